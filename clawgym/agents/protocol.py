@@ -1,0 +1,60 @@
+"""What decides. An agent works on one task in one box, and may fail in any way but silently."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from clawgym.records import Step, Task, Turn, Usage
+from clawgym.sandbox.protocol import Sandbox
+
+__all__ = ["Agent", "AgentContext", "AgentReport"]
+
+
+@dataclass(frozen=True)
+class AgentContext:
+    """Everything an agent gets. The caller enforces the wall-clock budget by cancelling ``run``;
+    steps recorded before that are kept."""
+
+    task: Task
+    sandbox: Sandbox
+    seed: int
+    sample: int
+    record: Callable[[Step], None]
+    """Call once per transcript step, as it happens (a truncated episode keeps what was recorded)."""
+    record_turn: Callable[[Turn], None] = lambda turn: None
+    """Call once per model call that has exact tokens."""
+
+    @property
+    def rng(self) -> random.Random:
+        """A generator that depends on the seed alone."""
+        return random.Random(self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """How the agent's work ended. ``budget`` makes the episode ``truncated``; ``error`` makes it ``failed``
+    with ``cause``."""
+
+    stop: Literal["submitted", "budget", "error"] = "submitted"
+    cause: str | None = None
+    final_message: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+@runtime_checkable
+class Agent(Protocol):
+    name: str
+    version: str
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Work until done. Raises :class:`~clawgym.errors.AgentError` if it cannot work on this task."""
+        ...
+
+    def receipt(self) -> dict[str, Any]:
+        """What identifies this agent in a receipt."""
+        ...
+
+    async def aclose(self) -> None: ...

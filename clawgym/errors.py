@@ -1,0 +1,102 @@
+"""One exception class per boundary; every message ends with what to do about it.
+
+The class says whose fault a failure is, and so how an episode that met it is recorded
+(see :class:`clawgym.records.Outcome`): only :class:`InfraError` may become ``infra``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentError",
+    "BudgetExceeded",
+    "ClawGymError",
+    "EngineError",
+    "GradingError",
+    "InfraError",
+    "MissingDependency",
+    "RunFolderError",
+    "SandboxDied",
+    "SandboxError",
+    "SandboxUnavailable",
+    "TaskError",
+    "TaskSetNotFound",
+    "UnsupportedTask",
+]
+
+
+class ClawGymError(Exception):
+    """Base class of every error that ClawGym raises on purpose."""
+
+
+class MissingDependency(ClawGymError, ImportError):
+    """An optional package is needed for what was asked. The message names the extra to install."""
+
+
+class TaskError(ClawGymError, ValueError):
+    """A task cannot be read or written. The message names the file and the field."""
+
+
+class TaskSetNotFound(ClawGymError, LookupError):
+    """No task set has this name. The message lists where it was looked for."""
+
+
+class UnsupportedTask(ClawGymError):
+    """A well-formed task needs something that cannot be had here (network, an image build).
+
+    It is reported as ``unsupported`` and never scored 0.
+    """
+
+
+class SandboxError(ClawGymError):
+    """A sandbox operation was refused: bad path, box already closed, size cap met.
+
+    The caller asked for something that cannot be done; the box itself still works.
+    """
+
+
+class SandboxDied(SandboxError):
+    """The box is gone: killed, out of memory, or its agent process stopped answering.
+
+    Code inside can cause this, so an episode that meets it is ``failed``, not ``infra``.
+    ``cause`` is one of ``oom``, ``pids``, ``disk``, ``protocol``, ``unresponsive``, ``died``.
+    """
+
+    def __init__(self, message: str, *, cause: str = "died") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class SandboxUnavailable(SandboxError):
+    """This backend cannot work on this host. The message ends with the command that mends it."""
+
+
+class InfraError(ClawGymError):
+    """The host failed (no memory to fork, Docker engine gone): retried, never scored."""
+
+
+class EngineError(ClawGymError):
+    """A model endpoint failed after its retries. ``retryable`` says whether a later try may work."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class BudgetExceeded(ClawGymError):
+    """A phase, token or cost budget is used up; the episode ends as ``truncated``."""
+
+
+class AgentError(ClawGymError):
+    """An agent cannot run this task (no reference solution, no recorded actions)."""
+
+
+class GradingError(ClawGymError):
+    """Grading could not be carried out. ``cause`` attributes it."""
+
+    def __init__(self, message: str, *, cause: str = "grading") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class RunFolderError(ClawGymError, ValueError):
+    """A run folder belongs to another configuration, or a file in it is damaged."""

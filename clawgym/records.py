@@ -1,0 +1,349 @@
+"""The records that every room shares: tasks, steps, turns, episodes, outcomes.
+
+Invariants: records are frozen and hold no open resource; file contents stay on disk until
+``TaskFile.read``; a task's :attr:`Task.content_hash` depends on what an agent sees and what grades
+it, and on nothing else (not on its id, its folder, or the format it was read from).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from clawgym.errors import TaskError
+
+__all__ = [
+    "DEFAULT_WORKSPACE",
+    "Episode",
+    "GradingMode",
+    "Limits",
+    "Observation",
+    "Outcome",
+    "Phase",
+    "Step",
+    "Task",
+    "TaskFile",
+    "TaskSet",
+    "ToolCall",
+    "Turn",
+    "Usage",
+    "VerifierResult",
+    "VerifierSpec",
+]
+
+DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
+"""Where ClawGym tasks keep their files, inside the box."""
+
+
+class Outcome(StrEnum):
+    """How an episode ended."""
+
+    SOLVED = "solved"
+    """Strict score 1."""
+    FAILED = "failed"
+    """Graded below 1, or the agent broke its box (``cause`` says how)."""
+    TRUNCATED = "truncated"
+    """Stopped by a budget; graded all the same."""
+    INFRA = "infra"
+    """Our fault: retried, reported as a rate, never in a score or a gradient."""
+
+
+class GradingMode(StrEnum):
+    """Where the verifier runs (see ``docs/grading.md``)."""
+
+    CLEAN = "clean"
+    FORK = "fork"
+    LIVE = "live"
+
+
+class Phase(StrEnum):
+    """The four phases of an episode; each has its own budget and a hard deadline."""
+
+    SETUP = "setup"
+    AGENT = "agent"
+    VERIFY = "verify"
+    TEARDOWN = "teardown"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one episode may use. Sizes in MiB (2**20 bytes), times in seconds."""
+
+    memory_mb: int = 1024
+    pids: int = 256
+    cpus: float = 1.0
+    disk_mb: int = 512
+    """Size of the writable layer."""
+    file_mb: int = 256
+    """Largest single file (RLIMIT_FSIZE)."""
+    setup_seconds: float = 60.0
+    agent_seconds: float = 900.0
+    verify_seconds: float = 120.0
+    teardown_seconds: float = 30.0
+    command_seconds: float = 60.0
+    """One shell command."""
+    output_bytes: int = 64 * 1024
+    """Kept of one command's output: both ends."""
+    max_steps: int = 50
+    """Actions or model calls in one episode."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise TaskError(f"limits.{name} must be a positive number, not {value!r}: correct it in the task")
+
+
+def check_relative_path(path: str, where: str) -> str:
+    """Return ``path`` if it is a plain relative POSIX path, else raise :class:`TaskError` naming ``where``."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
+        raise TaskError(f"{where}: {path!r} is not a plain relative path (no '..', no leading '/'): correct it")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """One file of a task. ``source`` is a path, read only when used, or the bytes themselves."""
+
+    path: str
+    """Relative POSIX path below the folder it goes to."""
+    source: Path | bytes
+    executable: bool = False
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.path, "task file")
+
+    def read(self) -> bytes:
+        """The content. Raises :class:`TaskError` if the file has gone since the task was read."""
+        if isinstance(self.source, bytes):
+            return self.source
+        try:
+            return self.source.read_bytes()
+        except OSError as error:
+            raise TaskError(f"{self.source}: cannot be read ({error.strerror}): restore the file") from error
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the content."""
+        return hashlib.sha256(self.read()).hexdigest()
+
+
+def files_digest(files: Iterable[TaskFile]) -> str:
+    """Hex SHA-256 over (path, executable bit, content digest), whatever the order of ``files``."""
+    rows = sorted((f.path, f.executable, f.sha256) for f in files)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSpec:
+    """How a task is graded."""
+
+    protocol: Literal["reward_sh", "harbor"]
+    """``reward_sh``: ClawGym's (last stdout line of ``reward.sh`` is the score).
+    ``harbor``: ``test.sh`` writes ``/logs/verifier/reward.txt`` or ``reward.json``."""
+    files: tuple[TaskFile, ...]
+    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``."""
+    mode: GradingMode = GradingMode.CLEAN
+    executes_agent_code: Literal["in_process", "subprocess"] | None = None
+    """Whether the checker imports (or runs) code the agent wrote: its result can then be forged."""
+    mutable_inputs: tuple[str, ...] = ()
+    """Glob patterns (``fnmatch`` on the path below the workspace) of inputs the task asks to change.
+    The others are restored before the strict grading."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of what grades: protocol, mode, files."""
+        head = json.dumps([self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())])
+        return hashlib.sha256((head + files_digest(self.files)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work."""
+
+    id: str
+    instruction: str
+    verifier: VerifierSpec
+    inputs: tuple[TaskFile, ...] = ()
+    """Put below :attr:`workspace` before the agent starts."""
+    workspace: str = DEFAULT_WORKSPACE
+    image: str = "default"
+    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), or a name the backend knows."""
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
+    solution: tuple[TaskFile, ...] = ()
+    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace. Not part of the hash."""
+    wrong_solutions: tuple[TaskFile, ...] = ()
+    """Scripts that must not pass. Not part of the hash."""
+    unsupported: str | None = None
+    """Why this task cannot run here, or ``None``."""
+    origin: str = ""
+    """Where the task was read, for messages."""
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hex SHA-256 of instruction, inputs, verifier, workspace, image and environment."""
+        head = json.dumps([self.instruction, self.workspace, self.image, sorted(self.env.items())])
+        body = head + files_digest(self.inputs) + self.verifier.digest
+        return hashlib.sha256(body.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """An ordered, named, versioned collection of tasks.
+
+    ``problems`` maps the id (or file) of each task that could not be read to the reason: one bad
+    task never hides the others.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    version: str = ""
+    """Revision, pack version, or the hash of the contents."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hex SHA-256 of the ordered ids and content hashes."""
+        return hashlib.sha256(json.dumps([(t.id, t.content_hash) for t in self.tasks]).encode()).hexdigest()
+
+    @cached_property
+    def by_id(self) -> dict[str, Task]:
+        return {t.id: t for t in self.tasks}
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and money. ``cost_usd`` is ``None`` when no price is known."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        costs = [c for c in (self.cost_usd, other.cost_usd) if c is not None]
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            sum(costs) if costs else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call, exact to the token; empty ids mean text only (eval, never training)."""
+
+    prompt_ids: tuple[int, ...] = ()
+    sampled_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    policy_version: int | None = None
+    role: Literal["main", "subagent", "compaction", "unknown"] = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the agent made. ``id`` is unique within its episode."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What came back for one tool call (``call_id``), or from the environment (``None``)."""
+
+    content: str
+    call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of a transcript; field for field what an ATIF step can carry."""
+
+    source: Literal["system", "user", "agent"]
+    message: str
+    timestamp: str
+    """ISO 8601, UTC."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    reasoning: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VerifierResult:
+    """Named checks and the three numbers made of them; all in [0, 1]."""
+
+    checks: Mapping[str, float]
+    """The strict grading's named checks."""
+    official: float
+    """Bit for bit what the format's own harness gives on the workspace as it was left."""
+    strict: float
+    """1.0 if every check passes with changed inputs restored, else 0.0."""
+    corrected: float | None
+    """max(0, (s - f) / (1 - f)): ``s`` the mean of the non-composite checks, ``f`` the task's floor (the
+    best cheap policy's ``s``). ``None`` where no floor is known."""
+    mode: GradingMode = GradingMode.CLEAN
+    verifier_hash: str = ""
+    floor: float | None = None
+    tampered: bool = False
+    """Restoring the inputs changed the checks."""
+    changed_inputs: tuple[str, ...] = ()
+    cause: str | None = None
+    """Why the verifier gave no checks (``crash``, ``timeout``, ``oom``, ``output``, ...), or ``None``."""
+    log: str = ""
+    """Output of the verifier, both ends."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One attempt at one task."""
+
+    task_id: str
+    task_hash: str
+    sample: int
+    """0-based index among the attempts at this task."""
+    seed: int
+    agent: str
+    outcome: Outcome
+    cause: str | None = None
+    """Why it was not solved; ``None`` for solved and for checks that simply failed."""
+    result: VerifierResult | None = None
+    """``None`` only for ``infra``."""
+    steps: tuple[Step, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    final_message: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds by :class:`Phase`."""
+    isolation: Mapping[str, Any] = field(default_factory=dict)
+    """What the box isolated, as probed."""
+    workspace: bytes | None = None
+    """Gzipped tar of the frozen workspace, if kept."""
+    dropped: tuple[str, ...] = ()
+    """What could not be taken from the box (links out, FIFOs, files over the cap)."""
+
+    @property
+    def key(self) -> str:
+        """Unique within a run: ``<task id>#<sample>``."""
+        return f"{self.task_id}#{self.sample}"
