@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawgym.errors import RunFolderError
+from clawgym.records import Episode, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
+from clawgym.runs import RunFolder, make_receipt, repair_tail, safe_name
+
+
+def task_set(n: int = 2, **kwargs) -> TaskSet:
+    spec = VerifierSpec("reward_sh", ())
+    return TaskSet("demo", tuple(Task(f"t{i}", f"do {i}", spec, **kwargs) for i in range(n)))
+
+
+def receipt(**kwargs):
+    kwargs.setdefault("agent", {"name": "noop", "version": "1"})
+    return make_receipt("eval", task_set(), **kwargs)
+
+
+def episode(task_id: str = "t0", sample: int = 0, outcome: Outcome = Outcome.SOLVED, **kwargs) -> Episode:
+    result = None if outcome == Outcome.INFRA else VerifierResult({"a": 1.0}, 1.0, 1.0, None, log="the log")
+    return Episode(task_id, "hash", sample, 7, "noop", outcome, result=result, **kwargs)
+
+
+def test_what_is_recorded_is_read_back(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)), attempt=2)
+    back = RunFolder.read(tmp_path / "run")
+    assert back.done == {"t0#0"}
+    row = back.latest["t0#0"]
+    assert row["result"]["checks"] == {"a": 1.0}
+    assert row["attempt"] == 2
+    assert "log" not in row["result"]
+    folder = back.episode_folder("t0", 0)
+    assert (folder / "workspace.tar.gz").read_bytes() == b"tar"
+    assert (folder / "verifier.log").read_text() == "the log"
+    assert json.loads((folder / "transcript.json").read_text())["steps"][0]["message"] == "hi"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode(outcome=Outcome.INFRA, cause="fork"))
+        assert run.done == set()
+        run.record(episode(), attempt=1)
+        assert run.done == {"t0#0"}
+    assert len(RunFolder.read(tmp_path / "run").rows) == 2
+
+
+def test_the_same_configuration_resumes_and_the_receipt_says_so(tmp_path: Path):
+    for _ in range(3):
+        RunFolder.open(tmp_path / "run", receipt(seed=4)).close()
+    stored = RunFolder.read(tmp_path / "run").receipt
+    assert len(stored.resumed) == 2
+    assert stored.resumed[0]["library"] == stored.library
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 asked for"),
+        ({"samples": 3}, "samples"),
+        ({"agent": {"name": "noop", "version": "2"}}, "agent.version"),
+        ({"agent": {"name": "noop", "version": "1", "engine": {"model": "m"}}}, "engine.model"),
+        ({"config": {"grading": "live"}}, "config.grading"),
+        ({"isolation": {"backend": "docker", "tier": "docker"}}, "isolation.backend"),
+    ],
+)
+def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, named):
+    RunFolder.open(tmp_path / "run", receipt()).close()
+    with pytest.raises(RunFolderError, match=r"choose another --out") as caught:
+        RunFolder.open(tmp_path / "run", receipt(**change))
+    assert named in str(caught.value)
+
+
+def test_a_changed_task_is_refused(tmp_path: Path):
+    RunFolder.open(tmp_path / "run", receipt()).close()
+    other = make_receipt("eval", task_set(workspace="/elsewhere"), agent={"name": "noop", "version": "1"})
+    with pytest.raises(RunFolderError, match=r"task_set\.hash|tasks\.t0\.hash"):
+        RunFolder.open(tmp_path / "run", other)
+
+
+def test_a_second_writer_is_refused_with_the_pid(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()):
+        with pytest.raises(RunFolderError, match=rf"process {os.getpid()}: wait"):
+            RunFolder.open(tmp_path / "run", receipt())
+    RunFolder.open(tmp_path / "run", receipt()).close()
+
+
+def test_the_lock_dies_with_its_owner(tmp_path: Path):
+    program = textwrap.dedent(
+        f"""
+        import time
+        from clawgym.runs import *
+        from clawgym.records import TaskSet
+        run = RunFolder.open({str(tmp_path / "run")!r}, make_receipt("serve"))
+        print("open", flush=True)
+        time.sleep(60)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"open\n"
+        with pytest.raises(RunFolderError, match=f"process {owner.pid}"):
+            RunFolder.open(tmp_path / "run", make_receipt("serve"))
+        owner.send_signal(signal.SIGKILL)
+    RunFolder.open(tmp_path / "run", make_receipt("serve")).close()
+
+
+def test_other_peoples_folders_are_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunFolderError, match="holds other files"):
+        RunFolder.open(tmp_path, receipt())
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_reading_needs_a_receipt_and_never_writes(tmp_path: Path):
+    with pytest.raises(RunFolderError, match=r"no receipt\.json"):
+        RunFolder.read(tmp_path)
+    RunFolder.open(tmp_path / "run", receipt()).close()
+    with pytest.raises(RunFolderError, match="reading only"):
+        RunFolder.read(tmp_path / "run").append({"key": "x", "outcome": "failed"})
+
+
+def test_receipts_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    dirty = {
+        "name": "a",
+        "api_key": "hunter2-hunter2",
+        "header": "Bearer abcdef",
+        "base_url": "https://user:pw@api.example.org/v1",
+        "note": "sk-abcdefghijklmnop",
+        "model": str(tmp_path / "models" / "m"),
+        "binary": f"{tmp_path}/home/bin/agent",
+        "max_tokens": 5,
+    }
+    tasks = TaskSet("demo", (), problems={"bad": "/srv/data/bad/task.toml: no name: add it"})
+    RunFolder.open(tmp_path / "run", make_receipt("eval", tasks, agent=dirty)).close()
+    text = (tmp_path / "run" / "receipt.json").read_text()
+    for leaked in ("hunter2", "abcdef", "user:pw", str(tmp_path), "/srv/data", os.uname().nodename):
+        assert leaked not in text
+    assert "api.example.org/v1" in text
+    assert "task.toml: no name" in text
+    assert json.loads(text)["agent"]["max_tokens"] == 5
+
+
+def test_a_damaged_line_is_named(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode())
+    path = tmp_path / "run" / "results.jsonl"
+    path.write_bytes(b"\x00\x00\n" + path.read_bytes())
+    with pytest.raises(RunFolderError, match="line 1 is damaged: delete that line"):
+        RunFolder.open(tmp_path / "run", receipt())
+    path.write_bytes(path.read_bytes()[3:])  # and the failed opening gave the lock back:
+    RunFolder.open(tmp_path / "run", receipt()).close()
+
+
+def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode())
+        before = (tmp_path / "run" / "results.jsonl").read_bytes()
+
+        def full(fd: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunFolderError, match="No space left on device: make room"):
+            run.append({"key": "t1#0", "outcome": "failed"})
+        assert (tmp_path / "run" / "results.jsonl").read_bytes() == before
+        assert "t1#0" not in run.done
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=40), max_size=3), max_size=6),
+    data=st.data(),
+)
+def test_repair_keeps_exactly_the_whole_lines(tmp_path_factory, rows, data):
+    path = tmp_path_factory.mktemp("torn") / "results.jsonl"
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    whole = b"".join(lines)
+    cut = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:cut])
+    removed = repair_tail(path)
+    kept = path.read_bytes()
+    expected = b""
+    for line in lines:
+        if len(expected) + len(line) > cut:
+            break
+        expected += line
+    assert kept == expected
+    assert removed == cut - len(expected)
+    assert repair_tail(path) == 0
+
+
+def test_repair_of_a_long_torn_line(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 300_000)
+    assert repair_tail(path) == 300_000
+    assert path.read_bytes() == b"{}\n"
+
+
+ids = st.one_of(st.text(min_size=1, max_size=140), st.from_regex(r"[a-zA-Z0-9._~-]{1,12}", fullmatch=True))
+
+
+@given(first=st.tuples(ids, st.integers(0, 12)), second=st.tuples(ids, st.integers(0, 12)))
+def test_safe_names_are_safe_and_never_collide(first, second):
+    names = [safe_name(*first), safe_name(*second)]
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9_][a-z0-9._~-]{0,150}", name)
+        assert ".." not in name or "/" not in name
+    assert (names[0].casefold() == names[1].casefold()) == (first == second)
+
+
+@pytest.mark.parametrize("task_id", ["../../etc/passwd", "..", ".", "a/b", "a\0b", "A", "\ud800", "x" * 500])
+def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode(task_id))
+        assert run.episode_folder(task_id, 0).parent == tmp_path / "run" / "episodes"
+        assert run.episode_folder(task_id, 0).is_dir()
+    assert len(list((tmp_path / "run" / "episodes").iterdir())) == 1
