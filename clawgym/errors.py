@@ -10,6 +10,7 @@ __all__ = [
     "AgentError",
     "BudgetExceeded",
     "ClawGymError",
+    "ContextLengthExceeded",
     "EngineError",
     "GradingError",
     "InfraError",
@@ -83,7 +84,21 @@ class EngineError(ClawGymError):
 
 
 class BudgetExceeded(ClawGymError):
-    """A phase, token or cost budget is used up; the episode ends as ``truncated``."""
+    """A phase, token or cost budget is used up; the episode ends as ``truncated``.
+
+    ``cause`` says which: ``tokens``, ``cost``, ``context``, or ``budget`` where nobody said.
+    """
+
+    def __init__(self, message: str, *, cause: str = "budget") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ContextLengthExceeded(BudgetExceeded):
+    """A conversation no longer fits the model's context window: the budget that the model itself has."""
+
+    def __init__(self, message: str, *, cause: str = "context") -> None:
+        super().__init__(message, cause=cause)
 
 
 class AgentError(ClawGymError):

@@ -1,0 +1,128 @@
+"""Reading an OpenAI chat completion without trusting it.
+
+Invariant: :func:`parse_completion` never raises on a JSON value; what cannot be read comes back as a
+:class:`Problem` in words, and no string it returns holds a lone surrogate (which could not be stored).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clawgym.engines.protocol import Completion
+from clawgym.records import ToolCall, Usage
+
+__all__ = ["Problem", "parse_completion", "storable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a payload is no completion. ``status`` is the HTTP status that it reports inside a 200, if any."""
+
+    message: str
+    status: int | None = None
+
+
+def storable(value: Any) -> Any:
+    """``value`` with every lone surrogate in its strings replaced, so that it can be written as UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [storable(v) for v in value]
+    if isinstance(value, dict):
+        return {storable(k): storable(v) for k, v in value.items()}
+    return value
+
+
+def parse_completion(payload: Any) -> tuple[Completion, bool] | Problem:
+    """The completion in ``payload`` and whether its usage was reported."""
+    try:
+        return _parse(payload)
+    except RecursionError:
+        return Problem("a completion nested too deeply to read")
+
+
+def _parse(payload: Any) -> tuple[Completion, bool] | Problem:
+    if not isinstance(payload, dict):
+        return Problem(f"a {type(payload).__name__} instead of a chat completion")
+    choices = payload.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        error = payload.get("error")
+        detail = error.get("message") if isinstance(error, dict) else error
+        code = error.get("code") if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else None
+        return Problem(str(storable(str(detail))) if detail else "a completion without choices", status)
+    calls, malformed = _tool_calls(message.get("tool_calls"))
+    usage, reported = _usage(payload.get("usage"))
+    reasoning = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+    completion = Completion(
+        text=_text(message.get("content")) or _text(message.get("refusal")),
+        tool_calls=calls,
+        malformed_calls=malformed,
+        reasoning=reasoning or None,
+        finish_reason=_text(choice.get("finish_reason")) or "stop",
+        usage=usage,
+        model=_text(payload.get("model")),
+    )
+    return completion, reported
+
+
+def _text(value: Any) -> str:
+    """A string, or the text parts of a list of content parts; anything else is empty."""
+    if isinstance(value, list):
+        parts = [p.get("text") for p in value if isinstance(p, dict)]
+        value = "".join(p for p in parts if isinstance(p, str))
+    return storable(value) if isinstance(value, str) else ""
+
+
+def _tool_calls(raw: Any) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+    calls: list[ToolCall] = []
+    malformed: list[str] = []
+    for index, item in enumerate(raw if isinstance(raw, list) else []):
+        function = item.get("function") if isinstance(item, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
+            malformed.append(storable(json.dumps(item, ensure_ascii=False)))
+            continue
+        raw_arguments = function.get("arguments")
+        arguments = _arguments(raw_arguments)
+        if arguments is None:
+            as_text = raw_arguments if isinstance(raw_arguments, str) else json.dumps(raw_arguments)
+            malformed.append(storable(f"{name}({as_text})"))
+            continue
+        call_id = _text(item.get("id")) or f"call_{index + 1}"
+        calls.append(ToolCall(id=call_id, name=storable(name), arguments=arguments))
+    return tuple(calls), tuple(malformed)
+
+
+def _arguments(raw: Any) -> Mapping[str, Any] | None:
+    """The arguments as a mapping, or ``None``. Some models write nothing for a tool without arguments."""
+    if raw is None or (isinstance(raw, str) and not raw.strip()):
+        return {}
+    try:
+        value = json.loads(raw, parse_constant=_refuse_constant) if isinstance(raw, str) else raw
+        return storable(value) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _usage(raw: Any) -> tuple[Usage, bool]:
+    if not isinstance(raw, dict):
+        return Usage(), False
+    prompt, completion = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
+    details = raw.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    reported = prompt is not None and completion is not None
+    return Usage(prompt or 0, completion or 0, cached or 0), reported

@@ -1,0 +1,146 @@
+"""Prices, budgets and rate limits of an engine.
+
+Invariants: a cost is computed from given prices and reported tokens or it is ``None``, never guessed; in
+any 60 seconds no more requests (and, once their usage is known, tokens) are sent than the limits allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from clawgym.errors import BudgetExceeded, EngineError
+from clawgym.records import Usage
+
+__all__ = ["Budget", "Prices", "RateLimiter", "RateLimits", "Reservation"]
+
+WINDOW_SECONDS = 60.0
+
+
+def _check_positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise EngineError(f"{name} must be a positive number, not {value!r}: correct it or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """US dollars per million tokens."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None
+    """For prompt tokens read from the endpoint's cache; ``None`` charges them as ``prompt``."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise EngineError(f"price {name} must be 0 or more USD per million tokens, not {value!r}: correct it")
+
+    def cost(self, usage: Usage) -> float:
+        """What ``usage`` costs, in US dollars."""
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        cached_price = self.prompt if self.cached is None else self.cached
+        fresh = (usage.prompt_tokens - cached) * self.prompt
+        return (fresh + cached * cached_price + usage.completion_tokens * self.completion) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What an engine may spend in all. Checked before each request, so calls in flight may end above it."""
+
+    tokens: int | None = None
+    """Prompt and completion together."""
+    cost_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, *self.__slots__)
+
+    def check(self, spent: Usage) -> None:
+        """Raise :class:`~clawgym.errors.BudgetExceeded` if ``spent`` has used the budget up."""
+        tokens = spent.prompt_tokens + spent.completion_tokens
+        if self.tokens is not None and tokens >= self.tokens:
+            raise BudgetExceeded(
+                f"the token budget is used up ({tokens} of {self.tokens}): raise it and run again", cause="tokens"
+            )
+        if self.cost_usd is not None and (spent.cost_usd or 0.0) >= self.cost_usd:
+            raise BudgetExceeded(
+                f"the cost budget is used up ({spent.cost_usd or 0.0:.4f} of {self.cost_usd:.4f} USD): "
+                "raise it and run again",
+                cause="cost",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """What an endpoint is asked at most. ``None`` means no limit."""
+
+    concurrent: int = 16
+    """Requests in flight."""
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    """Estimated before a request (a token per four characters, plus ``max_tokens``), corrected after it."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, *self.__slots__)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One request in the window; ``tokens`` is an estimate until the answer is there."""
+
+    time: float
+    tokens: float
+
+
+class RateLimiter:
+    """A sliding window over the last minute. Callers are let through in the order they came."""
+
+    def __init__(
+        self,
+        limits: RateLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._sleep = sleep
+        self._turn = asyncio.Lock()
+        self._window: deque[Reservation] = deque()
+        self._not_before = 0.0
+        self.waited = 0.0
+        """Seconds spent waiting here, over all requests."""
+
+    async def acquire(self, tokens: float) -> Reservation:
+        """Wait until a request of about ``tokens`` tokens may go, and enter it into the window."""
+        async with self._turn:
+            while (delay := self._delay(tokens)) > 0:
+                self.waited += delay
+                await self._sleep(delay)
+            reservation = Reservation(self._clock(), tokens)
+            self._window.append(reservation)
+            return reservation
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody through for ``seconds``: the endpoint said so to one caller, and means all of them."""
+        self._not_before = max(self._not_before, self._clock() + seconds)
+
+    def _delay(self, tokens: float) -> float:
+        now = self._clock()
+        if now < self._not_before:
+            return self._not_before - now
+        while self._window and self._window[0].time <= now - WINDOW_SECONDS:
+            self._window.popleft()
+        if not self._window:
+            return 0.0  # also lets through one request that is larger than the whole limit
+        rpm, tpm = self._limits.requests_per_minute, self._limits.tokens_per_minute
+        full = rpm is not None and len(self._window) + 1 > max(1.0, rpm)
+        full = full or (tpm is not None and sum(r.tokens for r in self._window) + tokens > tpm)
+        return self._window[0].time + WINDOW_SECONDS - now if full else 0.0
