@@ -1,1 +1,53 @@
+"""Where one episode's commands run: backends behind one protocol (``protocol.py``)."""
 
+from __future__ import annotations
+
+import difflib
+import sys
+
+from clawgym.errors import SandboxUnavailable
+from clawgym.sandbox.protocol import (
+    Archive,
+    Backend,
+    ExecResult,
+    Isolation,
+    Sandbox,
+    SandboxSpec,
+    Shell,
+    Snapshot,
+)
+
+__all__ = [
+    "BACKENDS",
+    "Archive",
+    "Backend",
+    "ExecResult",
+    "Isolation",
+    "Sandbox",
+    "SandboxSpec",
+    "Shell",
+    "Snapshot",
+    "backend",
+]
+
+BACKENDS = ("namespace", "docker")
+
+
+def backend(name: str = "auto") -> Backend:
+    """A new backend; close it with ``aclose()``. ``auto`` is ``namespace`` on Linux, else ``docker``.
+
+    Raises :class:`SandboxUnavailable` for an unknown name or a platform that cannot have it.
+    """
+    if name == "auto":
+        name = "namespace" if sys.platform == "linux" else "docker"
+    if name == "namespace":
+        from clawgym.sandbox.namespace import NamespaceBackend
+
+        return NamespaceBackend()
+    if name == "docker":
+        from clawgym.sandbox.docker import DockerBackend
+
+        return DockerBackend()
+    close = difflib.get_close_matches(name, BACKENDS, 1)
+    hint = f" Did you mean: {close[0]!r}?" if close else ""
+    raise SandboxUnavailable(f"there is no backend {name!r}.{hint} Choose one of: auto, {', '.join(BACKENDS)}")

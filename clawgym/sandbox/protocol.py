@@ -80,6 +80,8 @@ class ExecResult:
     shell_restarted: bool = False
     """The shell had ended or hung, so variables and background jobs are gone; the next command gets a fresh one."""
     seconds: float = 0.0
+    stderr: bytes = b""
+    """With ``stdout_only``: what went to stderr, both ends kept."""
 
     @property
     def text(self) -> str:
@@ -151,7 +153,7 @@ class Sandbox(Protocol):
         max_output: int | None = None,
         stdout_only: bool = False,
     ) -> ExecResult:
-        """Run one program. ``stdout_only`` leaves stderr out of ``output``."""
+        """Run one program. ``stdout_only`` keeps stderr apart."""
         ...
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:

@@ -1,0 +1,208 @@
+"""Cgroup limits for one owner's boxes, version 1, 2 or the hybrid of both. Standard library only.
+
+Version 1 has one hierarchy a controller; version 2 one for all. ``cgroup.kill`` and ``cgroup.freeze``
+exist in any version 2 hierarchy, even one without controllers (the hybrid's ``unified``).
+Where nothing can be made, :attr:`Cgroups.limits` is empty and the caller falls back to rlimits.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["Cgroups"]
+
+_WANTED = ("memory", "pids", "cpu")
+
+
+def _mounts() -> list[tuple[str, Path, list[str]]]:
+    """(file system type, mount point, controllers) of every cgroup mount."""
+    rows: list[tuple[str, Path, list[str]]] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            rows.append((kind, Path(left.split()[4]), options.split(",")))
+    return rows
+
+
+def _own_paths() -> dict[str, str]:
+    """Controller ('' for version 2) -> this process's cgroup path."""
+    paths: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    return paths
+
+
+def _write(path: Path, value: int | str) -> None:
+    path.write_text(str(value))
+
+
+class Cgroups:
+    """The cgroups of one owner, named by its id; one child a lease."""
+
+    def __init__(self, owner: str) -> None:
+        self.name = f"clawgym-{owner}"
+        self.roots: dict[str, Path] = {}
+        """Controller -> our folder; 'kill' -> our folder in a version 2 hierarchy."""
+        self._version: dict[str, int] = {}
+        try:
+            mounts, own = _mounts(), _own_paths()
+        except (OSError, ValueError):
+            return
+        for kind, point, options in mounts:
+            if kind == "cgroup":
+                for name in _WANTED:
+                    if name in options:
+                        self._claim(name, 1, [point / own.get(name, "/").lstrip("/"), point])
+            else:
+                self._claim_v2(point, own.get("", "/"))
+
+    @property
+    def limits(self) -> list[str]:
+        """Controllers that can be limited here."""
+        return [name for name in _WANTED if name in self.roots]
+
+    def _claim(self, name: str, version: int, bases: list[Path]) -> bool:
+        for base in bases:
+            try:
+                (base / self.name).mkdir(exist_ok=True)
+            except OSError:
+                continue
+            self.roots[name] = base / self.name
+            self._version[name] = version
+            return True
+        return False
+
+    def _claim_v2(self, point: Path, own: str) -> None:
+        here = point / own.lstrip("/")
+        for base in (point, here.parent if here != point else here, here):
+            if not self._claim("kill", 2, [base]):
+                continue
+            try:
+                available = set((base / "cgroup.controllers").read_text().split())
+                for controller in _WANTED:
+                    if controller not in available:
+                        continue
+                    _write(base / "cgroup.subtree_control", f"+{controller}")
+                    _write(base / self.name / "cgroup.subtree_control", f"+{controller}")
+                    self.roots[controller] = base / self.name
+                    self._version[controller] = 2
+                return
+            except OSError:
+                try:
+                    (base / self.name).rmdir()
+                except OSError:
+                    pass
+                self.roots.pop("kill", None)
+
+    def create(self, lease: str, *, memory: int, pids: int, cpus: float) -> list[str]:
+        """Make the lease's cgroups; returns the ``cgroup.procs`` files to write a pid to."""
+        procs: list[str] = []
+        for name, root in self.roots.items():
+            folder = root / lease
+            folder.mkdir(exist_ok=True)
+            procs.append(str(folder / "cgroup.procs"))
+            v2 = self._version[name] == 2
+            if name == "memory":
+                _write(folder / ("memory.max" if v2 else "memory.limit_in_bytes"), memory)
+                try:  # no swap on top, where swap is accounted
+                    if v2:
+                        _write(folder / "memory.swap.max", 0)
+                    else:
+                        _write(folder / "memory.memsw.limit_in_bytes", memory)
+                except OSError:
+                    pass
+            elif name == "pids":
+                _write(folder / "pids.max", pids)
+            elif name == "cpu":
+                quota = max(1000, int(cpus * 100_000))
+                if v2:
+                    _write(folder / "cpu.max", f"{quota} 100000")
+                else:
+                    _write(folder / "cpu.cfs_period_us", 100_000)
+                    _write(folder / "cpu.cfs_quota_us", quota)
+        return sorted(set(procs))
+
+    def _folders(self, lease: str) -> set[Path]:
+        return {root / lease for root in self.roots.values() if (root / lease).is_dir()}
+
+    def events(self, lease: str) -> dict[str, int]:
+        """``oom`` and ``pids``: how often a limit was hit."""
+        found = {"oom": 0, "pids": 0}
+        for name, key, files in (
+            ("memory", "oom_kill", ("memory.events", "memory.oom_control")),
+            ("pids", "max", ("pids.events",)),
+        ):
+            for file in files:
+                try:
+                    text = (self.roots[name] / lease / file).read_text()
+                except (OSError, KeyError):
+                    continue
+                for line in text.splitlines():
+                    head, _, value = line.partition(" ")
+                    if head == key and value.isdigit():
+                        found["oom" if name == "memory" else "pids"] += int(value)
+        return found
+
+    def pids(self, lease: str) -> set[int]:
+        """Processes in the lease's cgroups."""
+        found: set[int] = set()
+        for folder in self._folders(lease):
+            try:
+                found.update(int(p) for p in (folder / "cgroup.procs").read_text().split())
+            except OSError:
+                pass
+        return found
+
+    def kill(self, lease: str) -> None:
+        """SIGKILL everything in the lease, at once where ``cgroup.kill`` exists."""
+        try:
+            _write(self.roots["kill"] / lease / "cgroup.kill", 1)
+        except (OSError, KeyError):
+            pass
+        for pid in self.pids(lease):
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                pass
+
+    def freeze(self, lease: str, frozen: bool) -> bool:
+        """Stop or continue every process of the lease; False where that cannot be done by cgroup."""
+        try:
+            _write(self.roots["kill"] / lease / "cgroup.freeze", int(frozen))
+        except (OSError, KeyError):
+            return False
+        return True
+
+    def is_frozen(self, lease: str) -> bool:
+        """Whether every process of the lease has stopped."""
+        try:
+            return "frozen 1" in (self.roots["kill"] / lease / "cgroup.events").read_text()
+        except (OSError, KeyError):
+            return False
+
+    def remove(self, lease: str) -> bool:
+        """Remove the lease's cgroups; False while a process is left in one."""
+        for folder in self._folders(lease):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return False
+        return True
+
+    def leases(self) -> set[str]:
+        """Ids of the leases that have a cgroup."""
+        return {child.name for root in self.roots.values() for child in root.iterdir() if child.is_dir()}
+
+    def remove_all(self) -> None:
+        """Remove the owner's own cgroups (once empty of leases)."""
+        for root in set(self.roots.values()):
+            try:
+                root.rmdir()
+            except OSError:
+                pass

@@ -1,0 +1,126 @@
+"""The owner's side of the supervisor: hire one, ask it things, let it go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import InfraError, SandboxUnavailable
+from clawgym.sandbox import leases
+from clawgym.sandbox._supervisor import receive, send
+
+__all__ = ["Supervised"]
+
+# The package itself is not imported over there: a bare package is enough to find the two or three modules.
+_BOOT = """
+import sys, types
+for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "/sandbox")):
+    module = types.ModuleType(name); module.__path__ = [path]; sys.modules[name] = module
+from clawgym.sandbox._supervisor import main
+main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+"""
+
+
+class Supervised:
+    """One supervisor process and the conversation with it."""
+
+    def __init__(self) -> None:
+        self.owner = secrets.token_hex(8)
+        self.state = leases.state_dir()
+        self.limits: list[str] = []
+        self.can_freeze = False
+        self._requests: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._count = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Start the process. Raises :class:`SandboxUnavailable` if it cannot work here."""
+        try:
+            self.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"{self.state}: cannot be made ({error.strerror}): give this user a writable cache folder (XDG_CACHE_HOME)"
+            ) from error
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        package = str(Path(__file__).resolve().parent.parent)
+        argv = [sys.executable, "-I", "-S", "-c", _BOOT, package, str(theirs.fileno()), str(self.state), self.owner]
+        with theirs:
+            self._process = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._requests[0] = ready
+        loop.add_reader(ours.fileno(), self._read)
+        try:
+            answer = await asyncio.wait_for(ready, 20)
+        except (TimeoutError, InfraError) as error:
+            await self.stop()
+            raise SandboxUnavailable(
+                "the sandbox supervisor did not start: run `clawgym doctor`, and see its message above"
+            ) from error
+        self.limits, self.can_freeze = list(answer["limits"]), bool(answer["freeze"])
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                message, fds = receive(self._socket)
+            except BlockingIOError:
+                return
+            except OSError:
+                message, fds = None, []
+            for fd in fds:
+                os.close(fd)
+            if message is None:
+                asyncio.get_running_loop().remove_reader(self._socket.fileno())
+                for future in self._requests.values():
+                    if not future.done():
+                        future.set_exception(InfraError("the sandbox supervisor has ended: start the run again"))
+                self._requests.clear()
+                return
+            future = self._requests.pop(message.get("request", 0), None)
+            if future is not None and not future.done():
+                if message.get("error"):
+                    future.set_exception(InfraError(f"the supervisor failed: {message['error']}: run `clawgym doctor`"))
+                else:
+                    future.set_result(message)
+
+    async def ask(self, op: str, lease: str = "", fds: list[int] | None = None, **fields: Any) -> dict[str, Any]:
+        """One request. Raises :class:`InfraError` if the supervisor failed or has gone."""
+        if self._socket is None:
+            raise InfraError("the sandbox supervisor is not running: create a new backend")
+        self._count += 1
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._requests[self._count] = future
+        message = {"op": op, "lease": lease, "request": self._count, **fields}
+        for _ in range(2000):
+            try:
+                send(self._socket, message, fds)
+                break
+            except BlockingIOError:  # 128 boxes asked for at once: the queue is short
+                await asyncio.sleep(0.005)
+            except OSError as error:
+                raise InfraError("the sandbox supervisor has ended: start the run again") from error
+        return await future
+
+    async def stop(self) -> None:
+        """Let it clear what is left and end. Idempotent."""
+        if self._socket is not None:
+            with contextlib.suppress(ValueError, OSError):
+                asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            process, self._process = self._process, None
+            await asyncio.to_thread(process.wait)

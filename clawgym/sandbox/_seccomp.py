@@ -1,0 +1,133 @@
+"""The seccomp filter of the namespace and chroot boxes, assembled here: no libseccomp at run time.
+
+Default allow; what reaches beyond the box's namespaces or widens the kernel's attack surface is
+denied: AF_VSOCK (reaches the hypervisor, knows no network namespace), io_uring, new user namespaces,
+TIOCSTI, bpf, perf, keyrings, kernel modules, mounts and their relatives. Denied calls answer EPERM
+(clone3: ENOSYS, so that the C library falls back to clone, whose flags a filter can see).
+
+Format: struct sock_filter of linux/filter.h; return values of linux/seccomp.h.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+
+__all__ = ["DENIED", "program"]
+
+_LD_W_ABS, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_CLONE_NEWUSER = 0x10000000
+
+# name: (x86_64, aarch64); None where the architecture has no such call.
+DENIED: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "create_module": (174, None),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "get_kernel_syms": (177, None),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pivot_root": (155, 41),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+    "_sysctl": (156, None),
+}
+_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198)}
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# AF_UNIX, AF_INET, AF_INET6: the others (netlink, packet, alg, vsock, bluetooth, ...) have no business in a box.
+_FAMILIES = (1, 2, 10)
+_ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+
+
+def program(machine: str | None = None) -> bytes:
+    """The filter as bytes for ``bwrap --seccomp`` (an array of struct sock_filter).
+
+    Raises KeyError on an architecture without a table (x86_64 and aarch64 have one).
+    """
+    column, audit_arch = _ARCHES[machine or platform.machine()]
+    out: list[tuple[int, int, int, int]] = []
+
+    def emit(code: int, k: int, jt: int = 0, jf: int = 0) -> None:
+        out.append((code, jt, jf, k))
+
+    emit(_LD_W_ABS, _ARCH)
+    emit(_JEQ, audit_arch, 1, 0)
+    emit(_RET, _KILL)  # a 32-bit or otherwise foreign call table
+    emit(_LD_W_ABS, _NR)
+    if column == 0:
+        emit(_JGE, 0x40000000, 0, 1)  # the x32 table
+        emit(_RET, _ERRNO | _ENOSYS)
+    for numbers in DENIED.values():
+        number = numbers[column]
+        if number is not None:
+            emit(_JEQ, number, 0, 1)
+            emit(_RET, _ERRNO | _EPERM)
+    emit(_JEQ, _SPECIAL["clone3"][column], 0, 1)
+    emit(_RET, _ERRNO | _ENOSYS)
+    emit(_JEQ, _SPECIAL["clone"][column], 0, 4)
+    emit(_LD_W_ABS, _ARG0)
+    emit(_JSET, _CLONE_NEWUSER, 0, 1)
+    emit(_RET, _ERRNO | _EPERM)
+    emit(_RET, _ALLOW)
+    emit(_JEQ, _SPECIAL["ioctl"][column], 0, 5)
+    emit(_LD_W_ABS, _ARG1)
+    emit(_JEQ, _TIOCSTI, 1, 0)
+    emit(_JEQ, _TIOCLINUX, 0, 1)
+    emit(_RET, _ERRNO | _EPERM)
+    emit(_RET, _ALLOW)
+    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(_FAMILIES))
+    emit(_LD_W_ABS, _ARG0)
+    for index, family in enumerate(_FAMILIES):
+        emit(_JEQ, family, len(_FAMILIES) - index, 0)
+    emit(_RET, _ERRNO | _EAFNOSUPPORT)
+    emit(_RET, _ALLOW)
+    emit(_RET, _ALLOW)
+    return b"".join(struct.pack("=HBBI", code, jt, jf, k) for code, jt, jf, k in out)

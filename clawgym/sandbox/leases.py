@@ -1,0 +1,151 @@
+"""Leases: what each owner process holds on this host, so that a dead owner's things can be found by id.
+
+One folder per owner under ``<state>/owners/<owner id>/``; its supervisor holds a lock on ``lock`` for as
+long as it lives, so an unlocked folder belongs to the dead and is reaped by the ids written in it:
+cgroups named by owner and lease id, containers labelled with the owner id. Nothing is ever found by a
+name pattern of processes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from clawgym.sandbox._cgroups import Cgroups
+
+__all__ = ["LABEL", "OwnerFolder", "UidBlock", "reap", "state_dir"]
+
+LABEL = "clawgym.owner"
+"""Label of every container; the value is the owner id."""
+
+_UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
+"""Outer uids of boxes: above every range that distributions and systemd hand out, below 2**31."""
+
+
+def state_dir() -> Path:
+    """Where leases and prepared roots are kept: readable by every box's outer uid."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/clawgym")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "clawgym"
+
+
+def _lock(path: Path) -> int | None:
+    """A locked descriptor, or None if somebody holds it. The kernel lets go when the holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+class UidBlock:
+    """4096 outer uids that nobody else on this host uses while this process lives."""
+
+    def __init__(self, state: Path) -> None:
+        folder = state / "uids"
+        folder.mkdir(parents=True, exist_ok=True)
+        for block in range(_UID_BLOCKS):
+            fd = _lock(folder / str(block))
+            if fd is not None:
+                self._fd = fd
+                self._free = list(range(_UID_BASE + (block + 1) * _UID_BLOCK - 1, _UID_BASE + block * _UID_BLOCK, -1))
+                return
+        raise OSError("every block of outer uids is in use")
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, uid: int) -> None:
+        self._free.insert(0, uid)
+
+
+class OwnerFolder:
+    """The living owner's folder: its lock, and ``docker.json`` naming the engines it uses."""
+
+    def __init__(self, state: Path, owner: str) -> None:
+        self.path = state / "owners" / owner
+        self.path.mkdir(parents=True, exist_ok=True)
+        if _lock(self.path / "lock") is None:
+            raise OSError(f"{self.path} is locked by another process")
+
+    def add_docker(self, engine: str) -> None:
+        file = self.path / "docker.json"
+        engines = set(json.loads(file.read_text())) if file.exists() else set()
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(sorted(engines | {engine})))
+        temporary.replace(file)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class _UnixHTTP(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _docker(engine: str, method: str, path: str) -> bytes:
+    connection = _UnixHTTP(engine)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def remove_containers(engine: str, owner: str) -> None:
+    """Remove every container labelled with ``owner`` from the Docker engine at a unix socket."""
+    filters = quote(json.dumps({"label": [f"{LABEL}={owner}"]}))
+    try:
+        for row in json.loads(_docker(engine, "GET", f"/containers/json?all=1&filters={filters}")):
+            _docker(engine, "DELETE", f"/containers/{row['Id']}?force=1&v=1")
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        pass  # the engine is gone, and its containers with it
+
+
+def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
+    """Kill and remove everything that ``owner`` still holds, and its folder."""
+    for lease in cgroups.leases():
+        cgroups.kill(lease)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and not all([cgroups.remove(lease) for lease in cgroups.leases()]):
+        time.sleep(0.005)
+    cgroups.remove_all()
+    folder = state / "owners" / owner
+    try:
+        for engine in json.loads((folder / "docker.json").read_text()):
+            remove_containers(engine, owner)
+    except (OSError, ValueError):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def reap(state: Path) -> list[str]:
+    """Clear what dead owners left behind (a machine that lost power); returns their ids."""
+    dead: list[str] = []
+    for folder in sorted((state / "owners").glob("*")):
+        fd = _lock(folder / "lock") if folder.is_dir() else None
+        if fd is None:
+            continue
+        try:
+            clear(state, folder.name, Cgroups(folder.name))
+            dead.append(folder.name)
+        finally:
+            os.close(fd)
+    return dead

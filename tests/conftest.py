@@ -1,0 +1,47 @@
+"""Fixtures that every room uses: real boxes, never stand-ins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from clawgym.errors import SandboxUnavailable
+from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+from clawgym.sandbox import backend as make_backend
+
+
+@pytest_asyncio.fixture
+async def backend() -> AsyncIterator[Backend]:
+    """The namespace backend."""
+    made = make_backend("namespace")
+    try:
+        await made.probe()
+    except SandboxUnavailable as error:
+        await made.aclose()
+        pytest.skip(str(error))
+    yield made
+    await made.aclose()
+
+
+@pytest_asyncio.fixture
+async def box(backend: Backend) -> AsyncIterator[Sandbox]:
+    """A fresh box."""
+    made = await backend.create(SandboxSpec())
+    yield made
+    await made.close()
+
+
+@pytest.fixture(scope="session")
+def clawgym_data() -> Path:
+    """The folder that holds ``clawgym_train`` and ``clawgym_eval``."""
+    root = os.environ.get("CLAWGYM_DATA")
+    if not root:
+        pytest.skip("CLAWGYM_DATA does not point at a copy of the public tasks")
+    for folder in (Path(root), Path(root) / "data", Path(root) / "RL" / "data"):
+        if (folder / "clawgym_train").is_dir():
+            return folder
+    pytest.fail(f"CLAWGYM_DATA={root}: no clawgym_train in it")
