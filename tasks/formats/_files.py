@@ -1,0 +1,197 @@
+"""Files in and out of task folders: no links out, no surprises, nothing half-written.
+
+Invariants: reading never opens an input (a :class:`~clawgym.records.TaskFile` keeps its path); a path that
+a reader returns stays below the folder it was asked about, links resolved; what a writer makes appears
+whole under its final name or not at all, and never replaces what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from clawgym.verifiers.scan import Execution, scan_checker
+
+from clawgym.errors import TaskError
+from clawgym.records import TaskFile
+
+__all__ = [
+    "atomic_target",
+    "check_files",
+    "check_task_id",
+    "decode",
+    "executes_agent_code",
+    "parse_json",
+    "read_text",
+    "walk",
+    "write_files",
+]
+
+_CHECK_HELPER = "clawgym_checks.py"
+
+
+def walk(folder: Path, *, skip_hidden: bool = False) -> tuple[TaskFile, ...]:
+    """Every file below ``folder``, sorted by path, contents unread.
+
+    A link is read as the regular file it points at, if that file is below ``folder``.
+    Raises :class:`TaskError` for any other link, for devices and FIFOs, and for names that are not UTF-8.
+    """
+    root = folder.resolve()
+    found: list[TaskFile] = []
+
+    def visit(where: str, prefix: str) -> None:
+        try:
+            entries = sorted(os.scandir(where), key=lambda e: e.name)
+        except OSError as error:
+            raise TaskError(f"{where}: cannot be listed ({error.strerror}): make the folder readable") from error
+        for entry in entries:
+            if skip_hidden and not prefix and entry.name.startswith("."):
+                continue
+            path = prefix + entry.name
+            if not _is_text(path):
+                raise TaskError(f"{folder}: file name {path!r} is not UTF-8: rename it")
+            if entry.is_dir(follow_symlinks=False):
+                visit(entry.path, path + "/")
+                continue
+            source = Path(entry.path)
+            if entry.is_symlink():
+                source = _inside(source, root)
+            mode = source.lstat().st_mode
+            if not stat.S_ISREG(mode):
+                raise TaskError(f"{entry.path}: is neither a file nor a folder: remove it from the task")
+            found.append(TaskFile(path, source, executable=bool(mode & stat.S_IXUSR)))
+
+    visit(str(folder), "")
+    return tuple(found)
+
+
+def _inside(link: Path, root: Path) -> Path:
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise TaskError(f"{link}: is a link that leads nowhere: remove it from the task") from error
+    if not target.is_relative_to(root):
+        raise TaskError(f"{link}: is a link out of {root}: put a copy of the file there instead")
+    if not target.is_file():
+        raise TaskError(f"{link}: is a link to a folder: put the files there instead")
+    return target
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def decode(data: bytes, where: str, *, keep_bom: bool = False) -> str:
+    """``data`` as UTF-8 text, a byte order mark removed. Raises :class:`TaskError` naming ``where``."""
+    try:
+        return data.decode("utf-8" if keep_bom else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where}: is not UTF-8 (byte {error.start}): save it as UTF-8") from error
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a task's own file. Raises :class:`TaskError` if it is missing or not text."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read ({error.strerror}): restore the file") from error
+    return decode(data, str(path))
+
+
+def parse_json(text: str, where: str) -> dict[str, Any]:
+    """The JSON object in ``text``. Raises :class:`TaskError` for anything else, NaN and lone surrogates included."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: is not JSON ({error}): correct it") from error
+    if not isinstance(value, dict):
+        raise TaskError(f"{where}: holds a JSON {type(value).__name__}, not an object: correct it")
+    if re.search(r"\\u[dD][89a-fA-F]", text) and not _is_text(json.dumps(value, ensure_ascii=False)):
+        raise TaskError(f"{where}: holds half of a surrogate pair, which is not text: correct it")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_task_id(task_id: str, where: str) -> str:
+    """Return an id that can name a folder on every system, else raise :class:`TaskError`."""
+    bad = not task_id or len(task_id) > 128 or task_id[0] in ".-" or task_id[-1] in ". "
+    if bad or any(c in '/\\#:*?"<>|' or not c.isprintable() for c in task_id):
+        raise TaskError(
+            f"{where}: task id {task_id!r} cannot name a folder (1 to 128 printable characters, no leading '.' or '-', "
+            'none of / \\ # : * ? " < > |): rename it'
+        )
+    return task_id
+
+
+def check_files(files: Iterable[TaskFile], where: str) -> tuple[TaskFile, ...]:
+    """Return ``files``, or raise :class:`TaskError` if two share a path or one lies below another."""
+    kept = tuple(files)
+    paths: set[str] = set()
+    for file in kept:
+        if file.path in paths:
+            raise TaskError(f"{where}: {file.path!r} is there twice: remove one")
+        paths.add(file.path)
+    for path in paths:
+        for parent in PurePosixPath(path).parents:
+            if str(parent) in paths:
+                raise TaskError(f"{where}: {str(parent)!r} is both a file and a folder: rename one")
+    return kept
+
+
+def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | None:
+    """The worst of :func:`scan_checker` over a verifier's Python files.
+
+    Raises :class:`TaskError` if one of them is not text.
+    """
+    found: Execution | None = None
+    for file in files:
+        if file.path.endswith(".py") and file.path != _CHECK_HELPER:
+            kind = scan_checker(decode(file.read(), f"{where}/{file.path}"))
+            if kind == "in_process":
+                return kind
+            found = found or kind
+    return found
+
+
+def write_files(folder: Path, files: Iterable[TaskFile]) -> None:
+    """Write ``files`` below ``folder``. Raises :class:`TaskError` if they collide or cannot be read."""
+    for file in check_files(files, str(folder)):
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read())
+        target.chmod(0o755 if file.executable else 0o644)
+
+
+@contextmanager
+def atomic_target(dest: Path) -> Iterator[Path]:
+    """A path to write to that becomes ``dest`` at the end, or vanishes on any exception.
+
+    Raises :class:`TaskError` if ``dest`` exists or its parent cannot be written.
+    """
+    if dest.exists() or dest.is_symlink():
+        raise TaskError(f"{dest}: is already there: choose another name, or move it away")
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    except OSError as error:
+        raise TaskError(f"{dest.parent}: cannot be written ({error.strerror}): choose another folder") from error
+    try:
+        yield scratch / dest.name
+        os.rename(scratch / dest.name, dest)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""The entry scripts of verifiers: ClawGym's stock ``reward.sh``, and the bridges between the two protocols."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from clawgym.errors import TaskError
+from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
+
+__all__ = ["ENTRY", "STOCK_HOOK", "harbor_files", "hook_of", "normal_hook", "reward_sh_files", "stock_reward_sh"]
+
+ENTRY = {"reward_sh": "reward.sh", "harbor": "test.sh"}
+"""Verifier protocol -> its entry script."""
+
+STOCK_HOOK = f"python3 {DEFAULT_WORKSPACE}/reward/check.py {DEFAULT_WORKSPACE}"
+
+# The text shipped with every published task, byte for byte: it is part of a task's content hash.
+_HEAD = "#!/usr/bin/env bash\nset -euo pipefail\n\n"
+_TAIL = (
+    " | python3 -c 'import json, sys; raw = sys.stdin.read().strip(); data = json.loads(raw); "
+    "print(sum(float(v) for v in data.values()) / len(data) if isinstance(data, dict) and data "
+    "else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
+)
+
+
+def stock_reward_sh(hook: str = STOCK_HOOK) -> bytes:
+    """The ``reward.sh`` of published tasks: mean of the dict that ``hook`` prints, or its number."""
+    return f"{_HEAD}{hook}{_TAIL}".encode()
+
+
+def hook_of(script: bytes) -> str | None:
+    """The hook that :func:`stock_reward_sh` would make ``script`` of, or ``None`` for any other script."""
+    text = script.decode("utf-8", "replace")
+    if text.startswith(_HEAD) and text.endswith(_TAIL):
+        hook = text[len(_HEAD) : -len(_TAIL)]
+        if hook and normal_hook(hook) == hook:
+            return hook
+    return None
+
+
+def normal_hook(hook: str | None) -> str:
+    """A row's ``hook_code`` as published folders have it: the checker is ``check.py``, by absolute path."""
+    if not hook or not hook.strip():
+        return STOCK_HOOK
+    reward = rf"(?:{re.escape(DEFAULT_WORKSPACE)}/|(?<![\w./-])(?:\./)?)reward/(?:test|check)\.py(?![\w.])"
+    return re.sub(reward, f"{DEFAULT_WORKSPACE}/reward/check.py", hook.strip())
+
+
+def _bridge(task: Task, entry: str, script: str) -> tuple[TaskFile, ...]:
+    if any(file.path == entry for file in task.verifier.files):
+        raise TaskError(
+            f"task {task.id}: its verifier already has a file {entry}, which this format needs for itself: rename it"
+        )
+    return (*task.verifier.files, TaskFile(entry, script.encode(), executable=True))
+
+
+def harbor_files(task: Task) -> tuple[TaskFile, ...]:
+    """The files of Harbor's ``tests/``: a ``reward_sh`` verifier gets a ``test.sh`` that runs it.
+
+    Raises :class:`TaskError` if the verifier has a ``test.sh`` of its own.
+    """
+    if task.verifier.protocol == "harbor":
+        return task.verifier.files
+    home = shlex.quote(f"{task.workspace}/reward")
+    return _bridge(
+        task,
+        "test.sh",
+        f"""#!/bin/bash
+# Runs the ClawGym verifier and leaves its score where Harbor reads it.
+mkdir -p /logs/verifier
+rm -rf {home}
+mkdir -p {home}
+cp -R /tests/. {home}/
+cd /
+set -o pipefail
+score="$(bash {home}/reward.sh | grep -v '^[[:space:]]*$' | tail -n 1)" || score=0
+python3 -I -c '
+import math, sys
+try:
+    score = float(sys.argv[1])
+except ValueError:
+    score = 0.0
+print(score if math.isfinite(score) else 0.0)
+' "$score" > /logs/verifier/reward.txt
+""",
+    )
+
+
+def reward_sh_files(task: Task) -> tuple[TaskFile, ...]:
+    """The files of ClawGym's ``reward/``: a ``harbor`` verifier gets a ``reward.sh`` that runs it.
+
+    Raises :class:`TaskError` if the verifier has a ``reward.sh`` of its own.
+    """
+    if task.verifier.protocol == "reward_sh":
+        return task.verifier.files
+    return _bridge(
+        task,
+        "reward.sh",
+        f"""#!/usr/bin/env bash
+# Runs the Harbor verifier beside this file and prints its reward.
+set -eu
+here="$(cd "$(dirname "$0")" && pwd)"
+rm -rf /logs/verifier /tests
+mkdir -p /logs/verifier /tests
+cp -R "$here"/. /tests/
+cd {shlex.quote(task.workspace)}
+bash /tests/test.sh 1>&2 || true
+python3 -I -c '
+import json, pathlib
+logs = pathlib.Path("/logs/verifier")
+try:
+    if (logs / "reward.json").is_file():
+        data = json.loads((logs / "reward.json").read_text())
+        score = sum(map(float, data.values())) / len(data) if isinstance(data, dict) else float(data)
+    else:
+        score = float((logs / "reward.txt").read_text())
+except (OSError, ValueError, TypeError, ZeroDivisionError):
+    score = 0.0
+print(score)
+'
+""",
+    )

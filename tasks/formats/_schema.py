@@ -1,0 +1,147 @@
+"""What ``data_entry.json``, a Hub row and our additions may hold, as pydantic models.
+
+Imported only when a task is read or written. Unknown keys of the published formats are ignored, as their own
+harness ignores them; an unknown key among *our* additions is an error, because it is a misspelling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from clawgym.errors import TaskError
+from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Limits, Task, TaskFile, VerifierSpec
+
+__all__ = ["Entry", "Extras", "Row", "validated"]
+
+Model = TypeVar("Model", bound=BaseModel)
+Text = Annotated[str, Field(pattern=r"\S")]
+_LIMITS = TypeAdapter(Limits)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Extras(_Strict):
+    """The ``clawgym`` object: what a task needs beyond the published formats. Absent means the default."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    protocol: Literal["reward_sh", "harbor"] | None = None
+    """Of the verifier, where it is not the format's own; its entry script was then added by the writer."""
+    workspace: str = DEFAULT_WORKSPACE
+    image: str = "default"
+    mode: Literal["clean", "fork", "live"] | None = None
+    mutable_inputs: list[str] = []
+    env: dict[str, str] = {}
+    verifier_env: dict[str, str] = {}
+    limits: dict[str, int | float] = {}
+    unsupported: str | None = None
+    metadata: dict[str, Any] | None = None
+    """Rows only: they have no other place for it."""
+
+    def read_limits(self, where: str, base: Limits | None = None) -> Limits:
+        """``base`` with the limits given here. Raises :class:`TaskError` naming the bad one."""
+        if not self.limits and base is None:
+            return Limits()
+        known = {field.name for field in dataclasses.fields(Limits)}
+        if unknown := sorted(set(self.limits) - known):
+            raise TaskError(f"{where}: limits.{unknown[0]} is not a limit: use one of {', '.join(sorted(known))}")
+        merged = {**dataclasses.asdict(base or Limits()), **self.limits}
+        try:
+            return _LIMITS.validate_python(merged)
+        except ValidationError as error:
+            raise _task_error(error, f"{where}: limits") from error
+
+    def task(self, where: str, verifier: VerifierSpec, **fields: Any) -> Task:
+        """A task with these additions. Raises :class:`TaskError` for a bad limit or workspace."""
+        check_workspace(self.workspace, where)
+        verifier = dataclasses.replace(
+            verifier,
+            mode=GradingMode(self.mode) if self.mode else verifier.mode,
+            mutable_inputs=tuple(self.mutable_inputs) or verifier.mutable_inputs,
+            env=self.verifier_env or verifier.env,
+        )
+        given = {"workspace": self.workspace, "image": self.image, "env": self.env, "unsupported": self.unsupported}
+        return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})
+
+    @classmethod
+    def of(cls, task: Task, protocol: Literal["reward_sh", "harbor"]) -> dict[str, Any]:
+        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own."""
+        default = dataclasses.asdict(Limits())
+        extras = cls(
+            protocol=task.verifier.protocol if task.verifier.protocol != protocol else None,
+            workspace=task.workspace,
+            image=task.image,
+            mode=task.verifier.mode.value if task.verifier.mode != GradingMode.CLEAN else None,
+            mutable_inputs=list(task.verifier.mutable_inputs),
+            env=dict(task.env),
+            verifier_env=dict(task.verifier.env),
+            limits={k: v for k, v in dataclasses.asdict(task.limits).items() if v != default[k]},
+            unsupported=task.unsupported,
+        )
+        return extras.model_dump(exclude_defaults=True)
+
+
+class Entry(_Strict):
+    """``data_entry.json``."""
+
+    task_id: str
+    user_query: Text
+    metadata: dict[str, Any]
+    input_mount_dir: str | None = None
+    clawgym: Extras = Extras()
+
+
+class RowFile(_Strict):
+    """One entry of a row's ``input_files``; ``executable`` is ours."""
+
+    file_path: str
+    content: str
+    executable: bool = False
+
+    def task_file(self, path: str) -> TaskFile:
+        return TaskFile(path, self.content.encode(), self.executable)
+
+
+class Row(_Strict):
+    """One line of the Hub's JSONL; ``clawgym``, ``solution`` and ``wrong`` are ours."""
+
+    prompt: Text
+    hook_code: str | None = None
+    input_files: list[RowFile] | None = None
+    rule: Any = None
+    origin_template: str | None = None
+    solution: list[RowFile] = []
+    wrong: list[RowFile] = []
+    clawgym: Extras = Extras()
+
+
+def validated(model: type[Model], value: Mapping[str, Any], where: str) -> Model:
+    """``value`` as ``model``. Raises :class:`TaskError` naming ``where`` and the first bad field."""
+    try:
+        return model.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        raise _task_error(error, where) from error
+
+
+def _task_error(error: ValidationError | RecursionError, where: str) -> TaskError:
+    if isinstance(error, RecursionError):
+        return TaskError(f"{where}: is nested too deeply: flatten it")
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(map(str, first["loc"])) or "it"
+    message = "must not be empty" if first["type"] == "string_pattern_mismatch" else first["msg"]
+    return TaskError(f"{where}: field {field}: {message}: correct it")
+
+
+def check_workspace(path: str, where: str) -> str:
+    """Return an absolute, plain POSIX folder other than ``/``, else raise :class:`TaskError`."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts or str(pure) != path or path in ("/", "//") or "\0" in path:
+        raise TaskError(f"{where}: {path!r} is not a plain absolute folder: use one like {DEFAULT_WORKSPACE}")
+    return path

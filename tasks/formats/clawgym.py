@@ -1,0 +1,182 @@
+"""The ClawGym folder layout, in and out.
+
+A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs), ``reward/`` with its entry
+``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``. What the published layout cannot
+say (limits, another workspace, ...) goes into one object, ``clawgym``, in ``data_entry.json``; the original
+harness ignores it. ``docs/tasks.md`` lists every oddity of the published data and what is done about it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from clawgym.tasks.categories import with_category, without_rule_category
+from clawgym.tasks.formats._files import (
+    check_files,
+    check_task_id,
+    executes_agent_code,
+    parse_json,
+    read_text,
+    walk,
+    write_files,
+)
+from clawgym.tasks.formats._reward import ENTRY, reward_sh_files
+
+from clawgym.errors import TaskError
+from clawgym.records import Task, TaskFile, VerifierSpec
+
+__all__ = ["is_task", "read_task", "write_task"]
+
+ENTRY_FILE = "data_entry.json"
+
+
+def is_task(folder: Path) -> bool:
+    """Whether ``folder`` looks like a task in this layout."""
+    return (folder / ENTRY_FILE).is_file()
+
+
+def read_task(folder: Path) -> Task:
+    """Read one task folder; input contents stay unread.
+
+    Raises :class:`TaskError`, naming file and field, for anything the layout does not allow.
+    """
+    from clawgym.tasks.formats._schema import Entry, validated
+
+    where = str(folder / ENTRY_FILE)
+    entry = validated(Entry, parse_json(read_text(folder / ENTRY_FILE), where), where)
+    check_task_id(entry.task_id, f"{where}: field task_id")
+    extras = entry.clawgym
+    if extras.metadata is not None:
+        raise TaskError(f"{where}: field clawgym.metadata: is for rows only: put it into metadata")
+    verifier = read_verifier(walk_part(folder, "reward"), str(folder / "reward"), extras.protocol)
+    return extras.task(
+        where,
+        verifier,
+        id=entry.task_id,
+        instruction=entry.user_query,
+        inputs=_read_inputs(folder, entry.input_mount_dir, extras.workspace, where),
+        metadata=with_category(entry.metadata, entry.user_query),
+        solution=read_solution(folder),
+        wrong_solutions=read_wrong(folder),
+        origin=str(folder),
+    )
+
+
+def write_task(task: Task, folder: Path) -> None:
+    """Write ``task`` as a new folder; reading it back gives the same content hash.
+
+    Raises :class:`TaskError` if the folder exists or the task cannot be put into this layout.
+    """
+    from clawgym.tasks.formats._schema import Extras
+
+    where = f"task {task.id}"
+    entry: dict[str, Any] = {
+        "task_id": check_task_id(task.id, where),
+        "user_query": task.instruction,
+        "metadata": without_rule_category(task.metadata),
+    }
+    if task.inputs:
+        entry["input_mount_dir"] = task.workspace
+    if extras := Extras.of(task, "reward_sh"):
+        entry["clawgym"] = extras
+    folder.mkdir(parents=True)
+    (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
+    write_files(folder / "reward", reward_sh_files(task))
+    for name, files in (("input_files", task.inputs), ("solution", task.solution), ("wrong", task.wrong_solutions)):
+        if files:
+            write_files(folder / name, files)
+
+
+def to_json(value: Mapping[str, Any], where: str, indent: int | None = None) -> bytes:
+    """``value`` as one JSON document with a final newline. Raises :class:`TaskError` if it is not JSON."""
+    try:
+        return (json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: its metadata cannot be written as JSON ({error}): correct it") from error
+
+
+def walk_part(folder: Path, name: str) -> tuple[TaskFile, ...]:
+    """The files of one part of a task folder; empty if it is missing. Raises :class:`TaskError` for links out of it."""
+    part = folder / name
+    if part.is_symlink():
+        raise TaskError(f"{part}: is a link: put the folder itself there")
+    if part.exists() and not part.is_dir():
+        raise TaskError(f"{part}: is not a folder: move the file away")
+    return walk(part) if part.is_dir() else ()
+
+
+def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None) -> VerifierSpec:
+    """The ``reward_sh`` verifier made of ``files``, or the ``harbor`` one that a writer wrapped in a ``reward.sh``.
+
+    Raises :class:`TaskError` if the entry script is missing, cannot be run by bash, or runs a missing ``check.py``.
+    """
+    entry = next((file for file in files if file.path == "reward.sh"), None)
+    if entry is None:
+        raise TaskError(f"{where}/reward.sh: is missing: every task needs this entry of its verifier")
+    if protocol == "harbor":
+        files = tuple(file for file in files if file is not entry)
+        entry = next((file for file in files if file.path == ENTRY["harbor"]), None)
+        if entry is None:
+            raise TaskError(f"{where}/test.sh: is missing, but clawgym.protocol is 'harbor': restore it")
+    script = entry.read()
+    check_script(script, f"{where}/{entry.path}")
+    if b"/reward/check.py" in script and not any(file.path == "check.py" for file in files):
+        raise TaskError(f"{where}/check.py: is missing, but {entry.path} runs it: restore it")
+    runnable = TaskFile(entry.path, entry.source, executable=True)
+    return VerifierSpec(
+        "harbor" if protocol == "harbor" else "reward_sh",
+        tuple(runnable if file is entry else file for file in files),
+        executes_agent_code=executes_agent_code(files, where),
+    )
+
+
+def check_script(script: bytes, where: str) -> None:
+    """Raise :class:`TaskError` if bash cannot run ``script``: empty, or with Windows line ends."""
+    if not script.strip():
+        raise TaskError(f"{where}: is empty: write the script")
+    if b"\r\n" in script:
+        raise TaskError(f"{where}: has Windows line ends, which bash cannot run: convert them to LF")
+
+
+def read_solution(folder: Path) -> tuple[TaskFile, ...]:
+    """The reference solution, or nothing. Raises :class:`TaskError` if its ``solve.sh`` is missing or cannot run."""
+    files = walk_part(folder, "solution")
+    if files:
+        entry = next((file for file in files if file.path == "solve.sh"), None)
+        if entry is None:
+            raise TaskError(f"{folder}/solution/solve.sh: is missing: it is the entry of the solution")
+        check_script(entry.read(), str(entry.source))
+    return files
+
+
+def read_wrong(folder: Path) -> tuple[TaskFile, ...]:
+    """The scripts that must not pass. Raises :class:`TaskError` for anything in ``wrong/`` that is not ``*.sh``."""
+    files = walk_part(folder, "wrong")
+    for file in files:
+        if not file.path.endswith(".sh") or "/" in file.path:
+            raise TaskError(f"{folder}/wrong/{file.path}: only scripts *.sh belong here: move it away")
+        check_script(file.read(), str(file.source))
+    return files
+
+
+def _read_inputs(folder: Path, mount: str | None, workspace: str, where: str) -> tuple[TaskFile, ...]:
+    """The inputs, below the workspace. The mount folder is compared by path component, never as a string prefix."""
+    files = walk_part(folder, "input_files")
+    if mount is None:
+        if files:
+            raise TaskError(
+                f"{where}: field input_mount_dir: is missing, but input_files/ has files: set it to {workspace!r}"
+            )
+        return ()
+    if not (folder / "input_files").is_dir():
+        raise TaskError(
+            f"{folder}/input_files: is missing, but {ENTRY_FILE} sets input_mount_dir: restore it, or remove the field"
+        )
+    path = PurePosixPath(mount)
+    if ".." in path.parts or not path.is_relative_to(workspace):
+        raise TaskError(f"{where}: field input_mount_dir: {mount!r} is not in the workspace {workspace!r}: correct it")
+    below = path.relative_to(workspace)
+    return check_files((TaskFile(str(below / f.path), f.source, f.executable) for f in files), where)

@@ -1,0 +1,172 @@
+"""ClawGym rows: one task per JSON line, as the Hub data sets are published.
+
+A row has ``prompt``, ``hook_code``, ``input_files`` (the verifier among them, below ``reward/``), ``rule`` and
+``origin_template``, whose front matter holds the id. The checker is called ``reward/test.py`` there and ``check.py``
+in folders, and the hook becomes ``reward.sh``: the same task has the same content hash from either. Our
+additions are the keys ``clawgym``, ``solution`` and ``wrong``, and ``executable`` on a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clawgym.tasks.categories import with_category, without_rule_category
+from clawgym.tasks.formats._files import check_files, check_task_id, decode, parse_json
+from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files, stock_reward_sh
+from clawgym.tasks.formats.clawgym import check_script, read_verifier, to_json
+
+from clawgym.errors import TaskError
+from clawgym.records import Task, TaskFile
+
+if TYPE_CHECKING:
+    from clawgym.tasks.formats._schema import Row, RowFile
+
+__all__ = ["iter_rows", "read_row", "write_row"]
+
+_STOCK_METADATA = {"category": "", "grading_type": "automated"}
+
+
+def iter_rows(path: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
+    """The tasks of a JSONL file as (``<file>:<line>``, reader), in order; empty lines are left out.
+
+    A row without an id is called ``task_00042`` after its place among the lines that hold JSON, as the published
+    converter does. Raises :class:`TaskError` if the file cannot be opened; a reader raises it for its own line.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read ({error.strerror}): restore the file") from error
+    index = 0
+    with file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path.name}:{number}"
+            try:
+                text = decode(line, where).strip()
+                if not text:
+                    continue
+                value = parse_json(text, where)
+            except TaskError as error:
+                yield where, partial(_refuse, error)
+                continue
+            yield where, partial(read_row, value, where, f"task_{index:05d}")
+            index += 1
+
+
+def _refuse(error: TaskError) -> Task:
+    raise error
+
+
+def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") -> Task:
+    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
+    from clawgym.tasks.formats._schema import Row, validated
+
+    row = validated(Row, value, where)
+    task_id = check_task_id(_id_in(row.origin_template) or default_id, f"{where}: field origin_template (id)")
+    verifier_files, inputs = _split(row, where)
+    metadata = row.clawgym.metadata
+    if metadata is None:
+        metadata = {**_STOCK_METADATA, **({"rule": row.rule} if row.rule else {})}
+    return row.clawgym.task(
+        where,
+        read_verifier(verifier_files, f"{where}: reward", row.clawgym.protocol),
+        id=task_id,
+        instruction=row.prompt,
+        inputs=inputs,
+        metadata=with_category(metadata, row.prompt),
+        solution=_scripts(row.solution, f"{where}: solution"),
+        wrong_solutions=_scripts(row.wrong, f"{where}: wrong"),
+        origin=where,
+    )
+
+
+def _id_in(template: str | None) -> str:
+    """The value of the first ``id:`` line of the front matter; empty if there is none."""
+    for line in (template or "").splitlines():
+        key, colon, value = line.strip().partition(":")
+        if colon and key == "id":
+            value = value.strip()
+            return value[1:-1] if len(value) > 1 and value[0] in "\"'" and value[0] == value[-1] else value
+    return ""
+
+
+def _split(row: Row, where: str) -> tuple[tuple[TaskFile, ...], tuple[TaskFile, ...]]:
+    """The files of the verifier, with its entry script, and the inputs."""
+    verifier: list[TaskFile] = []
+    inputs: list[TaskFile] = []
+    for number, file in enumerate(row.input_files or ()):
+        field = f"{where}: field input_files.{number}.file_path"
+        path = file.file_path.removeprefix("./")
+        if path.startswith("reward/"):
+            path = path.removeprefix("reward/")
+            verifier.append(_task_file(file, "check.py" if path == "test.py" else path, field))
+        else:
+            inputs.append(_task_file(file, path, field))
+    if not verifier:
+        raise TaskError(f"{where}: field input_files: has no file below reward/, so nothing grades the task: add it")
+    if not any(file.path == "reward.sh" for file in verifier):
+        verifier.append(TaskFile("reward.sh", stock_reward_sh(normal_hook(row.hook_code)), executable=True))
+    field = f"{where}: field input_files"
+    return check_files(verifier, field), check_files(inputs, field)
+
+
+def _task_file(file: RowFile, path: str, field: str) -> TaskFile:
+    try:
+        return file.task_file(path)
+    except TaskError as error:
+        raise TaskError(f"{field}: {error}") from error
+
+
+def _scripts(files: Iterable[RowFile], where: str) -> tuple[TaskFile, ...]:
+    scripts = check_files((_task_file(file, file.file_path, where) for file in files), where)
+    for script in scripts:
+        if script.path.endswith(".sh"):
+            check_script(script.read(), f"{where}/{script.path}")
+    return scripts
+
+
+def write_row(task: Task) -> bytes:
+    """``task`` as one JSON line; reading it back gives the same content hash.
+
+    Raises :class:`TaskError` if a file is not UTF-8 text, or an input lies below ``reward/`` (rows keep the verifier
+    there).
+    """
+    from clawgym.tasks.formats._schema import Extras
+
+    where = f"task {task.id}"
+    check_task_id(task.id, where)
+    files = [_row_file(file, file.path, where) for file in task.inputs]
+    if any(file["file_path"].startswith("reward/") for file in files):
+        raise TaskError(f"{where}: has an input below reward/, where rows keep the verifier: write folders instead")
+    hook = None
+    for file in reward_sh_files(task):
+        if file.path == "reward.sh":
+            hook = hook_of(file.read())
+            if hook is not None:
+                continue
+        path = "test.py" if file.path == "check.py" else file.path
+        if file.path == "test.py":
+            raise TaskError(f"{where}: its verifier has a file test.py, a name rows keep for check.py: rename it")
+        files.append(_row_file(file, f"reward/{path}", where))
+    metadata = without_rule_category(task.metadata)
+    rule = metadata.get("rule")
+    row: dict[str, Any] = {
+        "prompt": task.instruction,
+        "hook_code": (hook or "").replace("/reward/check.py", "/reward/test.py"),
+        "input_files": files,
+        "rule": rule,
+        "origin_template": f"---\nid: {task.id}\n---\n",
+    }
+    extras = Extras.of(task, "reward_sh")
+    if metadata != {**_STOCK_METADATA, **({"rule": rule} if rule else {})}:
+        extras["metadata"] = metadata
+    parts = {"clawgym": extras, "solution": task.solution, "wrong": task.wrong_solutions}
+    row.update({k: v if k == "clawgym" else [_row_file(f, f.path, where) for f in v] for k, v in parts.items() if v})
+    return to_json(row, where)
+
+
+def _row_file(file: TaskFile, path: str, where: str) -> dict[str, Any]:
+    row = {"file_path": path, "content": decode(file.read(), f"{where}: {file.path}", keep_bom=True)}
+    return {**row, "executable": True} if file.executable and path != "reward/reward.sh" else row
