@@ -368,10 +368,9 @@ def reap():
                     finish(job, job.status)
                     release(job)
                     del jobs[job.channel]
-                elif job.buffer is not None:
-                    # The last report may still be in the pipe: a shell can end right after answering.
-                    if not (job.report is not None and read_report(job)):
-                        finish(job, job.status, "", True)
+                elif job.buffer is not None and not (job.report is not None and read_report(job)):
+                    # No last report in the pipe: the shell ended without answering.
+                    finish(job, job.status, "", True)
 
 
 def read_report(job):

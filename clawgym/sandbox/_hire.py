@@ -47,7 +47,8 @@ class Supervised:
             self.state.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SandboxUnavailable(
-                f"{self.state}: cannot be made ({error.strerror}): give this user a writable cache folder (XDG_CACHE_HOME)"
+                f"{self.state}: cannot be made ({error.strerror}): "
+                "give this user a writable cache folder (XDG_CACHE_HOME)"
             ) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).resolve().parent.parent)

@@ -8,21 +8,24 @@ answer is bounded in size and time, and a stream that breaks the rules costs the
 from __future__ import annotations
 
 import asyncio
+import glob
 import io
 import json
+import os
 import secrets
 import struct
 import tarfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any, Protocol
 
-from clawgym.errors import InfraError, SandboxDied, SandboxError
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 
-__all__ = ["GuestLink", "Stream", "guest_argv"]
+__all__ = ["PRISTINE", "GuestLink", "LinkShell", "Stream", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
 _MAX_FRAME = 1 << 20
@@ -30,6 +33,12 @@ _SLACK = 4096
 """Bytes an answer may be over its cap: the marker line of left-out output."""
 _GRACE = 10.0
 """Seconds the guest has, after a command's own deadline, to kill it and to say so."""
+PRISTINE = "/.pristine"
+"""Where ``pristine_tools`` mounts the image's untouched ``/usr``."""
+_UNPACK_PYTHON = (
+    "import os, sys, tarfile; os.makedirs(sys.argv[1], exist_ok=True); "
+    "tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall(sys.argv[1])"
+)
 _UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1" --no-same-owner --recursive-unlink'
 _MTIME = 1577836800  # 2020-01-01: inputs look the same on every run
 
@@ -46,10 +55,31 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
-def guest_argv(config: dict[str, Any], python: str = "/usr/bin/python3") -> list[str]:
+def guest_argv(config: dict[str, Any], python: Sequence[str] = ("/usr/bin/python3",)) -> list[str]:
     """The command line of process 1."""
-    source = resources.files("clawgym.sandbox").joinpath("_guest.py").read_text()
-    return [python, "-I", "-S", "-B", "-c", source, json.dumps(config)]
+    return [*python, "-I", "-S", "-B", "-c", _guest_source(), json.dumps(config)]
+
+
+@cache
+def _guest_source() -> str:
+    return resources.files("clawgym.sandbox").joinpath("_guest.py").read_text()
+
+
+def pristine_tool(name: str) -> list[str]:
+    """Start ``/usr/bin/<name>`` from the untouched ``/usr`` at :data:`PRISTINE`, with its own loader and libraries.
+
+    The loader is called by name because the box's own may have been replaced; ``--inhibit-cache`` and
+    ``--library-path`` keep the box's libraries out.
+    """
+    loaders = sorted(glob.glob("/usr/lib/*-linux-*/ld-linux-*.so.*") + glob.glob("/usr/lib*/ld-linux-*.so.*"))
+    if not loaders:
+        raise SandboxUnavailable(
+            "no dynamic loader below /usr/lib: fork grading needs the glibc of a common distribution"
+        )
+    folders = sorted({os.path.dirname(path) for path in loaders})
+    libraries = ":".join(PRISTINE + folder for folder in folders)
+    prefix = [PRISTINE + os.path.realpath(loaders[0]), "--inhibit-cache", "--library-path", libraries]
+    return [*prefix, f"{PRISTINE}/usr/bin/{name}"]
 
 
 def pack(files: Iterable[TaskFile]) -> bytes:
@@ -258,6 +288,9 @@ class GuestLink:
         self._channels += 1
         return self._channels
 
+    def tool(self, name: str) -> list[str]:
+        return pristine_tool(name) if self.spec.pristine_tools else [f"/usr/bin/{name}"]
+
     async def shell(self, *, pty: bool = False) -> LinkShell:
         channel = self._channel()
         await self.request("S", channel, {"pty": pty, "cwd": self.spec.workdir, "env": {}}, 20.0, 0)
@@ -300,9 +333,10 @@ class GuestLink:
     async def _unpack(self, tar: bytes, dest: str) -> None:
         if not dest.startswith("/"):
             raise SandboxError(f"{dest!r} is not an absolute folder in the box: start it with '/'")
-        done = await self.exec(
-            ["sh", "-c", _UNPACK, "sh", dest], cwd="/", stdin=tar, timeout=self.spec.limits.setup_seconds
-        )
+        argv = ["sh", "-c", _UNPACK, "sh", dest]
+        if self.spec.pristine_tools:
+            argv = [*self.tool("python3"), "-I", "-S", "-c", _UNPACK_PYTHON, dest]
+        done = await self.exec(argv, cwd="/", stdin=tar, timeout=self.spec.limits.setup_seconds)
         if done.exit_code:
             cause = done.text.strip()[-300:]
             raise SandboxError(f"files could not be put into {dest} ({cause}): check limits.disk_mb and the paths")

@@ -124,7 +124,7 @@ def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
     for lease in cgroups.leases():
         cgroups.kill(lease)
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and not all([cgroups.remove(lease) for lease in cgroups.leases()]):
+    while time.monotonic() < deadline and not all(map(cgroups.remove, cgroups.leases())):
         time.sleep(0.005)
     cgroups.remove_all()
     folder = state / "owners" / owner

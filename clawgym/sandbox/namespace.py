@@ -27,19 +27,19 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavail
 from clawgym.records import TaskFile
 from clawgym.sandbox import _extract, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
-from clawgym.sandbox._link import GuestLink, LinkShell, guest_argv
+from clawgym.sandbox._link import PRISTINE, GuestLink, guest_argv, pristine_tool
 from clawgym.sandbox._supervisor import receive
 from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
 
 _MiB = 2**20
-_PRISTINE = "/.pristine"
 
 
 def _find_bwrap(state: Path) -> str:
     """A bubblewrap >= 0.11 (with ``--overlay``) that an outer uid can reach. Raises :class:`SandboxUnavailable`."""
-    for candidate in filter(None, [shutil.which("bwrap", path="/usr/bin:/usr/local/bin")]):
+    candidate = shutil.which("bwrap", path="/usr/bin:/usr/local/bin")
+    if candidate is not None:
         helped = subprocess.run([candidate, "--help"], capture_output=True, text=True)
         if "--overlay" in helped.stdout + helped.stderr:
             return candidate
@@ -103,9 +103,6 @@ class NamespaceSandbox(GuestLink):
     @property
     def isolation(self) -> Isolation:
         return self._backend.isolation
-
-    async def shell(self, *, pty: bool = False) -> LinkShell:
-        return await super().shell(pty=pty)
 
     async def _autopsy(self) -> str:
         """Why the box died: the limits that were hit say it."""
@@ -273,8 +270,9 @@ class NamespaceBackend:
         argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
         argv += ["--size", str(64 * _MiB), "--perms", "1777", "--tmpfs", "/dev/shm"]
         if spec.pristine_tools:
-            for index, path in enumerate(root.usr[:1] or root.base[:1]):
-                argv += ["--ro-bind", lower(index, "pristine", path), f"{_PRISTINE}/usr" if root.usr else _PRISTINE]
+            path = root.usr[0] if root.usr else root.base[0] / "usr"
+            argv += ["--ro-bind", lower(0, "pristine", path), f"{PRISTINE}/usr"]
+            argv += ["--ro-bind", "/dev/null", "/etc/ld.so.preload"]  # read by every loader, the untouched one too
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")
             argv += ["--ro-bind", f"{{layer}}/ro/{index}", folder]
@@ -291,8 +289,9 @@ class NamespaceBackend:
         # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
         rlimits["RLIMIT_NPROC"] = limits.pids
         nonce = secrets.token_hex(8)
+        python = pristine_tool("python3") if spec.pristine_tools else ["/usr/bin/python3"]
         config = {"nonce": nonce, "send_root": True, "rlimits": rlimits, "mkdirs": [spec.workdir]}
-        argv += ["--seccomp", "{seccomp}", "--", *guest_argv(config)]
+        argv += ["--seccomp", "{seccomp}", "--", *guest_argv(config, python)]
         return {
             "argv": argv,
             "lowers": lowers,

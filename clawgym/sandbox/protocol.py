@@ -138,6 +138,11 @@ class Sandbox(Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
+    def tool(self, name: str) -> list[str]:
+        """How to start the image's own ``/usr/bin/<name>``, whatever was done to the box's files
+        (``pristine_tools``); otherwise just its path."""
+        ...
+
     async def shell(self, *, pty: bool = False) -> Shell:
         """Start a persistent bash."""
         ...

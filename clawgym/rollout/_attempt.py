@@ -1,0 +1,225 @@
+"""One attempt at one task: the phases every face of the rollout shares (``run_episode``, the environments).
+
+Set-up, agent, verify and teardown each have a budget of the task and a hard deadline here. What the agent can
+cause is ``failed`` with a cause; only what also fails without it, or the host, is ``infra``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from clawgym.errors import BudgetExceeded, GradingError, InfraError, SandboxDied, SandboxError, UnsupportedTask
+from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
+from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
+from clawgym.verifiers.grading import Subject, empty_archive, grade
+
+__all__ = ["Attempt"]
+
+_MAX_WORKSPACE = 256 * 2**20
+
+
+def utc_now() -> str:
+    """ISO 8601 with milliseconds, UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Attempt:
+    """Open, work, :meth:`finish`. Not to be used twice."""
+
+    def __init__(self, task: Task, backend: Backend, agent: str, *, seed: int, sample: int) -> None:
+        if task.unsupported:
+            raise UnsupportedTask(f"task {task.id} cannot run here: {task.unsupported}")
+        self.task = task
+        self.backend = backend
+        self.agent = agent
+        self.seed = seed
+        self.sample = sample
+        self.steps: list[Step] = [Step("user", task.instruction, utc_now())]
+        self.turns: list[Turn] = []
+        self.usage = Usage()
+        self.final_message = ""
+        self.seconds: dict[str, float] = {}
+        self.stop: str = "submitted"
+        """``submitted``, ``budget`` or ``error``."""
+        self.cause: str | None = None
+        self._box: Sandbox | None = None
+        self._infra: str | None = None
+
+    @property
+    def box(self) -> Sandbox:
+        """The agent's box; opened by :meth:`open`."""
+        if self._box is None:
+            raise SandboxError("this attempt has no box: call open() first")
+        return self._box
+
+    @contextlib.asynccontextmanager
+    async def phase(self, phase: Phase) -> AsyncIterator[None]:
+        """Time a phase and hold it to its budget. Raises TimeoutError past it."""
+        budget = {
+            Phase.SETUP: self.task.limits.setup_seconds,
+            Phase.AGENT: self.task.limits.agent_seconds,
+            # Two gradings, a control, and the time to take the workspace out.
+            Phase.VERIFY: 3 * self.task.limits.verify_seconds + 30,
+            Phase.TEARDOWN: self.task.limits.teardown_seconds,
+        }[phase]
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(budget):
+                yield
+        finally:
+            self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + time.monotonic() - started
+
+    async def open(self) -> None:
+        """Create the box and put the inputs in. Raises :class:`InfraError` (also past the set-up budget)."""
+        task = self.task
+        try:
+            async with self.phase(Phase.SETUP):
+                spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
+                self._box = await self.backend.create(spec)
+                if task.inputs:
+                    await self._box.put(task.inputs, task.workspace)
+        except TimeoutError:
+            await self._close()
+            raise InfraError(
+                f"task {task.id}: set-up took over {task.limits.setup_seconds} s: lower --concurrency"
+            ) from None
+        except (SandboxDied, SandboxError) as error:
+            await self._close()
+            raise InfraError(f"task {task.id}: set-up failed ({error}): check the task's limits") from error
+        except BaseException:
+            await self._close()
+            raise
+
+    async def work(self, agent: Callable[[], Any]) -> None:
+        """Run the agent within its budget and note how it ended. Cancellation and its own errors pass through."""
+        try:
+            async with self.phase(Phase.AGENT):
+                await agent()
+        except TimeoutError:
+            self.stop, self.cause = "budget", "time"
+        except BudgetExceeded as error:
+            self.stop, self.cause = "budget", str(error)[:80]
+        except SandboxDied as error:
+            self.stop, self.cause = "error", error.cause
+
+    async def finish(self, *, floor: float | None = None, keep_workspace: bool = True) -> Episode:
+        """Stop the box, grade what is left, close everything; never raises for what the agent did."""
+        result: VerifierResult | None = None
+        workspace: Archive | None = None
+        snapshot: Snapshot | None = None
+        try:
+            async with self.phase(Phase.VERIFY):
+                mode = self.task.verifier.mode
+                if mode is not GradingMode.LIVE:
+                    await self.box.stop()
+                if self.stop == "error":
+                    result = self._zero(self.cause or "error")
+                workspace, cause = await self._take()
+                if cause and result is None:
+                    self.stop, self.cause, result = "error", cause, self._zero(cause)
+                if result is None:
+                    if mode is GradingMode.FORK:
+                        snapshot = await self.box.snapshot()
+                    subject = Subject(
+                        workspace,
+                        snapshot,
+                        self.box if mode is GradingMode.LIVE else None,
+                        self.final_message,
+                        tuple(_message(step) for step in self.steps),
+                    )
+                    result = await grade(self.task, subject, self.backend, floor=floor)
+        except TimeoutError:
+            self._infra = "verify-deadline"
+        except GradingError as error:
+            self._infra = error.cause
+        except InfraError as error:
+            self._infra = f"host: {str(error)[:160]}"
+        except SandboxDied as error:  # the box died between the last command and stop()
+            result = self._zero(error.cause)
+        finally:
+            if snapshot is not None:
+                await self.backend.drop(snapshot)
+            await self._close()
+        return self._episode(result, workspace if keep_workspace else None)
+
+    def fail_infra(self, cause: str) -> None:
+        """Say that the host (or the engine) failed; the episode will be ``infra``."""
+        self._infra = cause
+
+    @property
+    def failed_infra(self) -> bool:
+        """Whether :meth:`fail_infra` was called."""
+        return self._infra is not None
+
+    async def abandon(self) -> Episode:
+        """Close without grading."""
+        await self._close()
+        return self._episode(None, None)
+
+    async def _take(self) -> tuple[Archive, str | None]:
+        """The frozen workspace, or an empty one where the agent left no folder; and why it cannot be graded."""
+        try:
+            return await self.box.get_archive(self.task.workspace, max_bytes=_MAX_WORKSPACE), None
+        except SandboxDied:
+            raise
+        except SandboxError as error:
+            nothing = Archive(empty_archive().tar, (f"{self.task.workspace}: {error}",))
+            return nothing, "workspace-size" if "too m" in str(error) else None
+
+    def _zero(self, cause: str) -> VerifierResult:
+        spec = self.task.verifier
+        return VerifierResult({}, 0.0, 0.0, 0.0, spec.mode, spec.digest, cause=cause)
+
+    async def _close(self) -> None:
+        if self._box is not None:
+            try:
+                async with self.phase(Phase.TEARDOWN):
+                    await self._box.close()
+            except (TimeoutError, InfraError):
+                pass  # the lease stays with the supervisor, which clears it when we end
+
+    def _episode(self, result: VerifierResult | None, workspace: Archive | None) -> Episode:
+        if self._infra is not None or result is None:
+            outcome, cause, result = Outcome.INFRA, self._infra or "abandoned", None
+        elif self.stop == "error":
+            outcome, cause = Outcome.FAILED, self.cause
+        elif result.strict >= 1.0:
+            outcome, cause = Outcome.SOLVED, None
+        elif self.stop == "budget":
+            outcome, cause = Outcome.TRUNCATED, self.cause
+        else:
+            outcome, cause = Outcome.FAILED, result.cause
+        return Episode(
+            task_id=self.task.id,
+            task_hash=self.task.content_hash,
+            sample=self.sample,
+            seed=self.seed,
+            agent=self.agent,
+            outcome=outcome,
+            cause=cause,
+            result=result,
+            steps=tuple(self.steps),
+            turns=tuple(self.turns),
+            usage=self.usage,
+            final_message=self.final_message,
+            seconds=dict(self.seconds),
+            isolation=self._box.isolation.as_dict() if self._box is not None else {},
+            workspace=gzip.compress(workspace.tar, 6, mtime=0) if workspace is not None else None,
+            dropped=workspace.dropped if workspace is not None else (),
+        )
+
+
+def _message(step: Step) -> Mapping[str, Any]:
+    """A transcript entry of the reward payload."""
+    body: dict[str, Any] = {"role": "assistant" if step.source == "agent" else step.source, "content": step.message}
+    if step.tool_calls:
+        body["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": dict(c.arguments)} for c in step.tool_calls]
+    if step.observations:
+        body["results"] = [{"id": o.call_id, "content": o.content} for o in step.observations]
+    return body

@@ -1,0 +1,254 @@
+"""Grading: the verifier runs where the agent never was, on what the agent left, and cannot be talked to.
+
+Modes (``VerifierSpec.mode``): ``clean``, a fresh box gets a copy of the frozen workspace; ``fork``, a fresh box
+over the whole writable layer, its interpreter from an untouched mount; ``live``, a fresh box that shares the
+running box's network. In each: another outer uid than the agent's, no network beyond, the verifier mounted
+read-only outside the workspace, its own limits, and the result taken from a stream that the agent never held.
+
+A verifier that crashes, hangs or dies scores 0, as in the formats' own harnesses, unless it also fails on the
+untouched workspace: then it is the task or the host that is broken (:class:`GradingError`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawgym.verifiers._workspace import changed_inputs, compose
+from clawgym.verifiers.scan import third_party_imports
+from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
+
+from clawgym.errors import GradingError, SandboxDied, SandboxError
+from clawgym.records import GradingMode, Task, TaskFile, VerifierResult
+from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
+
+__all__ = ["STOCK_REWARD_SH", "Subject", "empty_archive", "grade", "untouched"]
+
+VERIFIER_DIR = "/verifier"
+PAYLOAD_PATH = "/payload/openclaw_reward_payload.json"
+_LOGS = "/logs/verifier"
+_MAX_STDOUT = 4 * 2**20
+_LOG_BYTES = 16 * 1024
+
+STOCK_REWARD_SH = (
+    "#!/usr/bin/env bash\n"
+    "set -euo pipefail\n"
+    "\n"
+    "python3 /root/.openclaw/workspace/reward/check.py /root/.openclaw/workspace | python3 -c 'import json, sys; "
+    "raw = sys.stdin.read().strip(); data = json.loads(raw); print(sum(float(v) for v in data.values()) / len(data) "
+    "if isinstance(data, dict) and data else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
+)
+"""The aggregation that every public ClawGym task ships. Where a task has it, the checker is run by itself, isolated,
+and the mean is taken here: the same number, and the named checks with it."""
+
+# Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
+_RUN_CHECK = (
+    "import sys, runpy; path = sys.argv[1]; sys.argv = sys.argv[1:]; "
+    "sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is graded."""
+
+    workspace: Archive
+    snapshot: Snapshot | None = None
+    """For ``fork``."""
+    running: Sandbox | None = None
+    """For ``live``."""
+    final_message: str = ""
+    transcript: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    official: float
+    checks: dict[str, float] = field(default_factory=dict)
+    cause: str | None = None
+    log: str = ""
+
+
+def empty_archive() -> Archive:
+    """A workspace with nothing in it."""
+    buffer = io.BytesIO()
+    tarfile.open(fileobj=buffer, mode="w").close()
+    return Archive(buffer.getvalue())
+
+
+def untouched(task: Task) -> Archive:
+    """The workspace as the agent finds it."""
+    return Archive(compose(empty_archive().tar, put=task.inputs))
+
+
+async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float | None = None) -> VerifierResult:
+    """Grade ``subject``; see :class:`~clawgym.records.VerifierResult` for the numbers.
+
+    Raises :class:`GradingError` if the verifier fails on the untouched workspace too, and
+    :class:`~clawgym.errors.InfraError` if the host fails.
+    """
+    started = time.monotonic()
+    spec = task.verifier
+    changed = changed_inputs(subject.workspace.tar, task.inputs, spec.mutable_inputs)
+    official = await _run(task, subject, backend, restore=())
+    strict = official
+    if changed and official.cause is None:
+        strict = await _run(task, subject, backend, restore=changed)
+    if official.cause is not None and spec.mode is not GradingMode.LIVE:
+        control = await _run(task, Subject(untouched(task)), backend, restore=())
+        if control.cause is not None:
+            raise GradingError(
+                f"task {task.id}: its verifier fails on the untouched workspace too ({control.cause}): "
+                f"mend the verifier in {task.origin or 'the task'}\n{control.log[-500:]}",
+                cause=f"control-{control.cause}",
+            )
+    checks = strict.checks
+    solved = bool(checks) and strict.cause is None and min(checks.values()) >= 1.0
+    return VerifierResult(
+        checks=checks,
+        official=official.official,
+        strict=1.0 if solved else 0.0,
+        corrected=None if floor is None else corrected(plain_mean(checks), floor),
+        mode=spec.mode,
+        verifier_hash=spec.digest,
+        floor=floor,
+        tampered=bool(changed) and (strict.checks != official.checks or strict.cause != official.cause),
+        changed_inputs=changed,
+        cause=strict.cause or official.cause,
+        log=official.log,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _payload(task: Task, subject: Subject) -> bytes:
+    """The documented keys of ClawGym's payload."""
+    body = {
+        "task_id": task.id,
+        "user_query": task.instruction,
+        "metadata": dict(task.metadata),
+        "final_message": subject.final_message,
+        "transcript": [dict(entry) for entry in subject.transcript],
+    }
+    return json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> _Verdict:
+    """One run of the verifier in a fresh box."""
+    spec = task.verifier
+    forked = subject.snapshot if spec.mode is GradingMode.FORK else None
+    limits = dataclasses.replace(task.limits, command_seconds=task.limits.verify_seconds)
+    folder = "/tests" if spec.protocol == "harbor" else VERIFIER_DIR
+    payload = TaskFile(PAYLOAD_PATH.rpartition("/")[2], _payload(task, subject))
+    box_spec = SandboxSpec(
+        image=task.image,
+        limits=limits,
+        env={**task.env, **spec.env},
+        workdir=task.workspace,
+        readonly={folder: spec.files, PAYLOAD_PATH.rpartition("/")[0]: (payload,)},
+        join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,
+        pristine_tools=forked is not None,
+    )
+    box = await (backend.fork(forked, box_spec) if forked is not None else backend.create(box_spec))
+    try:
+        originals = [f for f in task.inputs if f.path in restore]
+        if forked is None:
+            links = {"reward": VERIFIER_DIR} if spec.protocol == "reward_sh" else {}
+            drop = () if any(f.path.split("/")[0] == "reward" for f in task.inputs) else tuple(links)
+            workspace = compose(subject.workspace.tar, drop=drop, put=originals, links=links if drop else None)
+            await box.put_archive(Archive(workspace), task.workspace)
+        elif originals:
+            await box.put(originals, task.workspace)
+        if spec.protocol == "harbor":
+            return await _harbor(task, box)
+        return await _reward_sh(task, box)
+    except SandboxDied as error:
+        return _Verdict(0.0, cause=error.cause, log=str(error))
+    except SandboxError as error:
+        return _Verdict(0.0, cause="workspace", log=str(error))
+    finally:
+        await box.close()
+
+
+def _log(result: ExecResult) -> str:
+    text = result.output.decode("utf-8", "backslashreplace")
+    errors = result.stderr.decode("utf-8", "backslashreplace")
+    parts = [f"exit code {result.exit_code}", text[-_LOG_BYTES:], errors[-_LOG_BYTES:]]
+    return "\n".join(p for p in parts if p)
+
+
+async def _reward_sh(task: Task, box: Sandbox) -> _Verdict:
+    files = {f.path: f for f in task.verifier.files}
+    env = {"OPENCLAW_REWARD_PAYLOAD": PAYLOAD_PATH}
+    timeout = task.limits.verify_seconds
+    stock = "check.py" in files and files["reward.sh"].read().decode("utf-8", "replace") == STOCK_REWARD_SH
+    if not stock:
+        argv = [*box.tool("bash"), f"{VERIFIER_DIR}/reward.sh"]
+        done = await box.exec(argv, cwd="/", env=env, timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)
+        return _from_reward_sh(done)
+    sources = [f.read().decode("utf-8", "replace") for f in files.values() if f.path.endswith(".py")]
+    beside = {f.rpartition(".")[0].split("/")[0] for f in files}
+    foreign = {name for source in sources for name in third_party_imports(source)} - beside
+    flags = ["-I", "-B"] if foreign else ["-I", "-S", "-B"]
+    argv = [*box.tool("python3"), *flags, "-c", _RUN_CHECK, f"{VERIFIER_DIR}/check.py", task.workspace]
+    done = await box.exec(argv, cwd="/", env=env, timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)
+    cause = _failure(done)
+    if cause is None:
+        try:
+            score, values = stock_score(done.output.decode("utf-8"))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            cause = "output"
+        else:
+            return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
+    return _Verdict(0.0, cause=cause, log=_log(done))
+
+
+def _failure(done: ExecResult) -> str | None:
+    if done.timed_out:
+        return "timeout"
+    if done.exit_code == 137:
+        return "killed"
+    if done.exit_code != 0:
+        return "crash"
+    return "output" if done.omitted_bytes else None
+
+
+def _from_reward_sh(done: ExecResult) -> _Verdict:
+    cause = _failure(done)
+    if cause not in (None, "output"):
+        return _Verdict(0.0, cause=cause, log=_log(done))
+    score = last_line_score(done.output.decode("utf-8", "replace"))
+    score = score if math.isfinite(score) else 0.0
+    return _Verdict(score, checks_of({"score": score}), None, _log(done))
+
+
+async def _harbor(task: Task, box: Sandbox) -> _Verdict:
+    """Run ``test.sh``; its result is ``reward.json`` (named numbers) or ``reward.txt`` (one), not its exit code."""
+    await box.put((), _LOGS)
+    argv = [*box.tool("bash"), "/tests/test.sh"]
+    done = await box.exec(argv, timeout=task.limits.verify_seconds, max_output=_LOG_BYTES * 2)
+    if done.timed_out:
+        return _Verdict(0.0, cause="timeout", log=_log(done))
+    for name in ("reward.json", "reward.txt"):
+        try:
+            text = (await box.get(f"{_LOGS}/{name}", max_bytes=1 << 20)).decode("utf-8", "replace")
+        except SandboxDied:
+            raise
+        except SandboxError:
+            continue
+        try:
+            data = json.loads(text) if name.endswith("json") else float(text.strip())
+            values = {str(k): float(v) for k, v in data.items()} if isinstance(data, dict) else {"reward": float(data)}
+        except (ValueError, TypeError):
+            return _Verdict(0.0, cause="output", log=_log(done))
+        if not values:
+            return _Verdict(0.0, cause="output", log=_log(done))
+        score = values.get("reward", math.fsum(values.values()) / len(values))
+        return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
+    return _Verdict(0.0, cause="crash", log=_log(done))
