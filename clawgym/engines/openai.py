@@ -64,7 +64,7 @@ class OpenAIEngine:
 
     ``api_key`` and ``base_url`` default to ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``. ``extra_body`` holds
     further request fields (``{"reasoning_effort": "low"}``) and goes into the receipt. ``timeout`` bounds one
-    request as a whole, in seconds.
+    request as a whole, in seconds. An engine belongs to the event loop that first uses it.
     """
 
     name = "openai"
@@ -144,11 +144,12 @@ class OpenAIEngine:
             await asyncio.sleep(delay)
 
     def receipt(self) -> dict[str, Any]:
-        """Model, host, client version, what is added to requests, and the adaptations made so far."""
+        """Model, host (without the port, which a local server may change), client version, what is added to
+        requests, and the adaptations made so far."""
         return {
-            "engine": self.name,
+            "name": self.name,
             "model": self.model,
-            "host": self._host,
+            "host": urlsplit(self._url).hostname,
             "client": f"openai-python {self._version}",
             "extra_body": self._extra_body,
             "prices_usd_per_million": None

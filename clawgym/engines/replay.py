@@ -76,7 +76,7 @@ class ReplayEngine:
 
     def receipt(self) -> dict[str, Any]:
         """A digest of the recording."""
-        return {"engine": self.name, "recording_sha256": self._digest}
+        return {"name": self.name, "recording_sha256": self._digest}
 
     async def aclose(self) -> None: ...
 

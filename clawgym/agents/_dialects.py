@@ -1,0 +1,112 @@
+"""How the tool loop and a model talk: with OpenAI tool calls, or in plain text.
+
+Invariant: every call a dialect reads out of a reply is answered in the messages that it writes back, under
+the same id, and no id occurs twice in an episode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from clawgym.agents._toolbox import TOOLS, bash_call
+from clawgym.agents.text_protocol import HOW_TO, Command, Submit, parse_reply
+from clawgym.engines.protocol import Completion
+from clawgym.records import Observation, ToolCall
+
+__all__ = ["Dialect", "Reply", "TextDialect", "ToolsDialect"]
+
+Message = dict[str, Any]
+
+_EMPTY = "(empty reply)"
+"""Stands for an empty answer in the history: some endpoints refuse a message without content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a completion asks for."""
+
+    calls: tuple[ToolCall, ...] = ()
+    complaint: str | None = None
+    """What was wrong with it and how to answer, for the model."""
+    prose: bool = False
+    """It was plain text, with no attempt at a call."""
+
+
+class Dialect(Protocol):
+    name: str
+    tools: Sequence[Mapping[str, Any]]
+    how_to: str
+
+    def read(self, completion: Completion, number: int) -> Reply:
+        """Read the ``number``-th completion of the episode."""
+        ...
+
+    def write(self, completion: Completion, reply: Reply, observations: Sequence[Observation]) -> list[Message]:
+        """The completion and the answer to it, as the model will see them."""
+        ...
+
+
+class ToolsDialect:
+    """OpenAI tool calls."""
+
+    name = "tools"
+    tools: Sequence[Mapping[str, Any]] = TOOLS
+    how_to = "Act by calling the tools. When the task is done, call submit."
+
+    def read(self, completion: Completion, number: int) -> Reply:
+        calls = tuple(replace(c, id=f"call_{number}_{n}") for n, c in enumerate(completion.tool_calls, start=1))
+        cut = " (your reply was cut off at the token limit: write less at once)" * (
+            completion.finish_reason == "length"
+        )
+        if completion.malformed_calls:
+            shown = "\n".join(text[:500] for text in completion.malformed_calls)
+            return Reply(calls, f"These calls could not be read{cut}; arguments must be one JSON object:\n{shown}")
+        if calls:
+            return Reply(calls)
+        return Reply(complaint=f"There was no tool call{cut}. {self.how_to}", prose=bool(completion.text.strip()))
+
+    def write(self, completion: Completion, reply: Reply, observations: Sequence[Observation]) -> list[Message]:
+        assistant: Message = {"role": "assistant", "content": completion.text or _EMPTY}
+        if reply.calls:
+            assistant["content"] = completion.text or None
+            assistant["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                }
+                for call in reply.calls
+            ]
+        elif completion.malformed_calls:
+            assistant["content"] = "\n".join((completion.text, *completion.malformed_calls)).strip()
+        messages = [assistant]
+        for seen in observations:
+            role = {"role": "user"} if seen.call_id is None else {"role": "tool", "tool_call_id": seen.call_id}
+            messages.append({**role, "content": seen.content})
+        return messages
+
+
+class TextDialect:
+    """One fenced bash block per reply."""
+
+    name = "text"
+    tools: Sequence[Mapping[str, Any]] = ()
+    how_to = HOW_TO
+
+    def read(self, completion: Completion, number: int) -> Reply:
+        parsed = parse_reply(completion.text)
+        call_id = f"call_{number}_1"
+        match parsed:
+            case Command(command):
+                return Reply((replace(bash_call(command), id=call_id),))
+            case Submit(message):
+                return Reply((ToolCall(call_id, "submit", {"message": message}),))
+        cut = " (it was cut off at the token limit)" * (completion.finish_reason == "length")
+        return Reply(complaint=f"Your reply was not understood{cut}: {parsed.why}.\n{HOW_TO}", prose=parsed.prose)
+
+    def write(self, completion: Completion, reply: Reply, observations: Sequence[Observation]) -> list[Message]:
+        content = "\n".join(seen.content for seen in observations)
+        return [{"role": "assistant", "content": completion.text or _EMPTY}, {"role": "user", "content": content}]

@@ -1,0 +1,27 @@
+"""Agent ``noop``: does nothing. Every task must give it 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clawgym.agents._toolbox import VERSION
+from clawgym.agents.protocol import AgentContext, AgentReport
+
+__all__ = ["NoopAgent"]
+
+
+class NoopAgent:
+    """Submits the untouched workspace."""
+
+    name = "noop"
+    version = VERSION
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Return at once."""
+        return AgentReport()
+
+    def receipt(self) -> dict[str, Any]:
+        """Name and version."""
+        return {"name": self.name, "version": self.version}
+
+    async def aclose(self) -> None: ...

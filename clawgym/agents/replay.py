@@ -1,0 +1,102 @@
+"""Agent ``replay``: does again what was recorded, without a model.
+
+Invariant: what cannot be done again is said in the final message, never left out in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym.agents._toolbox import VERSION, bash_call, run_calls
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.atif import steps_from_atif
+from clawgym.errors import AgentError, ClawGymError
+from clawgym.records import Step, ToolCall
+from clawgym.runs import RunFolder
+
+__all__ = ["ReplayAgent"]
+
+_AGAIN = ("bash", "write_file")
+_WITHOUT_EFFECT = ("read_file", "submit")
+
+
+class ReplayAgent:
+    """Carries out recorded tool calls. ``recorded`` maps a task id to its attempts, each a sequence of calls;
+    sample ``n`` takes attempt ``n``, and the first one where there are fewer."""
+
+    name = "replay"
+    version = VERSION
+
+    def __init__(self, recorded: Mapping[str, Sequence[Sequence[ToolCall]]]) -> None:
+        self._recorded = {task: [tuple(calls) for calls in attempts] for task, attempts in recorded.items()}
+        rows = {t: [[(c.name, dict(c.arguments)) for c in a] for a in runs] for t, runs in self._recorded.items()}
+        self._digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> ReplayAgent:
+        """Read a run folder (its transcripts), or a file of JSON lines ``{"task_id": ..., "commands": [...]}``."""
+        path = Path(path)
+        return cls(_from_run(path) if path.is_dir() else _from_lines(path))
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Carry out the recorded calls, in order."""
+        attempts = self._recorded.get(context.task.id)
+        if not attempts:
+            raise AgentError(f"nothing is recorded for task {context.task.id}: record it first, or leave it out")
+        calls = attempts[context.sample] if context.sample < len(attempts) else attempts[0]
+        await run_calls(context, [c for c in calls if c.name in _AGAIN])
+        other = sorted({c.name for c in calls} - {*_AGAIN, *_WITHOUT_EFFECT})
+        return AgentReport(final_message=f"Not replayed: calls of {', '.join(other)}." if other else "")
+
+    def receipt(self) -> dict[str, Any]:
+        """Name, version and a digest of the recording."""
+        return {"name": self.name, "version": self.version, "recording_sha256": self._digest}
+
+    async def aclose(self) -> None: ...
+
+
+def _calls(steps: Iterable[Step]) -> list[ToolCall]:
+    return [call for step in steps for call in step.tool_calls]
+
+
+def _from_run(path: Path) -> dict[str, list[list[ToolCall]]]:
+    run = RunFolder.read(path)
+    rows = sorted(run.latest.values(), key=lambda row: (row["task_id"], row["sample"]))
+    recorded: dict[str, list[list[ToolCall]]] = {}
+    for row in rows:
+        transcript = run.episode_folder(row["task_id"], row["sample"]) / "transcript.json"
+        try:
+            calls = _calls(steps_from_atif(json.loads(transcript.read_bytes())))
+        except (OSError, ValueError, ClawGymError) as error:
+            raise AgentError(f"{transcript}: no transcript to replay ({error}): run the episode again") from error
+        recorded.setdefault(row["task_id"], []).append(calls)
+    return recorded
+
+
+def _from_lines(path: Path) -> dict[str, list[list[ToolCall]]]:
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AgentError(f"{path}: recorded commands cannot be read ({error}): give a file or run folder") from error
+    recorded: dict[str, list[list[ToolCall]]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            task_id, commands = data["task_id"], data["commands"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise AgentError(f"{path}:{number}: no task_id and commands ({error!r}): correct the line") from error
+        if (
+            not isinstance(task_id, str)
+            or not isinstance(commands, list)
+            or not all(isinstance(c, str) for c in commands)
+        ):
+            raise AgentError(f"{path}:{number}: task_id must be text and commands a list of texts: correct the line")
+        calls = [bash_call(command, n) for n, command in enumerate(commands, start=1)]
+        recorded.setdefault(task_id, []).append(calls)
+    return recorded

@@ -1,0 +1,45 @@
+"""Agent ``sloppy``: a demo agent that gets about half of the tasks right. It is no model and decides nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from clawgym.agents._toolbox import VERSION
+from clawgym.agents.oracle import OracleAgent
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.agents.script import ScriptAgent
+from clawgym.errors import AgentError
+
+__all__ = ["SloppyAgent"]
+
+
+class SloppyAgent:
+    """For each episode tosses a seeded coin, and runs the task's own reference solution or one of its own wrong
+    solutions. It exists so that reports, reruns and leaderboards have something imperfect to show without a
+    model; its score says nothing about anything."""
+
+    name = "sloppy"
+    version = VERSION
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Run one of the task's scripts, chosen by seed, task id and sample."""
+        task = context.task
+        right = [f for f in task.solution if f.path == "solve.sh"]
+        if not right or not task.wrong_solutions:
+            raise AgentError(
+                f"task {task.id} lacks a reference solution or wrong solutions, which agent 'sloppy' chooses from: "
+                "use it on terminal-basic"
+            )
+        rng = random.Random(f"{context.seed} {task.id} {context.sample}")
+        if rng.random() >= 0.5:
+            return await ScriptAgent(rng.choice(task.wrong_solutions).read()).run(context)
+        if len(task.solution) > 1:
+            return await OracleAgent().run(context)
+        return await ScriptAgent(right[0].read()).run(context)
+
+    def receipt(self) -> dict[str, Any]:
+        """Name and version."""
+        return {"name": self.name, "version": self.version}
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,91 @@
+"""The plain-text protocol, for models without tool calls: one ```bash block is a command, ``<submit/>`` ends.
+
+Invariant: :func:`parse_reply` is a pure function that reads any text without raising, and a command it returns
+stands in the reply word for word.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["HOW_TO", "Command", "Malformed", "Submit", "parse_reply"]
+
+HOW_TO = """\
+Answer every message in exactly one of two ways.
+To run a command, write one fenced block, and nothing that looks like a second one:
+```bash
+ls -la
+```
+(If the command itself holds lines of three backticks, fence the block with four.)
+To finish, once the task is done, write this marker on a line of its own, without a block:
+<submit/>"""
+
+_FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([^`\n]*?)[ \t]*")
+_SUBMIT = re.compile(r"[ \t]*<submit[ \t]*/>[ \t]*")
+_THOUGHT = re.compile(r"\A(?:\s*<think>.*?</think>|(?:(?!<think>).)*?^[ \t]*</think>[ \t]*$)", re.DOTALL | re.MULTILINE)
+_BASH = ("bash", "sh", "shell")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Run this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """The work is done; ``message`` is the rest of the reply."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Neither; ``why`` is said to the model. ``prose`` if there was no attempt at either."""
+
+    why: str
+    prose: bool = False
+
+
+def parse_reply(reply: str) -> Command | Submit | Malformed:
+    """Read one reply. A leading ``<think>`` passage, and blocks of other languages, are left aside."""
+    text = _THOUGHT.sub("", reply.replace("\r\n", "\n"), count=1)
+    commands: list[str] = []
+    prose: list[str] = []
+    submits = 0
+    lines = text.split("\n")
+    at = 0
+    while at < len(lines):
+        opening = _FENCE.fullmatch(lines[at])
+        if opening is None:
+            if _SUBMIT.fullmatch(lines[at]):
+                submits += 1
+            else:
+                prose.append(lines[at])
+            at += 1
+            continue
+        fence, language = opening[1], opening[2]
+        end = next((n for n in range(at + 1, len(lines)) if _closes(lines[n], len(fence))), None)
+        if end is None:
+            return Malformed(f"the block opened with {fence}{language} is never closed")
+        if language.lower() in _BASH:
+            commands.append("\n".join(lines[at + 1 : end]))
+        at = end + 1
+    if submits and commands:
+        return Malformed("there is a command and the submit marker: do one of the two")
+    if submits:
+        return Submit("\n".join(prose).strip())
+    if len(commands) > 1:
+        return Malformed(f"there are {len(commands)} bash blocks: write exactly one")
+    if not commands:
+        return Malformed("there is no bash block and no submit marker", prose=bool(text.strip()))
+    if not commands[0].strip():
+        return Malformed("the bash block is empty")
+    return Command(commands[0])
+
+
+def _closes(line: str, length: int) -> bool:
+    stripped = line.strip(" \t")
+    return len(stripped) >= length and set(stripped) == {"`"} and len(line) - len(line.lstrip(" ")) <= 3

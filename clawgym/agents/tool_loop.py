@@ -1,0 +1,149 @@
+"""Agent ``tool-loop``: a model, four tools, one shell. The whole algorithm is :meth:`ToolLoopAgent.run`.
+
+Invariant: each model call is one recorded step, with everything that was done because of it, also when the
+episode is cut off in the middle of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+from clawgym.agents._dialects import Dialect, Message, TextDialect, ToolsDialect
+from clawgym.agents._toolbox import VERSION, BadCall, Toolbox, now
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.engines.protocol import Engine, Sampling
+from clawgym.errors import AgentError, BudgetExceeded
+from clawgym.records import Observation, Step, Usage
+
+__all__ = ["SYSTEM_PROMPT", "ToolLoopAgent"]
+
+SYSTEM_PROMPT = """\
+You work on a Linux machine, on your own, until the task you are given is done. Nobody answers questions.
+The task's files are in {workspace}, where your shell starts; leave your results there. There is no network.
+A command may run for {command_seconds:g} seconds and must not wait for keyboard input.
+Look at the files before you change them, and check your results before you finish."""
+
+_DIALECTS: dict[str, type[Dialect]] = {"tools": ToolsDialect, "text": TextDialect}
+
+
+class ToolLoopAgent:
+    """Asks ``engine`` what to do, does it, and shows the result, until the model submits or a budget ends.
+
+    ``protocol`` is ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool
+    calls). ``system_prompt`` replaces :data:`SYSTEM_PROMPT`; how to call tools is added to either. A seed that
+    ``sampling`` leaves open is the episode's. After ``max_malformed`` replies in a row with nothing to do in
+    them the episode ends: submitted if the model only talked, an error if it kept calling wrongly. Closing the
+    agent closes its engine.
+    """
+
+    name = "tool-loop"
+    version = VERSION
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        sampling: Sampling | None = None,
+        protocol: Literal["tools", "text"] = "tools",
+        system_prompt: str | None = None,
+        max_malformed: int = 3,
+    ) -> None:
+        if protocol not in _DIALECTS:
+            raise AgentError(f"there is no protocol {protocol!r}: use 'tools' or 'text'")
+        self._engine = engine
+        self._sampling = sampling or Sampling()
+        self._dialect = _DIALECTS[protocol]()
+        self._system_prompt = system_prompt
+        self._max_malformed = max_malformed
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Work on the task. See the class."""
+        task = context.task
+        dialect = self._dialect
+        toolbox = Toolbox(context)
+        sampling = self._sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=context.seed & 0x7FFFFFFF)
+        system = f"{self._system(context)}\n\n{dialect.how_to}"
+        messages: list[Message] = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": task.instruction},
+        ]
+        context.record(Step("system", system, now()))
+        context.record(Step("user", task.instruction, now()))
+        usage = Usage()
+        malformed = 0
+        for number in range(1, task.limits.max_steps + 1):
+            try:
+                completion = await self._engine.complete(messages, tools=dialect.tools, sampling=sampling)
+            except BudgetExceeded as error:
+                return AgentReport("budget", error.cause, usage=usage)
+            usage += completion.usage
+            if completion.turn is not None:
+                context.record_turn(completion.turn)
+            started = now()
+            adaptations = self._engine.receipt().get("adaptations")
+            reply = dialect.read(completion, number)
+            observations: list[Observation] = []
+            done = False
+            submitted: str | None = None
+            try:
+                for call in reply.calls:
+                    try:
+                        content = await toolbox.run(call)
+                        done = True
+                    except BadCall as error:
+                        content = f"[error: {error}]"
+                    else:
+                        if call.name == "submit":
+                            submitted = str(call.arguments.get("message") or completion.text)
+                    observations.append(Observation(content, call.id))
+                if reply.complaint:
+                    observations.append(Observation(reply.complaint))
+            finally:
+                context.record(
+                    Step(
+                        "agent",
+                        completion.text,
+                        started,
+                        tool_calls=reply.calls,
+                        observations=tuple(observations),
+                        reasoning=completion.reasoning,
+                        model=completion.model or None,
+                        usage=completion.usage,
+                        extra={"adaptations": adaptations} if adaptations else {},
+                    )
+                )
+            if submitted is not None:
+                return AgentReport(final_message=submitted, usage=usage)
+            malformed = 0 if done else malformed + 1
+            if malformed >= self._max_malformed:
+                if reply.prose:
+                    return AgentReport(final_message=completion.text, usage=usage)
+                return AgentReport("error", "malformed", final_message=completion.text, usage=usage)
+            messages += dialect.write(completion, reply, observations)
+        return AgentReport("budget", "steps", usage=usage)
+
+    def receipt(self) -> dict[str, Any]:
+        """Name, version, protocol, sampling, a digest of the prompt, and the engine's receipt."""
+        prompt = f"{self._system_prompt or SYSTEM_PROMPT}\n\n{self._dialect.how_to}"
+        return {
+            "name": self.name,
+            "version": self.version,
+            "protocol": self._dialect.name,
+            "sampling": asdict(self._sampling),
+            "system_prompt_sha256": hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest(),
+            "max_malformed": self._max_malformed,
+            "engine": self._engine.receipt(),
+        }
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+    def _system(self, context: AgentContext) -> str:
+        if self._system_prompt is not None:
+            return self._system_prompt
+        task = context.task
+        return SYSTEM_PROMPT.format(workspace=task.workspace, command_seconds=task.limits.command_seconds)

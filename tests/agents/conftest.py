@@ -1,0 +1,75 @@
+"""One attempt of an agent at a task, in a real box."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clawgym.agents import Agent, AgentContext, AgentReport
+from clawgym.records import Limits, Step, Task, TaskFile, Turn, VerifierSpec
+from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+
+from ..engines.fake_openai import fake_openai
+
+__all__ = ["Attempt", "fake_openai", "make_task", "work"]
+
+
+def make_task(**changes: Any) -> Task:
+    """A task whose solution writes ``out.txt`` and whose wrong solutions write something else."""
+    fields: dict[str, Any] = {
+        "id": "t1",
+        "instruction": "Write 42 into out.txt.",
+        "verifier": VerifierSpec("reward_sh", ()),
+        "limits": Limits(max_steps=8, command_seconds=5.0),
+        "solution": (TaskFile("solve.sh", b"echo 42 > out.txt\n"),),
+        "wrong_solutions": (TaskFile("w1.sh", b"echo 41 > out.txt\n"), TaskFile("w2.sh", b"touch out.txt\n")),
+    }
+    return Task(**{**fields, **changes})
+
+
+@dataclass
+class Attempt:
+    """A context over a fresh box, and what was recorded."""
+
+    context: AgentContext
+    steps: list[Step]
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def box(self) -> Sandbox:
+        return self.context.sandbox
+
+    async def file(self, path: str) -> str:
+        """A file of the workspace."""
+        return (await self.box.get(f"{self.context.task.workspace}/{path}")).decode()
+
+    async def exists(self, path: str) -> bool:
+        """Whether an absolute path exists in the box."""
+        return (await self.box.exec(["test", "-e", path])).exit_code == 0
+
+    async def run(self, agent: Agent) -> AgentReport:
+        assert isinstance(agent, Agent)
+        assert agent.receipt()["name"] == agent.name
+        return await agent.run(self.context)
+
+
+@pytest.fixture
+async def work(backend: Backend) -> AsyncIterator[Callable[..., Any]]:
+    """``await work(task, seed=..., sample=...)`` is an :class:`Attempt` in a fresh box."""
+    boxes: list[Sandbox] = []
+
+    async def start(task: Task | None = None, *, seed: int = 0, sample: int = 0) -> Attempt:
+        task = task or make_task()
+        box = await backend.create(SandboxSpec(workdir=task.workspace, limits=task.limits))
+        boxes.append(box)
+        steps: list[Step] = []
+        turns: list[Turn] = []
+        context = AgentContext(task, box, seed, sample, steps.append, turns.append)
+        return Attempt(context, steps, turns)
+
+    yield start
+    for box in boxes:
+        await box.close()

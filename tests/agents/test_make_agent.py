@@ -1,0 +1,52 @@
+"""make_agent: names, options and what it says when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym.agents import NAMES, Agent, ToolLoopAgent, make_agent
+from clawgym.engines import Prices, ReplayEngine
+from clawgym.errors import AgentError
+
+
+def test_every_name_makes_an_agent(tmp_path: Path):
+    script = tmp_path / "a.sh"
+    script.write_text("true\n")
+    lines = tmp_path / "c.jsonl"
+    lines.write_text('{"task_id": "a", "commands": []}\n')
+    options: dict[str, dict[str, Any]] = {
+        "script": {"source": script},
+        "replay": {"source": lines},
+        "tool-loop": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
+    }
+    for name in NAMES:
+        agent = make_agent(name, **options.get(name, {}))
+        assert isinstance(agent, Agent)
+        assert agent.name == name
+        assert agent.version
+
+
+def test_any_engine_will_do():
+    assert isinstance(make_agent("tool-loop", engine=ReplayEngine([]), protocol="text"), ToolLoopAgent)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("orcale", {}, "Did you mean 'oracle'"),
+        ("zzz", {}, "Agents: noop, oracle"),
+        ("oracle", {"model": "m"}, "does not take model: it takes no options"),
+        ("replay", {"model": "m"}, "it takes source"),
+        ("replay", {}, "needs source="),
+        ("script", {}, "needs source="),
+        ("script", {"source": "/nowhere.sh"}, "check the path"),
+        ("tool-loop", {}, "needs model="),
+        ("tool-loop", {"engine": ReplayEngine([]), "prices": Prices(1, 1)}, "already says prices"),
+    ],
+)
+def test_mistakes_are_named(name: str, options: dict[str, Any], message: str):
+    with pytest.raises(AgentError, match=message):
+        make_agent(name, **options)

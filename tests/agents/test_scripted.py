@@ -1,0 +1,112 @@
+"""noop, oracle, script and sloppy, in real boxes."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent, SloppyAgent
+from clawgym.agents.oracle import SOLUTION_DIR
+from clawgym.errors import AgentError, SandboxDied
+from clawgym.records import Limits, TaskFile
+
+from .conftest import make_task
+
+
+async def test_noop_leaves_everything_alone(work):
+    attempt = await work()
+    report = await attempt.run(NoopAgent())
+    assert report.stop == "submitted"
+    assert attempt.steps == []
+    assert (await attempt.box.exec(["ls", "-A", attempt.context.task.workspace])).output == b""
+
+
+async def test_oracle_runs_the_solution_in_the_workspace_and_removes_it(work):
+    solution = (
+        TaskFile("solve.sh", b'pwd > where.txt\ncp "$(dirname "$0")/data/answer" out.txt\nexit 3\n'),
+        TaskFile("data/answer", b"42\n"),
+    )
+    attempt = await work(make_task(solution=solution))
+    report = await attempt.run(OracleAgent())
+    assert report.stop == "submitted"
+    assert await attempt.file("out.txt") == "42\n"
+    assert await attempt.file("where.txt") == attempt.context.task.workspace + "\n"
+    assert not await attempt.exists(SOLUTION_DIR)
+    (step,) = attempt.steps
+    assert step.tool_calls[0].name == "bash"
+    assert "exit code 3" in step.observations[0].content
+    assert step.observations[0].call_id == step.tool_calls[0].id
+
+
+async def test_oracle_leaves_services_running(work):
+    solve = b"(while :; do date +%N > beat.txt; sleep 0.05; done) > /dev/null 2>&1 &\n"
+    attempt = await work(make_task(solution=(TaskFile("solve.sh", solve),)))
+    await attempt.run(OracleAgent())
+    await attempt.box.exec(["sleep", "0.3"])
+    first = await attempt.file("beat.txt")
+    await attempt.box.exec(["sleep", "0.3"])
+    assert await attempt.file("beat.txt") != first
+
+
+async def test_a_solution_may_take_the_whole_phase(work):
+    task = make_task(
+        solution=(TaskFile("solve.sh", b"sleep 1.5; echo 42 > out.txt"),), limits=Limits(command_seconds=0.5)
+    )
+    attempt = await work(task)
+    await attempt.run(OracleAgent())
+    assert await attempt.file("out.txt") == "42\n"
+
+
+async def test_no_solution_is_an_agent_error(work):
+    attempt = await work(make_task(solution=()))
+    with pytest.raises(AgentError, match=r"add solution/solve\.sh"):
+        await attempt.run(OracleAgent())
+
+
+async def test_script_runs_word_for_word_and_leaves_no_trace(work):
+    script = b"set -e\ncat <<'END_OF_SCRIPT'\n$HOME `x` \\\nEND_OF_SCRIPT\nread line < /dev/null || true\n"
+    script += "printf 'é\\n' > out.txt\nfalse\necho never > out.txt".encode()
+    attempt = await work()
+    await attempt.run(ScriptAgent(script, "wrong-1"))
+    assert await attempt.file("out.txt") == "é\n"
+    (step,) = attempt.steps
+    assert step.observations[0].content.startswith("$HOME `x` \\\n[exit code 1; ")
+    assert not await attempt.exists("/tmp/.clawgym-script")
+
+
+def test_a_script_that_is_no_text_is_refused():
+    with pytest.raises(AgentError, match="UTF-8"):
+        ScriptAgent(b"\xff")
+    with pytest.raises(AgentError, match="NUL"):
+        ScriptAgent(b"a\0b")
+    assert ScriptAgent(b"a").receipt() != ScriptAgent(b"b").receipt()
+
+
+async def test_the_death_of_the_box_gets_out_and_the_step_is_kept(work):
+    attempt = await work()
+    await attempt.box.stop()
+    with pytest.raises(SandboxDied):
+        await attempt.run(ScriptAgent(b"echo 1"))
+    assert len(attempt.steps) == 1
+    assert attempt.steps[0].observations == ()
+
+
+async def test_sloppy_is_right_about_half_of_the_time_and_always_the_same(work):
+    attempt = await work(make_task())
+    answers = {}
+    for seed in range(12):
+        for _ in range(2):
+            attempt.steps.clear()
+            again = type(attempt)(
+                type(attempt.context)(attempt.context.task, attempt.box, seed, 0, attempt.steps.append), attempt.steps
+            )
+            await again.run(SloppyAgent())
+            answers.setdefault(seed, []).append(await attempt.file("out.txt"))
+    assert all(len(set(texts)) == 1 for texts in answers.values())
+    right = sum(texts[0] == "42\n" for texts in answers.values())
+    assert 2 <= right <= 10
+
+
+async def test_sloppy_needs_both_kinds_of_solution(work):
+    attempt = await work(make_task(wrong_solutions=()))
+    with pytest.raises(AgentError, match="terminal-basic"):
+        await attempt.run(SloppyAgent())
