@@ -106,7 +106,9 @@ class Receipt:
         if not isinstance(raw, Mapping) or "kind" not in raw:
             raise RunFolderError("this receipt.json is not a ClawGym receipt: give a run folder")
         names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: tuple(v) if k == "resumed" else v for k, v in raw.items() if k in names})
+        fields: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
+        fields["resumed"] = tuple(fields.get("resumed", ()))
+        return cls(**fields)
 
 
 def make_receipt(

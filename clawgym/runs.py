@@ -178,8 +178,10 @@ class RunFolder:
         """Where one episode's files are."""
         return self.path / "episodes" / safe_name(task_id, sample)
 
-    def record(self, episode: Episode, *, attempt: int = 0, agent_version: str = "", model: str | None = None) -> None:
-        """Write the episode's files, then its line."""
+    def record(
+        self, episode: Episode, *, attempt: int = 0, agent_version: str = "", model: str | None = None
+    ) -> dict[str, Any]:
+        """Write the episode's files, then its line; returns that row."""
         folder = self.episode_folder(episode.task_id, episode.sample)
         folder.mkdir(parents=True, exist_ok=True)
         document = episode_to_atif(episode, agent_version=agent_version, model=model)
@@ -188,13 +190,13 @@ class RunFolder:
             _write_atomic(folder / "workspace.tar.gz", episode.workspace)
         if episode.result is not None:
             _write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
-        self.append(result_row(episode, attempt=attempt))
+        return self.append(result_row(episode, attempt=attempt))
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Append one row; on return it is on disk. A failed append leaves the file as it was."""
         self._check_writable()
-        row = json_safe(row)
-        data = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line: dict[str, Any] = json_safe(row)
+        data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._append, (self.path / RESULTS).open("ab", buffering=0) as file:
             before = os.fstat(file.fileno()).st_size
             try:
@@ -205,7 +207,8 @@ class RunFolder:
             except OSError as error:
                 file.truncate(before)
                 raise RunFolderError(f"{self.path / RESULTS}: {error.strerror}: make room and run it again") from error
-            self.rows.append(row)
+            self.rows.append(line)
+        return line
 
     def write(self, name: str, data: bytes) -> Path:
         """Write one file of the folder itself (``summary.json``, ``report.html``), atomically."""

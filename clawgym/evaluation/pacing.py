@@ -1,0 +1,99 @@
+"""How many episodes run at once: as many as the machine carries, never more than was asked for.
+
+Invariant: at least one, at most the ceiling; one burst of failures halves the number once, not once per failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Machine", "Pace"]
+
+_MIB = 2**20
+
+
+def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """MiB left below this process' memory limit, for cgroup v2 and v1; infinite without one."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return (int((root / limit).read_text()) - int((root / used).read_text())) / _MIB
+        except (OSError, ValueError):
+            continue
+    return float("inf")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine has left. Replaceable in tests."""
+
+    cores: int
+    memory_mb: Callable[[], float]
+    """MiB that can be taken without swapping."""
+    load: Callable[[], float]
+    """Runnable processes per core, over the last minute."""
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The machine this process runs on."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+        def memory() -> float:
+            try:
+                text = Path("/proc/meminfo").read_text()
+                free = int(text.split("MemAvailable:")[1].split()[0]) / 1024
+            except (OSError, IndexError, ValueError):
+                return float("inf")
+            return min(free, _cgroup_room())
+
+        def load() -> float:
+            try:
+                return os.getloadavg()[0] / (os.cpu_count() or 1)
+            except OSError:
+                return 0.0
+
+        return cls(cores, memory, load)
+
+
+class Pace:
+    """Additive increase, multiplicative decrease (AIMD) of the number of episodes at once.
+
+    It starts from the cores and the memory that the tasks may use; a full round without a host fault
+    adds one, a host fault or a machine short of memory or time halves it.
+    """
+
+    def __init__(self, task_memory_mb: int, ceiling: int | None = None, machine: Machine | None = None) -> None:
+        self.machine = machine or Machine.this()
+        self._task_memory_mb = max(1, task_memory_mb)
+        fits = 0.8 * self.machine.memory_mb() // self._task_memory_mb
+        self.ceiling = ceiling or max(1, int(min(fits, 32 * self.machine.cores)))
+        self.limit = max(1, int(min(self.ceiling, fits, 2 * self.machine.cores)))
+        self.round = 0
+        """Goes up at each decrease; give the value at an attempt's start to :meth:`failed`."""
+        self._good = 0
+
+    def succeeded(self) -> None:
+        """An attempt ended without a host fault."""
+        if self._short():
+            self.failed(self.round)
+            return
+        self._good += 1
+        if self._good >= self.limit:
+            self._good = 0
+            if self.machine.load() < 1.5:
+                self.limit = min(self.ceiling, self.limit + 1)
+
+    def failed(self, round_: int) -> None:
+        """An attempt that began in ``round_`` met a host fault."""
+        self._good = 0
+        if round_ == self.round:
+            self.round += 1
+            self.limit = max(1, self.limit // 2)
+
+    def _short(self) -> bool:
+        return self.machine.memory_mb() < self._task_memory_mb / 2 or self.machine.load() > 4

@@ -1,0 +1,178 @@
+"""Live progress of a run: a small panel on a terminal, a line now and then elsewhere.
+
+Invariant: shows what the rows say and never changes the run; task ids and causes are printed as plain text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clawgym.evaluation import statistics
+from clawgym.evaluation.summary import UNSUPPORTED, cause, strict
+from clawgym.records import Outcome
+from clawgym.runs import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["NoProgress", "ProgressView", "RichProgress", "duration"]
+
+
+class ProgressView(Protocol):
+    """What the runner tells."""
+
+    def start(self, folder: RunFolder, to_run: int) -> None:
+        """``to_run`` episodes are missing; the others of the run are in ``folder``."""
+        ...
+
+    def running(self, now: int, limit: int) -> None: ...
+
+    def finished(self, row: Mapping[str, Any]) -> None:
+        """One attempt is on disk."""
+        ...
+
+    def stop(self, hopeless: str | None) -> None:
+        """The run ends; ``hopeless`` is the cause if too many attempts in a row ended ``infra``."""
+        ...
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def start(self, folder: RunFolder, to_run: int) -> None: ...
+
+    def running(self, now: int, limit: int) -> None: ...
+
+    def finished(self, row: Mapping[str, Any]) -> None: ...
+
+    def stop(self, hopeless: str | None) -> None: ...
+
+
+def duration(seconds: float) -> str:
+    """``95`` -> ``1m35s``."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class RichProgress:
+    """For people: live on a terminal, else a line every tenth of the run or ``every`` seconds."""
+
+    def __init__(self, console: Console, *, every: float = 15.0) -> None:
+        self._console = console
+        self._every = every
+        self._live = None
+        self._by_task: dict[str, list[float]] = defaultdict(list)
+        self._causes: Counter[str] = Counter()
+        self._infra = self._attempts = self._unsupported = self._ran = self._running = self._limit = 0
+        self._total = self._to_run = 0
+        self._began = self._said = time.monotonic()
+
+    def start(self, folder: RunFolder, to_run: int) -> None:
+        for row in folder.latest.values():
+            if row["outcome"] != Outcome.INFRA:
+                self._count(row)
+        self._attempts = 0
+        self._ran = 0
+        self._to_run = to_run
+        self._total = to_run + self._done
+        self._began = self._said = time.monotonic()
+        if self._done:
+            self._console.print(f"Continuing: {self._done} of {self._total} episodes are already there.", markup=False)
+        if self._console.is_terminal and to_run:
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def running(self, now: int, limit: int) -> None:
+        self._running, self._limit = now, limit
+
+    def finished(self, row: Mapping[str, Any]) -> None:
+        self._count(row)
+        if self._live is None:
+            now, step = time.monotonic(), max(1, self._total // 10)
+            if self._ran == self._to_run or self._ran % step == 0 or now - self._said > self._every:
+                self._said = now
+                self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self, hopeless: str | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if hopeless:
+            self._console.print(
+                f"Stopped: too many host or engine failures in a row ({hopeless}). Mend that, then run the same "
+                "command to continue.",
+                markup=False,
+                style="bold red",
+            )
+
+    @property
+    def _done(self) -> int:
+        return sum(map(len, self._by_task.values())) + self._unsupported
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        if row["outcome"] == UNSUPPORTED:
+            self._unsupported += 1
+            self._ran += 1
+            return
+        self._attempts += 1
+        if row["outcome"] == Outcome.INFRA:
+            self._infra += 1
+            return
+        self._ran += 1
+        self._by_task[row["task_id"]].append(strict(row))
+        if strict(row) < 1:
+            self._causes[cause(row)] += 1
+
+    def _score(self) -> str:
+        estimate = statistics.rate(list(self._by_task.values()))
+        if estimate is None:
+            return "strict -"
+        return f"strict {100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+    def _left(self) -> str:
+        if not self._ran:
+            return "-"
+        return duration((time.monotonic() - self._began) / self._ran * (self._to_run - self._ran))
+
+    def _line(self) -> str:
+        parts = [f"{self._done}/{self._total}", self._score(), f"{self._running} running", f"{self._left()} left"]
+        if self._infra:
+            parts.append(f"{self._infra} host faults")
+        if self._causes:
+            parts.append("not solved: " + self._top_causes())
+        return "  ".join(parts)
+
+    def _top_causes(self) -> str:
+        return ", ".join(f"{count} {why[:40]}" for why, count in self._causes.most_common(4))
+
+    def _panel(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=max(1, self._total), completed=self._done, width=36),
+            Text(f"{self._done}/{self._total}", style="bold"),
+            Text(self._score(), style="cyan"),
+            Text(f"{self._left()} left", style="dim"),
+        )
+        facts = f"{self._running} running (at most {self._limit} now)"
+        if self._infra:
+            facts += f" · {self._infra} of {self._attempts} attempts hit a host fault"
+        if self._unsupported:
+            facts += f" · {self._unsupported} unsupported"
+        lines = [bar, Text(facts, style="dim")]
+        if self._causes:
+            lines.append(Text(f"not solved: {self._top_causes()}", style="yellow"))
+        return Group(*lines)

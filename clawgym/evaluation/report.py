@@ -1,0 +1,286 @@
+"""``report.html``: one file that shows a whole run, without a server or a network.
+
+Invariants: nothing is loaded from anywhere (its Content-Security-Policy allows exactly the one style and
+the one script it carries, by hash); every text of a task, an agent or a verifier is hostile and reaches the
+page only escaped or through ``textContent``; its size is bounded: long texts are cut with a note that says
+where the whole is.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from clawgym.atif import steps_from_atif
+from clawgym.errors import TaskError
+from clawgym.evaluation import charts, summary
+from clawgym.evaluation.progress import duration
+from clawgym.evaluation.statistics import Estimate
+from clawgym.records import Outcome, Step
+from clawgym.runs import RunFolder, safe_name
+
+__all__ = ["render_report", "write_report"]
+
+_HERE = Path(__file__).parent
+_TOTAL = 20 * 2**20
+"""About how large the embedded transcripts may be together."""
+_TEXT_CAPS = (16_000, 4_000, 1_000, 240)
+_LARGEST_TRANSCRIPT = 64 * 2**20
+
+
+def write_report(path: str | Path) -> Path:
+    """Render ``report.html`` of the run folder at ``path`` again, and return where it is."""
+    run = RunFolder.read(path)
+    target = run.path / "report.html"
+    target.write_text(render_report(run), encoding="utf-8")
+    return target
+
+
+def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
+    """The page for a run folder."""
+    css, script = ((_HERE / f"report.{kind}.j2").read_text(encoding="utf-8") for kind in ("css", "js"))
+    rows = _shown(run)
+    budget = max(2_000, min(400_000, total // max(1, len(rows))))
+    page = _environment().get_template("report.html.j2")
+    scores = summary.summarize(run)
+    graded = [row for row in rows if row["outcome"] in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED)]
+    text = page.render(
+        css=Markup(css),
+        script=Markup(script),
+        css_hash=_csp_hash(css),
+        script_hash=_csp_hash(script),
+        receipt=run.receipt,
+        receipt_json=json.dumps(run.receipt.to_dict() | {"tasks": f"{len(run.receipt.tasks)} tasks"}, indent=2),
+        about=_about(run),
+        s=scores,
+        rows=[_table_row(run, row) for row in rows],
+        categories=sorted({str(_task(run, row).get("category")) for row in rows if _task(run, row).get("category")}),
+        distribution=charts.histogram(
+            [
+                ("solved", [summary.official(row) for row in graded if summary.strict(row) == 1]),
+                ("unsolved", [summary.official(row) for row in graded if summary.strict(row) < 1]),
+            ]
+        ),
+        tiles=_tiles(scores, graded),
+        data=Markup(_script_json([_detail(run, row, budget) for row in rows])),
+        whisker=charts.whisker,
+        bar=charts.bar,
+    )
+    return text.replace("\0", "\ufffd")
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"pct": _percent, "interval": _interval, "count": _count, "duration": duration}
+    return environment
+
+
+def _percent(estimate: Estimate | None) -> str:
+    return "–" if estimate is None else f"{100 * estimate.value:.1f}"
+
+
+def _interval(estimate: Estimate | None) -> str:
+    return "" if estimate is None else f"{100 * estimate.low:.1f} – {100 * estimate.high:.1f}"
+
+
+def _count(number: float) -> str:
+    if number < 10_000:
+        return f"{number:,.0f}"
+    return f"{number / 1e6:,.2f} M" if number >= 1e6 else f"{number / 1e3:,.1f} k"
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot leave its ``<script>`` element."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _task(run: RunFolder, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return run.receipt.tasks.get(row["task_id"], {})
+
+
+def _shown(run: RunFolder) -> list[dict[str, Any]]:
+    """The last row of each episode, in the task set's order."""
+    order = {task: n for n, task in enumerate(run.receipt.tasks)}
+    return sorted(run.latest.values(), key=lambda row: (order.get(row["task_id"], len(order)), row["sample"]))
+
+
+def _about(run: RunFolder) -> list[tuple[str, str]]:
+    """The receipt in a few words."""
+    receipt = run.receipt
+    task_set, agent, engine = receipt.task_set, receipt.agent, receipt.engine
+    facts = [
+        ("Agent", " ".join(str(agent.get(key, "")) for key in ("name", "version")).strip()),
+        ("Model", str(engine.get("model") or agent.get("model") or "")),
+        ("Task set hash", str(task_set.get("hash", ""))[:12]),
+        ("Samples", str(receipt.samples)),
+        ("Seed", str(receipt.seed)),
+        ("Isolation", str(receipt.isolation.get("tier", ""))),
+        ("ClawGym", receipt.library),
+        ("Started", receipt.created.replace("T", " ").replace("+00:00", " UTC")),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
+    result, usage = row.get("result") or {}, row.get("usage") or {}
+    checks = result.get("checks") or {}
+    graded = row["outcome"] not in (Outcome.INFRA, summary.UNSUPPORTED)
+    about = _task(run, row)
+    return {
+        "task": row["task_id"],
+        "sample": row["sample"],
+        "category": str(about.get("category") or ""),
+        "outcome": str(row["outcome"]),
+        "official": summary.official(row) if graded else None,
+        "corrected": summary.corrected(row) if graded else None,
+        "passed": sum(value >= 1 for value in checks.values()),
+        "checks": len(checks),
+        "steps": row.get("steps", 0),
+        "tokens": usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0),
+        "seconds": sum((row.get("seconds") or {}).values()),
+        "cause": summary.cause(row) if graded and summary.strict(row) < 1 else (row.get("cause") or ""),
+        "tampered": bool(result.get("tampered")),
+        "runs_agent_code": bool(about.get("executes_agent_code")),
+    }
+
+
+def _tiles(scores: summary.Summary, graded: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """(label, value, note) of cost, tokens and time."""
+    usage = scores.usage
+    episodes = max(1, len(graded))
+    tiles = []
+    if usage.prompt_tokens or usage.completion_tokens:
+        cached = f"{100 * usage.cached_tokens / usage.prompt_tokens:.0f}% cached" if usage.prompt_tokens else ""
+        tiles.append(("Tokens in", _count(usage.prompt_tokens), cached))
+        tiles.append(
+            ("Tokens out", _count(usage.completion_tokens), f"{_count(usage.completion_tokens / episodes)} an episode")
+        )
+    if usage.cost_usd is not None:
+        each = "" if scores.cost_per_solved is None else f"${scores.cost_per_solved:.4f} per solved episode"
+        tiles.append(("Cost", f"${usage.cost_usd:,.2f}", each))
+    totals = sorted(sum((row.get("seconds") or {}).values()) for row in graded)
+    if totals:
+        tiles.append(("Box time", duration(sum(totals)), f"median {duration(statistics.median(totals))} an episode"))
+        tiles.append(("Slowest", duration(totals[-1]), f"95% within {duration(totals[int(0.95 * (len(totals) - 1))])}"))
+    for phase, label in (("agent", "Agent"), ("verify", "Grading")):
+        if scores.seconds.get(phase):
+            seconds = scores.seconds[phase]
+            tiles.append((label, duration(seconds), f"{seconds / episodes:.2g} s an episode"))
+    return tiles
+
+
+def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, Any]:
+    """What a click on one episode shows, in at most about ``budget`` bytes of JSON."""
+    name = f"episodes/{safe_name(row['task_id'], row['sample'])}"
+    result = row.get("result") or {}
+    facts: dict[str, Any] = {
+        "files": name,
+        "checks": {str(k)[:200]: v for k, v in list((result.get("checks") or {}).items())[:300]},
+        "facts": [
+            [label, _cut(str(value), 400, name)]
+            for label, value in (
+                ("Cause", row.get("cause")),
+                ("Verifier", result.get("cause")),
+                ("Grading", result.get("mode")),
+                ("Floor", result.get("floor")),
+                ("Changed inputs", ", ".join(result.get("changed_inputs") or ())),
+                ("Not kept", "; ".join(row.get("dropped") or ())),
+                ("Seed", row.get("seed")),
+                ("Attempt", row.get("attempt") or None),
+                ("Seconds", ", ".join(f"{k} {v:.2f}" for k, v in (row.get("seconds") or {}).items())),
+            )
+            if value not in (None, "")
+        ],
+        "final": _cut(str(row.get("final_message") or ""), 4_000, name),
+        "log": _cut(_read_text(run.path / name / "verifier.log"), min(8_000, budget // 8), f"{name}/verifier.log"),
+        "note": "",
+        "steps": [],
+    }
+    steps, facts["note"] = _steps(run.path / name / "transcript.json")
+    where = f"{name}/transcript.json"
+    shown: list[dict[str, Any]] = []
+    for cap in _TEXT_CAPS:
+        shown = [dict(_shown_step(step, cap, where)) for step in steps]
+        if len(json.dumps(shown)) <= budget:
+            break
+    else:
+        keep = max(1, budget // 1_500)
+        if len(shown) > 2 * keep:
+            facts["note"] = f"{len(shown) - 2 * keep} steps in the middle are left out; the whole is in {where}."
+            shown = shown[:keep] + shown[-keep:]
+    facts["steps"] = shown
+    return facts
+
+
+def _steps(path: Path) -> tuple[tuple[Step, ...], str]:
+    try:
+        if path.stat().st_size > _LARGEST_TRANSCRIPT:
+            return (), f"The transcript is too large to show; see {path.parent.name}/{path.name}."
+        return steps_from_atif(json.loads(path.read_bytes())), ""
+    except FileNotFoundError:
+        return (), "No transcript was kept."
+    except (OSError, ValueError, TaskError) as error:
+        return (), f"The transcript cannot be read ({type(error).__name__})."
+
+
+def _shown_step(step: Step, cap: int, where: str) -> Iterator[tuple[str, Any]]:
+    yield "from", step.source
+    if step.message:
+        yield "text", _cut(step.message, cap, where)
+    if step.reasoning:
+        yield "why", _cut(step.reasoning, cap, where)
+    if step.tool_calls:
+        yield (
+            "calls",
+            [
+                [_cut(call.name, 80, where), _cut(_arguments(call.arguments), cap, where), call.id[:80]]
+                for call in step.tool_calls[:50]
+            ],
+        )
+    if step.observations:
+        yield "seen", [[_cut(seen.content, cap, where), (seen.call_id or "")[:80]] for seen in step.observations[:50]]
+    if step.usage:
+        yield "tokens", [step.usage.prompt_tokens, step.usage.completion_tokens]
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    """One text argument as it is, anything else as JSON."""
+    if len(arguments) == 1 and isinstance(only := next(iter(arguments.values())), str):
+        return only
+    return json.dumps(dict(arguments), ensure_ascii=False, indent=1)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(2**20).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _cut(text: str, cap: int, where: str) -> str:
+    """Both ends of a long text, with a note between them."""
+    if len(text) <= cap:
+        return text
+    half = cap // 2
+    note = f"\n[... {len(text) - 2 * half:,} characters are left out here; the whole is in {where} ...]\n"
+    return text[:half] + note + text[len(text) - half :]

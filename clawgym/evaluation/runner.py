@@ -1,0 +1,256 @@
+"""``evaluate``: a task set times k samples through one agent, into a run folder.
+
+Invariants: an episode depends on its seed (run seed, task, sample) and on nothing that ran beside it; the
+order of starting is fixed; stopping at any moment loses at most the episodes in flight, and the same call
+goes on from there; a failure of the host or the engine is retried and never scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from clawgym.agents.protocol import Agent
+from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask
+from clawgym.evaluation.pacing import Pace
+from clawgym.evaluation.progress import NoProgress, ProgressView
+from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
+from clawgym.records import Episode, Outcome, Task, TaskSet
+from clawgym.runs import SUMMARY, Receipt, RunFolder, make_receipt, now
+from clawgym.sandbox.protocol import Backend
+
+__all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
+
+ATTEMPTS = 3
+"""Tries per episode while it ends ``infra``."""
+_HOPELESS = 12
+"""So many ``infra`` attempts in a row, and as many as three rounds, stop the run: something is down."""
+
+
+class EpisodeFunction(Protocol):
+    """The shape of :func:`clawgym.rollout.run_episode`."""
+
+    async def __call__(
+        self, task: Task, agent: Agent, backend: Backend, *, seed: int, sample: int = 0, keep_workspace: bool = True
+    ) -> Episode: ...
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What to evaluate, and where the results go."""
+
+    task_set: TaskSet
+    agent: Agent
+    backend: Backend
+    out: Path
+    """The run folder; an existing one of the same configuration is continued."""
+    samples: int = 1
+    """Episodes per task."""
+    seed: int = 0
+    concurrency: int | None = None
+    """Most episodes at once; ``None``: as many as the machine carries."""
+    keep_workspaces: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings that change results; they go into the receipt and its identity."""
+
+
+def episode_seed(run_seed: int, task_hash: str, sample: int) -> int:
+    """The seed of one episode: 31 bits of SHA-256 over the run's seed, the task's content and the sample."""
+    digest = hashlib.sha256(f"{run_seed}:{task_hash}:{sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+async def evaluate(
+    config: EvalConfig,
+    *,
+    run_episode: EpisodeFunction | None = None,
+    progress: ProgressView | None = None,
+    stop: asyncio.Event | None = None,
+    retry_seconds: float = 1.0,
+) -> Summary:
+    """Run what is missing from the run folder, then write ``summary.json`` and ``report.html``.
+
+    The agent and the backend stay open; who made them closes them. Setting ``stop`` cancels what is in
+    flight and returns an incomplete summary; so does a long row of ``infra`` attempts.
+
+    Raises :class:`~clawgym.errors.RunFolderError` if the folder belongs to another configuration, and
+    :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
+    """
+    isolation = await config.backend.probe()
+    receipt = make_receipt(
+        "eval",
+        config.task_set,
+        agent={"name": config.agent.name, "version": config.agent.version, **config.agent.receipt()},
+        seed=config.seed,
+        samples=config.samples,
+        config=config.settings,
+        isolation=isolation.as_dict(),
+    )
+    with RunFolder.open(config.out, receipt) as folder:
+        run = _Run(config, folder, run_episode or _default_episode(), progress or NoProgress(), retry_seconds)
+        await run.all(stop or asyncio.Event())
+        summary = summarize(folder)
+        folder.write_json(SUMMARY, summary.to_dict())
+        await asyncio.to_thread(_report, folder)
+    return summary
+
+
+def _default_episode() -> EpisodeFunction:
+    from clawgym.rollout import run_episode
+
+    return run_episode
+
+
+def _report(folder: RunFolder) -> None:
+    from clawgym.evaluation.report import render_report
+
+    folder.write("report.html", render_report(folder).encode())
+
+
+class _Job(NamedTuple):
+    task: Task
+    sample: int
+
+
+class _Run:
+    """One call of :func:`evaluate`."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        folder: RunFolder,
+        run_episode: EpisodeFunction,
+        progress: ProgressView,
+        retry_seconds: float,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._run_episode = run_episode
+        self._progress = progress
+        self._retry_seconds = retry_seconds
+        memory = max((task.limits.memory_mb for task in config.task_set.tasks), default=1)
+        self._pace = Pace(memory, config.concurrency)
+        self._earlier = Counter(row["key"] for row in folder.rows)
+        self._infra_in_a_row = 0
+        self._hopeless: str | None = None
+
+    async def all(self, stop: asyncio.Event) -> None:
+        pending = deque(self._jobs())
+        running: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(stop.wait())
+        self._progress.start(self._folder, len(pending))
+        try:
+            while (pending or running) and not stop.is_set():
+                if self._hopeless:
+                    pending.clear()
+                while pending and len(running) < self._pace.limit:
+                    running.add(asyncio.create_task(self._episode(pending.popleft())))
+                self._progress.running(len(running), self._pace.limit)
+                if not running:
+                    break
+                finished, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished - {stopped}:
+                    running.discard(task)
+                    task.result()
+        finally:
+            stopped.cancel()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._progress.stop(self._hopeless)
+
+    def _jobs(self) -> Iterator[_Job]:
+        """What is still to run: every task once, then every task's second sample, ..."""
+        done = self._folder.done
+        for sample in range(self._config.samples):
+            for task in self._config.task_set.tasks:
+                if task.unsupported is None and f"{task.id}#{sample}" not in done:
+                    yield _Job(task, sample)
+
+    async def _episode(self, job: _Job) -> None:
+        earlier = self._earlier[f"{job.task.id}#{job.sample}"]
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(self._retry_seconds * 4 ** (attempt - 1))
+            round_ = self._pace.round
+            episode, row = await self._attempt(job)
+            if row is not None:
+                self._folder.append(row)
+                self._progress.finished(row)
+                return
+            assert episode is not None
+            await self._record(episode, earlier + attempt)
+            if episode.outcome != Outcome.INFRA:
+                self._infra_in_a_row = 0
+                self._pace.succeeded()
+                return
+            self._pace.failed(round_)
+            self._infra_in_a_row += 1
+            if self._infra_in_a_row >= max(_HOPELESS, ATTEMPTS * self._pace.limit):
+                self._hopeless = episode.cause or "unknown"
+            if self._hopeless:
+                return
+
+    async def _attempt(self, job: _Job) -> tuple[Episode | None, dict[str, Any] | None]:
+        """The episode, or the row of a task that cannot run here."""
+        config, task = self._config, job.task
+        seed = episode_seed(config.seed, task.content_hash, job.sample)
+        try:
+            episode = await self._run_episode(
+                task,
+                config.agent,
+                config.backend,
+                seed=seed,
+                sample=job.sample,
+                keep_workspace=config.keep_workspaces,
+            )
+            return episode, None
+        except (UnsupportedTask, AgentError) as error:
+            return None, {
+                "key": f"{task.id}#{job.sample}",
+                "task_id": task.id,
+                "task_hash": task.content_hash,
+                "sample": job.sample,
+                "outcome": UNSUPPORTED,
+                "cause": str(error),
+                "finished": now(),
+            }
+        except (SandboxUnavailable, RunFolderError):
+            raise
+        except Exception as error:  # one episode's accident is data, not the end of the run
+            trace = "".join(traceback.format_exception(error))[-20_000:]
+            folder = self._folder.episode_folder(task.id, job.sample)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "error.log").write_text(trace, encoding="utf-8", errors="replace")
+            cause = f"{type(error).__name__}: {error}"[:300]
+            return Episode(
+                task.id, task.content_hash, job.sample, seed, config.agent.name, Outcome.INFRA, cause=cause
+            ), None
+
+    async def _record(self, episode: Episode, attempt: int) -> None:
+        """Write the episode; once begun this is finished, also when the run is being stopped."""
+        writing = asyncio.create_task(
+            asyncio.to_thread(
+                self._folder.record,
+                episode,
+                attempt=attempt,
+                agent_version=self._config.agent.version,
+                model=_model(self._folder.receipt),
+            )
+        )
+        try:
+            self._progress.finished(await asyncio.shield(writing))
+        except asyncio.CancelledError:
+            await writing
+            raise
+
+
+def _model(receipt: Receipt) -> str | None:
+    model = receipt.engine.get("model") or receipt.agent.get("model")
+    return str(model) if model else None

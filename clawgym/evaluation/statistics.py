@@ -1,0 +1,124 @@
+"""Means, rates and their intervals; pass@k and pass^k.
+
+Invariants: every task weighs the same, however many samples it has; the task, not the sample, is the unit
+of evidence (samples of one task are correlated); every interval is within [0, 1], holds its mean, and is
+computed in closed form: the same rows give the same digits. Formulas and sources are in ``docs/evaluation.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+__all__ = ["CONFIDENCE", "Estimate", "mean", "pass_at_k", "pass_hat_k", "rate", "student_t", "wilson"]
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+    method: str
+    """``wilson``, ``wilson-clustered``, ``t`` or ``none`` (one task: the interval says nothing)."""
+
+    def overlaps(self, other: Estimate) -> bool:
+        """Whether the two intervals share a point."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def student_t(p: float, df: int) -> float:
+    """Quantile of Student's t: exact for 1 and 2 degrees of freedom, else Abramowitz & Stegun 26.7.5."""
+    if not 0 < p < 1 or df < 1:
+        raise ValueError(f"no t quantile for p={p}, df={df}: give 0 < p < 1 and df >= 1")
+    if df == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if df == 2:
+        return (2 * p - 1) / math.sqrt(2 * p * (1 - p))
+    z = NormalDist().inv_cdf(p)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / df**power for power, term in enumerate(terms, 1))
+
+
+def wilson(p: float, n: float) -> tuple[float, float]:
+    """Wilson's (1927) score interval for a proportion ``p`` seen in ``n`` independent trials."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    shrink = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    half = z / shrink * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def rate(by_task: Sequence[Sequence[float]]) -> Estimate | None:
+    """A pass rate: one inner sequence of 0/1 per task. ``None`` without tasks.
+
+    One sample a task: Wilson's interval. More: Wilson's with the effective sample size p(1-p)/SE², where SE
+    is the standard error clustered by task; it is kept between the number of tasks and of samples.
+    """
+    by_task = [group for group in by_task if len(group)]
+    if not by_task:
+        return None
+    means = [fmean(group) for group in by_task]
+    tasks, samples = len(means), sum(len(group) for group in by_task)
+    p = _unit(fmean(means))
+    effective = float(tasks)
+    if samples > tasks > 1 and 0 < p < 1:
+        squared_error = stdev(means) ** 2 / tasks
+        effective = samples if squared_error == 0 else p * (1 - p) / squared_error
+        effective = min(max(effective, tasks), samples)
+    return Estimate(p, *wilson(p, effective), tasks, "wilson" if samples == tasks else "wilson-clustered")
+
+
+def mean(by_task: Sequence[Sequence[float]]) -> Estimate | None:
+    """A mean of scores in [0, 1]: one inner sequence per task. ``None`` without tasks.
+
+    Student's t interval on the task means (equal to the standard error clustered by task), cut to [0, 1].
+    Where all task means are equal it would have no width; then Wilson's is given, which holds for any
+    variable in [0, 1], as none varies more than a 0/1 one with its mean.
+    """
+    means = [fmean(group) for group in by_task if len(group)]
+    if not means:
+        return None
+    value, tasks = _unit(fmean(means)), len(means)
+    if tasks == 1:
+        return Estimate(value, 0.0, 1.0, 1, "none")
+    spread = stdev(means)
+    if spread < 1e-12:
+        return Estimate(value, *wilson(value, tasks), tasks, "wilson")
+    half = student_t((1 + CONFIDENCE) / 2, tasks - 1) * spread / math.sqrt(tasks)
+    return Estimate(value, max(0.0, value - half), min(1.0, value + half), tasks, "t")
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of P(at least one of ``k`` samples passes) from ``c`` passes in ``n`` samples.
+
+    1 - C(n-c, k) / C(n, k): Chen et al. 2021 (arXiv 2107.03374), equation 1.
+    """
+    _check(n, c, k)
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of P(all of ``k`` samples pass): C(c, k) / C(n, k), Yao et al. 2024 (arXiv 2406.12045)."""
+    _check(n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _check(n: int, c: int, k: int) -> None:
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"no estimate for n={n}, c={c}, k={k}: give 0 <= c <= n and 1 <= k <= n")
+
+
+def _unit(value: float) -> float:
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,225 @@
+"""From a receipt and result rows to the numbers of a run.
+
+Invariants: computed from the rows alone, so anybody can recompute it from the folder; ``infra`` and
+unsupported episodes never enter a score and are always counted beside it; row order does not matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawgym.evaluation import statistics
+from clawgym.evaluation.statistics import Estimate
+from clawgym.records import Outcome, Usage
+from clawgym.runs import Receipt, RunFolder
+
+__all__ = ["UNSUPPORTED", "GroupScores", "Scores", "Summary", "summarize"]
+
+UNSUPPORTED = "unsupported"
+"""The ``outcome`` of a row whose task turned out not to be runnable here."""
+
+Row = Mapping[str, Any]
+_LEVELS = {"easy": 1, "medium": 2, "hard": 3}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The three numbers, over the graded episodes of some tasks."""
+
+    episodes: int
+    strict: Estimate | None
+    """Share of episodes in which every check passed with the inputs restored."""
+    official: Estimate | None
+    """What the format's own harness gives."""
+    corrected: Estimate | None
+    """Mean share of non-composite checks above the task's floor; over the tasks with a known floor."""
+
+
+@dataclass(frozen=True)
+class GroupScores(Scores):
+    """Scores of the tasks that share a category, a level, or a kind of grader."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything ``clawgym eval`` reports; :meth:`to_dict` is ``summary.json``."""
+
+    scores: Scores
+    planned: int
+    """Tasks that can run here, times samples."""
+    complete: bool
+    """Every planned episode has a result that is not ``infra``."""
+    outcomes: Mapping[str, int]
+    causes: Mapping[str, int]
+    """Of the graded episodes that were not solved, commonest first."""
+    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
+    pass_hat: Mapping[int, Estimate] = field(default_factory=dict)
+    attempts: int = 0
+    infra_attempts: int = 0
+    infra_causes: Mapping[str, int] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    """Keys without a result: not run, or ``infra`` to the last."""
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    """Task id -> why."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Tasks that could not be read."""
+    tampered: tuple[str, ...] = ()
+    groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
+    """``category``, ``level``, ``grader``: only those that divide the set."""
+    usage: Usage = field(default_factory=Usage)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Summed over the graded episodes, by phase."""
+    cost_per_solved: float | None = None
+
+    @property
+    def infra_rate(self) -> float:
+        """Attempts that ended ``infra``, of all attempts."""
+        return self.infra_attempts / self.attempts if self.attempts else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"infra_rate": self.infra_rate}
+
+
+def summarize(run: RunFolder) -> Summary:
+    """The numbers of a run folder."""
+    return summarize_rows(run.receipt, run.rows)
+
+
+def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
+    """The numbers of the rows that belong to ``receipt``'s tasks and samples."""
+    rows = list(rows)
+    attempts = [row for row in rows if row["outcome"] != UNSUPPORTED]
+    latest = {row["key"]: row for row in rows}
+    unsupported = {task: str(about["unsupported"]) for task, about in receipt.tasks.items() if about.get("unsupported")}
+    for row in latest.values():
+        if row["outcome"] == UNSUPPORTED:
+            unsupported[row["task_id"]] = row.get("cause") or UNSUPPORTED
+    runnable = [task for task in receipt.tasks if task not in unsupported]
+    planned = [f"{task}#{sample}" for task in runnable for sample in range(receipt.samples)]
+    graded = {key: latest[key] for key in planned if key in latest and latest[key]["outcome"] != Outcome.INFRA}
+    missing = tuple(key for key in planned if key not in graded)
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for row in graded.values():
+        by_task[row["task_id"]].append(row)
+    infra = [row for row in attempts if row["outcome"] == Outcome.INFRA]
+    usage = sum((_usage(row) for row in graded.values()), Usage())
+    solved = sum(strict(row) == 1 for row in graded.values())
+    pass_at, pass_hat = _pass_k(by_task)
+    return Summary(
+        scores=_scores(list(by_task.values())),
+        planned=len(planned),
+        complete=not missing,
+        outcomes=_counted(row["outcome"] for row in graded.values()),
+        causes=_counted(cause(row) for row in graded.values() if strict(row) < 1),
+        pass_at=pass_at,
+        pass_hat=pass_hat,
+        attempts=len(attempts),
+        infra_attempts=len(infra),
+        infra_causes=_counted(row.get("cause") or "unknown" for row in infra),
+        missing=missing,
+        unsupported=unsupported,
+        problems=dict(receipt.task_set.get("problems") or {}),
+        tampered=tuple(key for key, row in graded.items() if (row["result"] or {}).get("tampered")),
+        groups=_groups(receipt, by_task),
+        usage=usage,
+        seconds=_seconds(graded.values()),
+        cost_per_solved=usage.cost_usd / solved if usage.cost_usd is not None and solved else None,
+    )
+
+
+def strict(row: Row) -> float:
+    """The strict score of a graded row; 0 where the verifier was never reached."""
+    return float((row["result"] or {}).get("strict") or 0.0)
+
+
+def official(row: Row) -> float:
+    """The official score of a graded row, likewise."""
+    return float((row["result"] or {}).get("official") or 0.0)
+
+
+def corrected(row: Row) -> float | None:
+    """The corrected score; ``None`` where no floor is known."""
+    value = (row["result"] or {}).get("corrected")
+    return None if value is None else float(value)
+
+
+def cause(row: Row) -> str:
+    """Why a graded episode was not solved, in a word or two."""
+    why = row.get("cause") or (row["result"] or {}).get("cause")
+    if row["outcome"] == Outcome.TRUNCATED:
+        return f"truncated: {why}" if why else "truncated"
+    return why or "checks failed"
+
+
+def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
+    # An episode without a result scores 0 whatever the floor of its task is.
+    with_floor = [g for g in groups if any(corrected(row) is not None or row["result"] is None for row in g)]
+    if all(corrected(row) is None for group in with_floor for row in group):
+        with_floor = []
+    return Scores(
+        episodes=sum(map(len, groups)),
+        strict=statistics.rate([[strict(row) for row in group] for group in groups]),
+        official=statistics.mean([[official(row) for row in group] for group in groups]),
+        corrected=statistics.mean([[corrected(row) or 0.0 for row in group] for group in with_floor]),
+    )
+
+
+def _groups(receipt: Receipt, by_task: Mapping[str, list[Row]]) -> dict[str, tuple[GroupScores, ...]]:
+    def grader(about: Mapping[str, Any]) -> str:
+        how = about.get("executes_agent_code")
+        return f"runs agent code ({str(how).replace('_', ' ')})" if how else "reads files only"
+
+    dimensions: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "category": lambda about: str(about.get("category") or "(none)"),
+        "level": lambda about: str(about.get("level") or "(none)"),
+        "grader": grader,
+    }
+    out: dict[str, tuple[GroupScores, ...]] = {}
+    for dimension, name_of in dimensions.items():
+        members: dict[str, list[list[Row]]] = defaultdict(list)
+        for task, rows in by_task.items():
+            members[name_of(receipt.tasks[task])].append(rows)
+        if len(members) > 1:
+            out[dimension] = tuple(
+                GroupScores(**{f.name: getattr(_scores(rows), f.name) for f in dataclasses.fields(Scores)}, name=name)
+                for name, rows in sorted(members.items(), key=lambda pair: (_LEVELS.get(pair[0], 0), pair[0]))
+            )
+    return out
+
+
+def _pass_k(by_task: Mapping[str, list[Row]]) -> tuple[dict[int, Estimate], dict[int, Estimate]]:
+    """pass@k and pass^k for k = 1, 2, 4, ... and the largest; each over the tasks that have k samples."""
+    counts = [(len(rows), sum(strict(row) == 1 for row in rows)) for rows in by_task.values()]
+    largest = max((n for n, _ in counts), default=0)
+    at: dict[int, Estimate] = {}
+    hat: dict[int, Estimate] = {}
+    if largest < 2:
+        return at, hat
+    for k in sorted({2**power for power in range(largest.bit_length()) if 2**power <= largest} | {largest}):
+        for out, estimator in ((at, statistics.pass_at_k), (hat, statistics.pass_hat_k)):
+            estimate = statistics.mean([[estimator(n, c, k)] for n, c in counts if n >= k])
+            if estimate is not None:
+                out[k] = estimate
+    return at, hat
+
+
+def _counted(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _usage(row: Row) -> Usage:
+    return Usage(**(row.get("usage") or {}))
+
+
+def _seconds(rows: Iterable[Row]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for phase, seconds in (row.get("seconds") or {}).items():
+            total[str(phase)] += seconds
+    return dict(total)
