@@ -23,7 +23,8 @@ class AgentContext:
     seed: int
     sample: int
     record: Callable[[Step], None]
-    """Call once per transcript step, as it happens (a truncated episode keeps what was recorded)."""
+    """Call once per transcript step, as it happens (a truncated episode keeps what was recorded). The caller
+    has recorded the instruction as the first step."""
     record_turn: Callable[[Turn], None] = lambda turn: None
     """Call once per model call that has exact tokens."""
 

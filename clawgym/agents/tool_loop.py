@@ -72,7 +72,6 @@ class ToolLoopAgent:
             {"role": "user", "content": task.instruction},
         ]
         context.record(Step("system", system, now()))
-        context.record(Step("user", task.instruction, now()))
         usage = Usage()
         malformed = 0
         for number in range(1, task.limits.max_steps + 1):

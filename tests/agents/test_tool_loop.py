@@ -67,9 +67,9 @@ async def test_an_episode_with_tools(fake_openai: FakeOpenAI, work):
     assert report.usage == Usage(30, 15, 0, pytest.approx(60e-6))
     assert await attempt.file("sub/out.txt") == "42\n"
 
-    assert [s.source for s in attempt.steps] == ["system", "user", "agent", "agent", "agent"]
+    assert [s.source for s in attempt.steps] == ["system", "agent", "agent", "agent"]
     assert attempt.context.task.workspace in attempt.steps[0].message
-    assert attempt.steps[1].message == attempt.context.task.instruction
+    assert fake_openai.requests[0]["messages"][1] == {"role": "user", "content": attempt.context.task.instruction}
     one, two, three = agent_steps(attempt)
     assert one.message == "I look around."
     assert one.model == "m"
