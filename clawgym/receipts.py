@@ -62,7 +62,7 @@ class Receipt:
     """``name``, ``version``, ``hash``, ``size``, ``problems``."""
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task id: ``hash``, ``verifier``, ``mode``, and where known ``category``, ``level``,
-    ``executes_agent_code``, ``unsupported``."""
+    ``executes_agent_code``, ``floor``, ``unsupported``."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -120,8 +120,12 @@ def make_receipt(
     samples: int = 1,
     config: Mapping[str, Any] | None = None,
     isolation: Mapping[str, Any] | None = None,
+    floors: Mapping[str, float] | None = None,
 ) -> Receipt:
-    """A receipt for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's receipt."""
+    """A receipt for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's receipt.
+
+    ``floors``: the cheap-policy score of each task (by id) that the corrected scores are measured from.
+    """
     agent = dict(agent or {})
     engine, sampling = agent.pop("engine", None) or {}, agent.pop("sampling", None) or {}
     if isinstance(engine, Mapping) and not sampling:
@@ -136,6 +140,7 @@ def make_receipt(
             "category": task.metadata.get("category") or None,
             "level": task.metadata.get("level") or task.metadata.get("difficulty") or None,
             "executes_agent_code": task.verifier.executes_agent_code,
+            "floor": (floors or {}).get(task.id),
             "unsupported": task.unsupported and _FOLDERS.sub("", task.unsupported),
         }
         tasks[task.id] = {key: value for key, value in entry.items() if value is not None}

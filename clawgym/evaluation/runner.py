@@ -37,7 +37,15 @@ class EpisodeFunction(Protocol):
     """The shape of :func:`clawgym.rollout.run_episode`."""
 
     async def __call__(
-        self, task: Task, agent: Agent, backend: Backend, *, seed: int, sample: int = 0, keep_workspace: bool = True
+        self,
+        task: Task,
+        agent: Agent,
+        backend: Backend,
+        *,
+        seed: int,
+        sample: int = 0,
+        floor: float | None = None,
+        keep_workspace: bool = True,
     ) -> Episode: ...
 
 
@@ -56,6 +64,8 @@ class EvalConfig:
     concurrency: int | None = None
     """Most episodes at once; ``None``: as many as the machine carries."""
     keep_workspaces: bool = True
+    floors: Mapping[str, float] = field(default_factory=dict)
+    """Cheap-policy score by task id, for the corrected score; a task's ``metadata["floor"]`` where it is not here."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that change results; they go into the receipt and its identity."""
 
@@ -91,6 +101,7 @@ async def evaluate(
         samples=config.samples,
         config=config.settings,
         isolation=isolation.as_dict(),
+        floors=_floors(config),
     )
     with RunFolder.open(config.out, receipt) as folder:
         run = _Run(config, folder, run_episode or _default_episode(), progress or NoProgress(), retry_seconds)
@@ -99,6 +110,11 @@ async def evaluate(
         folder.write_json(SUMMARY, summary.to_dict())
         await asyncio.to_thread(_report, folder)
     return summary
+
+
+def _floors(config: EvalConfig) -> dict[str, float]:
+    stated = {task.id: task.metadata.get("floor") for task in config.task_set.tasks} | dict(config.floors)
+    return {task: float(floor) for task, floor in stated.items() if isinstance(floor, int | float)}
 
 
 def _default_episode() -> EpisodeFunction:
@@ -136,6 +152,7 @@ class _Run:
         self._retry_seconds = retry_seconds
         memory = max((task.limits.memory_mb for task in config.task_set.tasks), default=1)
         self._pace = Pace(memory, config.concurrency)
+        self._floors = _floors(config)
         self._earlier = Counter(row["key"] for row in folder.rows)
         self._infra_in_a_row = 0
         self._hopeless: str | None = None
@@ -208,6 +225,7 @@ class _Run:
                 config.backend,
                 seed=seed,
                 sample=job.sample,
+                floor=self._floors.get(task.id),
                 keep_workspace=config.keep_workspaces,
             )
             return episode, None

@@ -17,7 +17,7 @@ pass_groups = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_siz
 
 @pytest.mark.parametrize(
     ("df", "value"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814), (29, 2.04523), (199, 1.97196)],,
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814), (29, 2.04523), (199, 1.97196)],
 )
 def test_t_quantiles_match_the_tables(df: int, value: float):
     assert student_t(0.975, df) == pytest.approx(value, rel=2e-3 if df < 5 else 1e-5)
