@@ -38,13 +38,13 @@ __all__ = [
 _CHECK_HELPER = "clawgym_checks.py"
 
 
-def walk(folder: Path, *, skip_hidden: bool = False) -> tuple[TaskFile, ...]:
+def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
     """Every file below ``folder``, sorted by path, contents unread.
 
-    A link is read as the regular file it points at, if that file is below ``folder``.
+    A link is read as the regular file it points at, if that file is below ``within`` (default: ``folder``).
     Raises :class:`TaskError` for any other link, for devices and FIFOs, and for names that are not UTF-8.
     """
-    root = folder.resolve()
+    root = (within or folder).resolve()
     found: list[TaskFile] = []
 
     def visit(where: str, prefix: str) -> None:
@@ -53,8 +53,6 @@ def walk(folder: Path, *, skip_hidden: bool = False) -> tuple[TaskFile, ...]:
         except OSError as error:
             raise TaskError(f"{where}: cannot be listed ({error.strerror}): make the folder readable") from error
         for entry in entries:
-            if skip_hidden and not prefix and entry.name.startswith("."):
-                continue
             path = prefix + entry.name
             if not _is_text(path):
                 raise TaskError(f"{folder}: file name {path!r} is not UTF-8: rename it")

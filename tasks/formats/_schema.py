@@ -7,10 +7,11 @@ harness ignores them; an unknown key among *our* additions is an error, because 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
+from clawgym.tasks.mutable import inputs_to_change
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawgym.errors import TaskError
@@ -37,7 +38,8 @@ class Extras(_Strict):
     workspace: str = DEFAULT_WORKSPACE
     image: str = "default"
     mode: Literal["clean", "fork", "live"] | None = None
-    mutable_inputs: list[str] = []
+    mutable_inputs: list[str] | None = None
+    """``None``: found by the rule of :mod:`clawgym.tasks.mutable`."""
     env: dict[str, str] = {}
     verifier_env: dict[str, str] = {}
     limits: dict[str, int | float] = {}
@@ -58,13 +60,19 @@ class Extras(_Strict):
         except ValidationError as error:
             raise _task_error(error, f"{where}: limits") from error
 
+    def read_mutable(self, instruction: str, inputs: Iterable[TaskFile]) -> tuple[str, ...]:
+        """The patterns given here, or else what the instruction asks for."""
+        if self.mutable_inputs is not None:
+            return tuple(self.mutable_inputs)
+        return inputs_to_change(instruction, [file.path for file in inputs])
+
     def task(self, where: str, verifier: VerifierSpec, **fields: Any) -> Task:
         """A task with these additions. Raises :class:`TaskError` for a bad limit or workspace."""
         check_workspace(self.workspace, where)
         verifier = dataclasses.replace(
             verifier,
             mode=GradingMode(self.mode) if self.mode else verifier.mode,
-            mutable_inputs=tuple(self.mutable_inputs) or verifier.mutable_inputs,
+            mutable_inputs=self.read_mutable(fields["instruction"], fields["inputs"]),
             env=self.verifier_env or verifier.env,
         )
         given = {"workspace": self.workspace, "image": self.image, "env": self.env, "unsupported": self.unsupported}
@@ -74,12 +82,13 @@ class Extras(_Strict):
     def of(cls, task: Task, protocol: Literal["reward_sh", "harbor"]) -> dict[str, Any]:
         """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own."""
         default = dataclasses.asdict(Limits())
+        found = inputs_to_change(task.instruction, [file.path for file in task.inputs])
         extras = cls(
             protocol=task.verifier.protocol if task.verifier.protocol != protocol else None,
             workspace=task.workspace,
             image=task.image,
             mode=task.verifier.mode.value if task.verifier.mode != GradingMode.CLEAN else None,
-            mutable_inputs=list(task.verifier.mutable_inputs),
+            mutable_inputs=None if task.verifier.mutable_inputs == found else list(task.verifier.mutable_inputs),
             env=dict(task.env),
             verifier_env=dict(task.verifier.env),
             limits={k: v for k, v in dataclasses.asdict(task.limits).items() if v != default[k]},
@@ -142,6 +151,12 @@ def _task_error(error: ValidationError | RecursionError, where: str) -> TaskErro
 def check_workspace(path: str, where: str) -> str:
     """Return an absolute, plain POSIX folder other than ``/``, else raise :class:`TaskError`."""
     pure = PurePosixPath(path)
-    if not pure.is_absolute() or ".." in pure.parts or str(pure) != path or path in ("/", "//") or "\0" in path:
+    if (
+        not pure.is_absolute()
+        or ".." in pure.parts
+        or str(pure) != path
+        or path in ("/", "//")
+        or not path.isprintable()
+    ):
         raise TaskError(f"{where}: {path!r} is not a plain absolute folder: use one like {DEFAULT_WORKSPACE}")
     return path

@@ -31,6 +31,7 @@ from clawgym.records import Task, TaskFile, VerifierSpec
 __all__ = ["is_task", "read_task", "write_task"]
 
 ENTRY_FILE = "data_entry.json"
+AGENT_SEES = ("input_files", "environment")
 
 
 def is_task(folder: Path) -> bool:
@@ -59,8 +60,8 @@ def read_task(folder: Path) -> Task:
         instruction=entry.user_query,
         inputs=_read_inputs(folder, entry.input_mount_dir, extras.workspace, where),
         metadata=with_category(entry.metadata, entry.user_query),
-        solution=read_solution(folder),
-        wrong_solutions=read_wrong(folder),
+        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution"),
+        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong"),
         origin=str(folder),
     )
 
@@ -99,13 +100,16 @@ def to_json(value: Mapping[str, Any], where: str, indent: int | None = None) -> 
 
 
 def walk_part(folder: Path, name: str) -> tuple[TaskFile, ...]:
-    """The files of one part of a task folder; empty if it is missing. Raises :class:`TaskError` for links out of it."""
+    """The files of one part of a task folder; empty if it is missing.
+
+    Raises :class:`TaskError` for links that leave the task folder; inputs may not even link to its other parts.
+    """
     part = folder / name
     if part.is_symlink():
         raise TaskError(f"{part}: is a link: put the folder itself there")
     if part.exists() and not part.is_dir():
         raise TaskError(f"{part}: is not a folder: move the file away")
-    return walk(part) if part.is_dir() else ()
+    return walk(part, within=None if name in AGENT_SEES else folder) if part.is_dir() else ()
 
 
 def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None) -> VerifierSpec:
@@ -141,24 +145,22 @@ def check_script(script: bytes, where: str) -> None:
         raise TaskError(f"{where}: has Windows line ends, which bash cannot run: convert them to LF")
 
 
-def read_solution(folder: Path) -> tuple[TaskFile, ...]:
-    """The reference solution, or nothing. Raises :class:`TaskError` if its ``solve.sh`` is missing or cannot run."""
-    files = walk_part(folder, "solution")
+def check_solution(files: tuple[TaskFile, ...], where: str) -> tuple[TaskFile, ...]:
+    """Return a reference solution's files. Raises :class:`TaskError` if ``solve.sh`` is missing or cannot run."""
     if files:
         entry = next((file for file in files if file.path == "solve.sh"), None)
         if entry is None:
-            raise TaskError(f"{folder}/solution/solve.sh: is missing: it is the entry of the solution")
-        check_script(entry.read(), str(entry.source))
+            raise TaskError(f"{where}/solve.sh: is missing: it is the entry of the solution")
+        check_script(entry.read(), f"{where}/solve.sh")
     return files
 
 
-def read_wrong(folder: Path) -> tuple[TaskFile, ...]:
-    """The scripts that must not pass. Raises :class:`TaskError` for anything in ``wrong/`` that is not ``*.sh``."""
-    files = walk_part(folder, "wrong")
+def check_wrong(files: tuple[TaskFile, ...], where: str) -> tuple[TaskFile, ...]:
+    """Return the scripts that must not pass. Raises :class:`TaskError` for anything that is not ``*.sh``."""
     for file in files:
         if not file.path.endswith(".sh") or "/" in file.path:
-            raise TaskError(f"{folder}/wrong/{file.path}: only scripts *.sh belong here: move it away")
-        check_script(file.read(), str(file.source))
+            raise TaskError(f"{where}/{file.path}: only scripts *.sh belong here: move it away")
+        check_script(file.read(), f"{where}/{file.path}")
     return files
 
 

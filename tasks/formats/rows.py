@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clawgym.tasks.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import check_files, check_task_id, decode, parse_json
 from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files, stock_reward_sh
-from clawgym.tasks.formats.clawgym import check_script, read_verifier, to_json
+from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
@@ -76,8 +76,8 @@ def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") ->
         instruction=row.prompt,
         inputs=inputs,
         metadata=with_category(metadata, row.prompt),
-        solution=_scripts(row.solution, f"{where}: solution"),
-        wrong_solutions=_scripts(row.wrong, f"{where}: wrong"),
+        solution=check_solution(_files(row.solution, where), f"{where}: solution"),
+        wrong_solutions=check_wrong(_files(row.wrong, where), f"{where}: wrong"),
         origin=where,
     )
 
@@ -119,12 +119,8 @@ def _task_file(file: RowFile, path: str, field: str) -> TaskFile:
         raise TaskError(f"{field}: {error}") from error
 
 
-def _scripts(files: Iterable[RowFile], where: str) -> tuple[TaskFile, ...]:
-    scripts = check_files((_task_file(file, file.file_path, where) for file in files), where)
-    for script in scripts:
-        if script.path.endswith(".sh"):
-            check_script(script.read(), f"{where}/{script.path}")
-    return scripts
+def _files(files: Iterable[RowFile], where: str) -> tuple[TaskFile, ...]:
+    return check_files((_task_file(file, file.file_path, where) for file in files), where)
 
 
 def write_row(task: Task) -> bytes:

@@ -1,0 +1,198 @@
+"""The parts of Harbor's ``task.toml`` that decide whether and how a task runs here.
+
+Deprecated spellings (``version``, ``memory``, ``storage``, ``allow_internet``) are understood; unknown keys are
+ignored, as Harbor ignores them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from clawgym.errors import TaskError
+from clawgym.records import Limits
+
+__all__ = ["HarborConfig"]
+
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _megabytes(value: Any) -> Any:
+    """``"2G"`` -> 2048, as Harbor's deprecated ``memory`` and ``storage`` spell it."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])\s*", value, re.IGNORECASE) if isinstance(value, str) else None
+    if not match:
+        raise ValueError("must be a size like '512M' or '2G'")
+    return int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(_megabytes)]
+
+
+class _Network(_Section):
+    network_mode: Literal["no-network", "public", "allowlist"] | None = None
+
+    def network(self, where: str) -> list[str]:
+        if self.network_mode in ("public", "allowlist"):
+            return [f"needs the network ([{where}] network_mode is {self.network_mode!r})"]
+        return []
+
+
+def _resolved(env: dict[str, str], where: str) -> tuple[dict[str, str], list[str]]:
+    """Variables with ``${NAME:-default}`` replaced by the default, and the ones that only a host could fill."""
+    found, missing = {}, []
+    for name, value in env.items():
+        match = re.fullmatch(r"\$\{([^}:]+)(?::-(.*))?\}", value)
+        if match and match[2] is None:
+            missing.append(f"needs the host's variable {match[1]} ([{where}.env] {name})")
+        else:
+            found[name] = match[2] if match else value
+    return found, missing
+
+
+class Environment(_Network):
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: int | float | None = None
+    memory_mb: int | None = None
+    memory: Size | None = None
+    storage_mb: int | None = None
+    storage: Size | None = None
+    gpus: int | None = None
+    tpu: Any = None
+    mcp_servers: list[Any] = []
+    env: dict[str, str] = {}
+    skills_dir: str | None = None
+    healthcheck: Any = None
+    workdir: str | None = None
+    allow_internet: bool | None = None
+
+    def variables(self) -> tuple[dict[str, str], list[str]]:
+        return _resolved(self.env, "environment")
+
+    def needs(self) -> list[str]:
+        reasons = self.network("environment")
+        if self.allow_internet and self.network_mode is None:
+            reasons.append("needs the network ([environment] allow_internet is true)")
+        wants = {
+            f"the operating system {self.os}": self.os.lower() != "linux",
+            "a GPU ([environment] gpus)": bool(self.gpus),
+            "a TPU ([environment] tpu)": self.tpu is not None,
+            "MCP servers ([environment] mcp_servers)": bool(self.mcp_servers),
+            "a skills folder ([environment] skills_dir)": bool(self.skills_dir),
+            "a running service ([environment] healthcheck)": self.healthcheck is not None,
+        }
+        return reasons + [f"needs {what}" for what, wanted in wants.items() if wanted]
+
+
+class Agent(_Network):
+    timeout_sec: Seconds | None = None
+    user: str | int | None = None
+
+
+class Verifier(_Network):
+    timeout_sec: Seconds = 600.0
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: Any = None
+    collect: list[Any] = []
+
+    def variables(self) -> tuple[dict[str, str], list[str]]:
+        return _resolved(self.env, "verifier")
+
+
+class Solution(_Section):
+    env: dict[str, str] = {}
+
+
+class Step(_Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+
+
+class Package(_Section):
+    name: str
+    description: str = ""
+    keywords: list[str] = []
+
+
+class HarborConfig(_Section):
+    """``task.toml``."""
+
+    schema_version: str | None = None
+    version: str | None = None
+    task: Package | None = None
+    metadata: dict[str, Any] = {}
+    environment: Environment = Environment()
+    agent: Agent = Agent()
+    verifier: Verifier = Verifier()
+    solution: Solution = Solution()
+    steps: list[Step] | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        version = self.schema_version or self.version or "1.0"
+        if version not in VERSIONS:
+            raise ValueError(f"schema_version {version!r} is not one of {', '.join(VERSIONS)}")
+
+    def unsupported(self) -> list[str]:
+        """Why this task cannot run here, as far as ``task.toml`` says."""
+        reasons = self.environment.needs()
+        if self.steps:
+            reasons.append(f"has {len(self.steps)} steps")
+        for name, section in (("agent", self.agent), ("verifier", self.verifier)):
+            reasons += section.network(name)
+            if section.user not in (None, "root", 0, "0"):
+                reasons.append(f"needs the user {section.user!r} ([{name}] user)")
+        if self.verifier.environment_mode == "separate" or self.verifier.environment is not None:
+            reasons.append("needs a second image for its verifier ([verifier] environment)")
+        if self.verifier.collect:
+            reasons.append("needs commands in running services ([[verifier.collect]])")
+        if self.solution.env:
+            reasons += _resolved(self.solution.env, "solution")[1]
+        return reasons + self.environment.variables()[1] + self.verifier.variables()[1]
+
+    def limits(self, where: str) -> Limits:
+        """The limits given here over the defaults. Raises :class:`TaskError` for one that is not positive."""
+        environment, given = self.environment, {}
+        for name, values in {
+            "cpus": (environment.cpus,),
+            "memory_mb": (environment.memory_mb, environment.memory),
+            "disk_mb": (environment.storage_mb, environment.storage),
+            "agent_seconds": (self.agent.timeout_sec,),
+            "verify_seconds": (self.verifier.timeout_sec,),
+        }.items():
+            if chosen := [value for value in values if value is not None]:
+                given[name] = chosen[0]
+        try:
+            return Limits(**given)
+        except (TaskError, ValidationError) as error:
+            raise TaskError(f"{where}: [environment] {error}") from error
+
+    def package(self) -> dict[str, Any]:
+        """What is known about the task, for :attr:`~clawgym.records.Task.metadata`."""
+        known: dict[str, Any] = {}
+        if self.task:
+            known = {"harbor_name": self.task.name, "description": self.task.description, "tags": self.task.keywords}
+        if isinstance(level := self.metadata.get("difficulty"), str):
+            known["level"] = level
+        return {key: value for key, value in known.items() if value}
+
+
+def jsonable(value: Any) -> Any:
+    """TOML dates as ISO text, at any depth: everything else in TOML is JSON."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [jsonable(item) for item in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value

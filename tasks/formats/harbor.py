@@ -1,0 +1,261 @@
+"""Harbor task folders (``task.toml`` schema 1.0 to 1.4), in and out.
+
+A folder holds ``task.toml``, ``instruction.md``, ``environment/``, ``tests/test.sh`` and usually ``solution/solve.sh``.
+Invariant: a task that needs what a ClawGym box cannot give (network, an image build, services, a graphics card) is
+read with ``unsupported`` set to the first reason and never scored; it is an error only if it breaks Harbor's own rules.
+Verifiers run in ``fork`` mode, since a Harbor test may look anywhere in the container.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clawgym.tasks.formats import _toml
+from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
+from clawgym.tasks.formats._files import check_task_id, decode, executes_agent_code, read_text, write_files
+from clawgym.tasks.formats._reward import harbor_files
+from clawgym.tasks.formats.clawgym import check_script, check_solution, check_wrong, read_verifier, walk_part
+
+from clawgym.errors import TaskError
+from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec
+
+if TYPE_CHECKING:
+    from clawgym.tasks.formats._harbor_schema import HarborConfig
+    from clawgym.tasks.formats._schema import Extras
+
+__all__ = ["is_task", "read_task", "write_task"]
+
+CONFIG = "task.toml"
+BASE_IMAGE = "python:3.12-slim-bookworm"
+_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+_FETCHES = re.compile(
+    r"^[^#\n]*?\b(?P<call>apt(?:-get)? +(?:-\S+ +)*(?:update|install)|pip3? +install|uvx |uv +(?:pip|run|add|sync)"
+    r"|(?:curl|wget)\b[^|;&\n]*?://(?!localhost|127\.)\S+|npx |npm +(?:i|ci|install)|git +clone|conda +install"
+    r"|cargo +install)",
+    re.MULTILINE,
+)
+
+
+def is_task(folder: Path) -> bool:
+    """Whether ``folder`` looks like a Harbor task."""
+    return (folder / CONFIG).is_file()
+
+
+def read_task(folder: Path) -> Task:
+    """Read one Harbor task folder; its id is the folder's name.
+
+    Raises :class:`TaskError`, naming file and field, for a folder that Harbor would not accept either.
+    """
+    from clawgym.tasks.formats._harbor_schema import HarborConfig, jsonable
+    from clawgym.tasks.formats._schema import Extras, validated
+
+    where = str(folder / CONFIG)
+    try:
+        document = tomllib.loads(read_text(folder / CONFIG))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TaskError(f"{where}: is not TOML ({error}): correct it") from error
+    config = validated(HarborConfig, document, where)
+    metadata = jsonable(config.metadata)
+    ours = metadata.pop("clawgym", None)
+    extras = validated(Extras, ours, f"{where}: metadata.clawgym") if isinstance(ours, dict) else None
+    limits = config.limits(where)
+    reasons: list[str] = []
+    box = _ours(folder, config, extras) if extras else None
+    if box is None:
+        box, reasons = _environment(folder, config, where)
+        reasons = [*config.unsupported(), *_script_reasons(folder), *reasons]
+    if extras:
+        limits = extras.read_limits(f"{where}: metadata.clawgym", limits)
+        reasons = [extras.unsupported] if extras.unsupported else reasons
+    instruction = _instruction(folder, config, exact=extras is not None)
+    verifier = _verifier(walk_part(folder, "tests"), config, extras, folder)
+    # Harbor does not know inputs from outputs: its tests expect whatever the agent left.
+    mutable = extras.read_mutable(instruction, box.get("inputs", ())) if extras else ("*",)
+    return Task(
+        id=check_task_id(folder.name, str(folder)),
+        instruction=instruction,
+        verifier=dataclasses.replace(verifier, mutable_inputs=mutable),
+        limits=limits,
+        metadata={**config.package(), **metadata},
+        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution"),
+        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong"),
+        unsupported=reasons[0] if reasons else None,
+        origin=str(folder),
+        **box,
+    )
+
+
+def write_task(task: Task, folder: Path) -> None:
+    """Write ``task`` as a new Harbor folder; reading it back gives the same content hash.
+
+    Raises :class:`TaskError` if the folder exists or the task cannot be put into this layout.
+    """
+    where = f"task {task.id}"
+    check_task_id(task.id, where)
+    for name, value in (*task.env.items(), *task.verifier.env.items()):
+        if re.fullmatch(r"\$\{.*\}", value, re.DOTALL):
+            raise TaskError(f"{where}: variable {name} is {value!r}, which Harbor would fill from its host: change it")
+    if task.verifier.protocol == "reward_sh" and any(f.path.split("/")[0] == "reward" for f in task.inputs):
+        raise TaskError(f"{where}: has an input below reward/, where its verifier goes: move it")
+    try:
+        config = _toml.dumps(_config(task))
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: its metadata cannot be written as TOML ({error}): correct it") from error
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_bytes(config.encode())
+    (folder / "instruction.md").write_bytes(task.instruction.encode())
+    environment = [TaskFile(f"inputs/{file.path}", file.source, file.executable) for file in task.inputs]
+    write_files(folder / "environment", [TaskFile("Dockerfile", _dockerfile(task).encode()), *environment])
+    write_files(folder / "tests", harbor_files(task))
+    for name, files in (("solution", task.solution), ("wrong", task.wrong_solutions)):
+        if files:
+            write_files(folder / name, files)
+
+
+def _config(task: Task) -> dict[str, Any]:
+    from clawgym.tasks.formats._schema import Extras
+
+    extras = Extras.of(task, "harbor")
+    for elsewhere in ("env", "verifier_env"):
+        extras.pop(elsewhere, None)
+    in_toml = ("memory_mb", "cpus", "disk_mb", "agent_seconds", "verify_seconds")
+    limits = {k: v for k, v in extras.pop("limits", {}).items() if k not in in_toml}
+    extras |= {"protocol": task.verifier.protocol, "mode": task.verifier.mode.value}
+    verifier: dict[str, Any] = {"timeout_sec": float(task.limits.verify_seconds)}
+    environment: dict[str, Any] = {
+        "network_mode": "no-network",
+        "cpus": task.limits.cpus,
+        "memory_mb": task.limits.memory_mb,
+        "storage_mb": task.limits.disk_mb,
+    }
+    for section, env in ((verifier, task.verifier.env), (environment, task.env)):
+        if env:
+            section["env"] = dict(env)
+    return {
+        "schema_version": "1.4",
+        "metadata": {**task.metadata, "clawgym": {**extras, **({"limits": limits} if limits else {})}},
+        "agent": {"timeout_sec": float(task.limits.agent_seconds)},
+        "verifier": verifier,
+        "environment": environment,
+    }
+
+
+def _dockerfile(task: Task) -> str:
+    return _dockerfile_text(task.image, task.workspace, bool(task.inputs))
+
+
+def _dockerfile_text(image: str, workspace: str, inputs: bool) -> str:
+    copy = f"COPY {json.dumps(['inputs/', workspace + '/'])}\n" if inputs else ""
+    return f"FROM {BASE_IMAGE if image == 'default' else image}\n\nWORKDIR {workspace}\n{copy}"
+
+
+def _ours(folder: Path, config: HarborConfig, extras: Extras) -> dict[str, Any] | None:
+    """The box of a folder that :func:`write_task` made, or ``None`` if its Dockerfile was changed since."""
+    inputs = tuple(
+        TaskFile(file.path.removeprefix("inputs/"), file.source, file.executable)
+        for file in walk_part(folder, "environment")
+        if file.path.startswith("inputs/")
+    )
+    if read_text(folder / "environment/Dockerfile") != _dockerfile_text(extras.image, extras.workspace, bool(inputs)):
+        return None
+    return {
+        "inputs": inputs,
+        "workspace": extras.workspace,
+        "image": extras.image,
+        "env": config.environment.variables()[0],
+    }
+
+
+def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[str, Any], list[str]]:
+    """Inputs, workspace, image and variables of the agent's box, and what it needs that we lack."""
+    from clawgym.tasks.formats._schema import check_workspace
+
+    environment = config.environment
+    context = walk_part(folder, "environment")
+    names = {file.path for file in context}
+    env, reasons = environment.variables()
+    box: dict[str, Any] = {"env": env}
+    if compose := sorted(names & {"docker-compose.yaml", "docker-compose.yml", "compose.yaml"}):
+        return box, [*reasons, f"needs several containers (environment/{compose[0]})"]
+    if ".dockerignore" in names:
+        return box, [*reasons, "needs an image build (environment/.dockerignore)"]
+    try:
+        if "Dockerfile" in names:
+            build = read_dockerfile(read_text(folder / "environment/Dockerfile"), context)
+            workspace = environment.workdir or build.workdir
+            box["env"] = {**build.env, **env}
+        elif environment.docker_image:
+            box["image"] = "default" if is_plain_image(environment.docker_image) else environment.docker_image
+            if box["image"] != "default":
+                return box, [*reasons, f"needs the container image {environment.docker_image}"]
+            workspace, build = environment.workdir or "/", None
+        else:
+            raise TaskError(f"{folder}/environment/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
+        if system_folder(workspace):
+            raise NotUnderstood(f"works in {workspace}, which belongs to the box")
+        box["workspace"] = check_workspace(workspace, f"{where}: working folder")
+        box["inputs"] = build.inputs(workspace) if build else context
+    except NotUnderstood as error:
+        reasons.append(f"environment/Dockerfile {error}")
+    return box, reasons
+
+
+def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras | None, folder: Path) -> VerifierSpec:
+    where = f"{folder}/tests"
+    entry = next((file for file in files if file.path == "test.sh"), None)
+    if entry is not None:
+        check_script(entry.read(), f"{where}/test.sh")
+    elif not config.unsupported():
+        raise TaskError(f"{where}/test.sh: is missing: it is the entry of the verifier")
+    if extras and extras.protocol == "reward_sh":
+        spec = read_verifier(tuple(file for file in files if file is not entry), where, None)
+    else:
+        runnable = tuple(TaskFile(f.path, f.source, f.executable or f is entry) for f in files)
+        spec = VerifierSpec("harbor", runnable, GradingMode.FORK, executes_agent_code(files, where))
+    return dataclasses.replace(
+        spec,
+        mode=GradingMode(extras.mode) if extras and extras.mode else spec.mode,
+        env=config.verifier.variables()[0],
+    )
+
+
+def _instruction(folder: Path, config: HarborConfig, *, exact: bool) -> str:
+    paths = [folder / "steps" / step.name / "instruction.md" for step in config.steps or ()]
+    if exact:
+        path = folder / "instruction.md"
+        if not path.is_file():
+            raise TaskError(f"{path}: is missing: it is what the agent is asked")
+        return decode(path.read_bytes(), str(path), keep_bom=True)
+    text = "\n\n".join(_without_canary(read_text(path)) for path in paths or [folder / "instruction.md"])
+    if not text.strip():
+        raise TaskError(f"{folder}/instruction.md: is empty: write what the agent is asked")
+    return text
+
+
+def _without_canary(text: str) -> str:
+    """The instruction as Harbor shows it: line ends are LF, leading canary lines and blank lines are gone."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    start = 0
+    while start < len(lines) and _CANARY.fullmatch(lines[start].strip()):
+        start += 1
+    while start < len(lines) and not lines[start].strip():
+        start += 1
+    return "\n".join(lines[start:])
+
+
+def _script_reasons(folder: Path) -> list[str]:
+    """Why the scripts of this task cannot run without network."""
+    reasons = []
+    for name in ("tests/test.sh", "solution/solve.sh"):
+        path = folder / name
+        if path.is_file() and (match := _FETCHES.search(read_text(path))):
+            reasons.append(f"{name} needs the network: {match['call'].strip()[:60]}")
+    for name in ("tests", "solution"):
+        if (folder / name / ".harborignore").is_file():
+            reasons.append(f"{name}/.harborignore leaves files out")
+    return reasons
