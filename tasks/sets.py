@@ -1,0 +1,176 @@
+"""Task sets by name: the published ones, our packs, and paths.
+
+``load("ClawGym-Bench")``, ``load("terminal-basic@1:train")``, ``load("path/to/folder")``. A published set is looked
+for in ``$CLAWGYM_DATA``, then in the cache, then on the Hugging Face Hub.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawgym.tasks import _hub
+from clawgym.tasks.formats import read
+from clawgym.tasks.packs import PACKS, SPLITS, pack
+
+from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.records import TaskSet
+
+__all__ = ["PUBLISHED", "Published", "available", "load", "names"]
+
+DATA_VARIABLE = "CLAWGYM_DATA"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published task set and where it can be found."""
+
+    local: str
+    """Folder or file in ``$CLAWGYM_DATA``."""
+    repo: str | None
+    """Data set on the Hub."""
+    filename: str | None
+    """Its JSONL file; ``None``: the only one."""
+    about: str
+
+
+PUBLISHED: dict[str, Published] = {
+    "ClawGym-Bench": Published("clawgym_eval", "RUC-AIBOX/ClawGym-Bench", None, "the benchmark, 200 tasks"),
+    "ClawGym-Train": Published("clawgym_train", None, None, "the 2,000 training tasks of the public repository"),
+    "ClawGym-Task": Published(
+        "syn_task.jsonl", "RUC-AIBOX/ClawGym-Task", "syn_task.jsonl", "all 13,500 synthetic tasks, as rows"
+    ),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every name that :func:`load` knows, published sets first."""
+    return (*PUBLISHED, *PACKS)
+
+
+def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
+    """The task set called ``name``, or at the path ``name``.
+
+    Args:
+        name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file.
+            The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash.
+        limit: stop after this many tasks.
+        ids: only these tasks, in this order.
+
+    Raises:
+        TaskSetNotFound: there is no such set, version or task; the message says where it was looked for.
+        TaskError: there is something, but no readable task in it.
+        MissingDependency: it has to be downloaded, and huggingface_hub is not installed.
+    """
+    wanted = None if ids is None else list(ids)
+    stop = limit if wanted is None else None
+    base, _, version = name.partition("@")
+    version, _, split = (version or base).partition(":") if version else ("", "", base.partition(":")[2])
+    base = base.partition(":")[0]
+    if base in PACKS:
+        tasks = _pack(base, version, split)
+    elif base in PUBLISHED and not split:
+        tasks = _published(base, version, stop)
+    elif _is_path(name):
+        tasks = read(Path(name).expanduser(), limit=stop)
+    else:
+        raise _unknown(name, base)
+    if wanted is not None:
+        tasks = _only(tasks, wanted)
+    return tasks if limit is None else dataclasses.replace(tasks, tasks=tasks.tasks[:limit])
+
+
+def available(name: str) -> str:
+    """Where ``name`` would be loaded from, in a few words: ``not here: ...`` if from the Hub, or from nowhere."""
+    if name in PACKS:
+        return "built in"
+    if local := _local(PUBLISHED[name]):
+        return f"in {local}"
+    if path := _hub.cached(name, None):
+        return f"downloaded, revision {path.parent.name[:12]}"
+    return "not here: downloaded at first use" if PUBLISHED[name].repo else f"not here: set {DATA_VARIABLE}"
+
+
+def _is_path(name: str) -> bool:
+    return (
+        "/" in name or os.sep in name or name.startswith(("~", ".")) or name.endswith(".jsonl") or Path(name).exists()
+    )
+
+
+def _unknown(name: str, base: str) -> TaskSetNotFound:
+    folded = {known.casefold(): known for known in names()}
+    near = difflib.get_close_matches(base.casefold(), folded, 1, cutoff=0.5)
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"choose one of {', '.join(names())}, or give a path"
+    return TaskSetNotFound(f"there is no task set {name!r} and no file or folder of this name: {hint}")
+
+
+def _pack(name: str, version: str, split: str) -> TaskSet:
+    module = pack(name)
+    if version and version != module.VERSION:
+        raise TaskSetNotFound(f"{name} has version {module.VERSION} here, not {version!r}: use {name}@{module.VERSION}")
+    for known in SPLITS:
+        if split in (known, ""):
+            return module.load(known) if split else module.load()
+    raise TaskSetNotFound(f"{name} has no split {split!r}: use {' or '.join(f'{name}:{s}' for s in SPLITS)}")
+
+
+def _local(source: Published) -> Path | None:
+    """The set in ``$CLAWGYM_DATA``: a copy of the public repository, its ``RL/data``, or any folder that has it."""
+    if not (root := os.environ.get(DATA_VARIABLE)):
+        return None
+    folders = [Path(root).expanduser() / below for below in ("", "data", "RL/data")]
+    return next((folder / source.local for folder in folders if (folder / source.local).exists()), None)
+
+
+def _published(name: str, version: str, limit: int | None) -> TaskSet:
+    source = PUBLISHED[name]
+    tried = []
+    if path := _local(source):
+        tasks = read(path, name=name, limit=None if version else limit)
+        if not version:
+            return tasks
+        if tasks.content_hash.startswith(version):
+            return dataclasses.replace(tasks, version=tasks.content_hash)
+        tried.append(f"{path} has the content hash {tasks.content_hash[:12]}")
+    elif os.environ.get(DATA_VARIABLE):
+        tried.append(f"${DATA_VARIABLE} ({os.environ[DATA_VARIABLE]}) has no {source.local}")
+    else:
+        tried.append(f"${DATA_VARIABLE} is not set")
+    path = _hub.cached(name, version or None)
+    if path is None:
+        tried.append(f"the cache {_hub.cache_folder(name)} does not have it")
+        if source.repo is None:
+            tried.append("it is not on the Hub as such")
+            raise _not_found(name, version, tried)
+        try:
+            path = _hub.download(name, source.repo, source.filename, version or None)
+        except TaskSetNotFound as error:
+            raise _not_found(name, version, [*tried, str(error)]) from error
+    return dataclasses.replace(read(path, name=name, limit=limit), version=path.parent.name)
+
+
+def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
+    wanted = f"{name}@{version}" if version else name
+    places = "".join(f"\n  - {place}" for place in tried)
+    return TaskSetNotFound(
+        f"{wanted} is not here:{places}\nGo online once, or set {DATA_VARIABLE} to a copy of the public repository's "
+        f"RL/data folder (the one that holds {PUBLISHED[name].local})."
+    )
+
+
+def _only(tasks: TaskSet, ids: list[str]) -> TaskSet:
+    by_id = tasks.by_id
+    for task_id in ids:
+        if task_id in by_id:
+            continue
+        broken = next((why for where, why in tasks.problems.items() if where == task_id), None)
+        if broken:
+            raise TaskError(broken)
+        near = difflib.get_close_matches(task_id, by_id, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {len(tasks)}, from {next(iter(by_id), 'none')!r}"
+        raise TaskSetNotFound(f"{tasks.name} has no task {task_id!r}: {hint}")
+    return dataclasses.replace(tasks, tasks=tuple(by_id[task_id] for task_id in dict.fromkeys(ids)), problems={})
