@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from clawgym.records import TaskFile
@@ -32,18 +32,11 @@ def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str
     )
 
 
-def compose(
-    tar: bytes,
-    *,
-    drop: Sequence[str] = (),
-    put: Sequence[TaskFile] = (),
-    links: Mapping[str, str] | None = None,
-) -> bytes:
-    """The workspace without the trees in ``drop``, with the files in ``put`` in place, and with ``links`` added."""
-    links = links or {}
-    gone = {*drop, *links, *(f.path for f in put)}
+def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = ()) -> bytes:
+    """The workspace without the trees in ``drop`` and with the files in ``put`` in place."""
+    gone = {*drop, *(f.path for f in put)}
     # A file cannot be put below something that is not a folder.
-    parents = {"/".join(path.split("/")[:i]) for path in (*links, *(f.path for f in put)) for i in range(1, 99)}
+    parents = {"/".join(f.path.split("/")[:i]) for f in put for i in range(1, f.path.count("/") + 1)}
     buffer = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(tar)) as source,
@@ -60,8 +53,4 @@ def compose(
             entry = tarfile.TarInfo(file.path)
             entry.size, entry.mode, entry.mtime = len(data), 0o755 if file.executable else 0o644, _MTIME
             out.addfile(entry, io.BytesIO(data))
-        for name, target in links.items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname, entry.mtime = tarfile.SYMTYPE, target, _MTIME
-            out.addfile(entry)
     return buffer.getvalue()

@@ -145,13 +145,19 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
     forked = subject.snapshot if spec.mode is GradingMode.FORK else None
     limits = dataclasses.replace(task.limits, command_seconds=task.limits.verify_seconds)
     folder = "/tests" if spec.protocol == "harbor" else VERIFIER_DIR
-    payload = TaskFile(PAYLOAD_PATH.rpartition("/")[2], _payload(task, subject))
+    readonly = {folder: spec.files}
+    if spec.protocol == "reward_sh":
+        # The format's harness puts reward/ into the workspace, where some checkers see it on their walks.
+        readonly[f"{task.workspace}/reward"] = spec.files
+        readonly[PAYLOAD_PATH.rpartition("/")[0]] = (
+            TaskFile(PAYLOAD_PATH.rpartition("/")[2], _payload(task, subject)),
+        )
     box_spec = SandboxSpec(
         image=task.image,
         limits=limits,
         env={**task.env, **spec.env},
         workdir=task.workspace,
-        readonly={folder: spec.files, PAYLOAD_PATH.rpartition("/")[0]: (payload,)},
+        readonly=readonly,
         join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,
         pristine_tools=forked is not None,
     )
@@ -159,9 +165,8 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
     try:
         originals = [f for f in task.inputs if f.path in restore]
         if forked is None:
-            links = {"reward": VERIFIER_DIR} if spec.protocol == "reward_sh" else {}
-            drop = () if any(f.path.split("/")[0] == "reward" for f in task.inputs) else tuple(links)
-            workspace = compose(subject.workspace.tar, drop=drop, put=originals, links=links if drop else None)
+            drop = ("reward",) if spec.protocol == "reward_sh" else ()
+            workspace = compose(subject.workspace.tar, drop=drop, put=originals)
             await box.put_archive(Archive(workspace), task.workspace)
         elif originals:
             await box.put(originals, task.workspace)

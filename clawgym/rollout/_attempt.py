@@ -104,7 +104,7 @@ class Attempt:
         except TimeoutError:
             self.stop, self.cause = "budget", "time"
         except BudgetExceeded as error:
-            self.stop, self.cause = "budget", str(error)[:80]
+            self.stop, self.cause = "budget", error.cause
         except SandboxDied as error:
             self.stop, self.cause = "error", error.cause
 

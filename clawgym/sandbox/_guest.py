@@ -195,7 +195,11 @@ def start_shell(job_or_channel, o):
     ctl_r, ctl_w = os.pipe()
     rep_r, rep_w = os.pipe()
     if o.get("pty"):
+        import fcntl
+        import termios
+
         out, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         inner = {0: slave, 1: slave, 2: slave}
         extra = [slave]
     else:
@@ -279,15 +283,19 @@ def drain(job, fd):
 
 
 def descendants(root):
-    parents = {}
+    """The process, what it started, and what those left behind in its session."""
+    parents, found = {}, {root}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                    fields = file.read().rpartition(b")")[2].split()
+                parents[int(name)] = int(fields[1])
+                if int(fields[3]) == root:
+                    found.add(int(name))
             except (OSError, IndexError, ValueError):
                 pass
-    found, grew = {root}, True
+    grew = True
     while grew:
         grew = False
         for pid, parent in parents.items():

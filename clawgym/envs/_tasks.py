@@ -1,0 +1,53 @@
+"""Which task an environment gets: by seed, or by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+
+from clawgym.errors import TaskError
+from clawgym.records import Task, TaskSet
+
+__all__ = ["TaskChoice"]
+
+
+class TaskChoice:
+    """The tasks an environment draws from; unsupported ones are left out."""
+
+    def __init__(self, tasks: str | TaskSet) -> None:
+        self.task_set = _load(tasks) if isinstance(tasks, str) else tasks
+        self._able = [task for task in self.task_set.tasks if not task.unsupported]
+        if not self._able:
+            raise TaskError(f"task set {self.task_set.name!r} has no task that can run here: see `clawgym tasks list`")
+
+    def pick(self, rng: np.random.Generator, options: dict[str, Any] | None, index: int) -> Task:
+        """The task of env ``index``: ``options['task_ids'][index]`` (round-robin if shorter), else drawn with ``rng``.
+
+        Raises :class:`TaskError` for an id that is not in the set.
+        """
+        ids = (options or {}).get("task_ids")
+        if ids is None:
+            return self._able[int(rng.integers(len(self._able)))]
+        if isinstance(ids, str) or not len(ids):
+            raise TaskError("options['task_ids'] must be a list of task ids, one for each environment")
+        name = str(ids[index % len(ids)])
+        task = self.task_set.by_id.get(name)
+        if task is None:
+            close = difflib.get_close_matches(name, self.task_set.by_id, 1)
+            hint = f" Did you mean: {close[0]!r}?" if close else ""
+            raise TaskError(f"no task {name!r} in {self.task_set.name!r}.{hint} See `clawgym tasks show`")
+        return task
+
+    def floor(self, task: Task) -> float | None:
+        """The task's known floor, if any."""
+        from clawgym.verifiers.floors import known_floor
+
+        return known_floor(task)
+
+
+def _load(name: str) -> TaskSet:
+    from clawgym.tasks.sets import load
+
+    return load(name)

@@ -1,0 +1,140 @@
+"""One terminal episode behind ``reset`` and ``step``, as coroutines; the environments are thin faces of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import numpy as np
+
+from clawgym.errors import ClawGymError, InfraError, SandboxDied
+from clawgym.records import Episode, Observation, Outcome, Step, Task, ToolCall, VerifierResult
+from clawgym.rollout import Attempt
+from clawgym.rollout._attempt import utc_now
+from clawgym.sandbox import Backend, Shell
+
+__all__ = ["SUBMIT", "Reward", "Worker"]
+
+SUBMIT = "submit"
+"""The action that ends an episode and has it graded."""
+
+Reward = Literal["official", "strict", "corrected", "checks"]
+StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
+
+
+class Worker:
+    """At most one attempt at a time. A box that breaks ends the episode, never the environment."""
+
+    def __init__(self, backend: Backend, max_output: int, reward: Reward) -> None:
+        self.backend = backend
+        self.max_output = max_output
+        self.reward = reward
+        self.last: Episode | None = None
+        """The finished episode."""
+        self._attempt: Attempt | None = None
+        self._shell: Shell | None = None
+        self._count = 0
+        self._deadline = 0.0
+        self._floor: float | None = None
+
+    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A fresh box for ``task``. A host failure is reported in ``info['error']``; the first step then ends it."""
+        await self.close()
+        attempt = Attempt(task, self.backend, "env", seed=seed, sample=0)
+        self._count, self._floor = 0, floor
+        info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
+        for retry in (True, False):
+            try:
+                await attempt.open()
+                self._shell = await attempt.box.shell()
+            except (InfraError, SandboxDied) as error:
+                if not retry:
+                    info["error"] = str(error)
+                    attempt.fail_infra(f"setup: {error}")
+            else:
+                break
+        self._attempt = attempt
+        self._deadline = time.monotonic() + task.limits.agent_seconds
+        return self._observe(task.instruction, 0, task.workspace), info
+
+    async def step(self, action: str) -> StepResult:
+        """One command, or :data:`SUBMIT`."""
+        attempt = self._attempt
+        if attempt is None:
+            raise ClawGymError("the episode is over or was never started: call reset() first")
+        if attempt.failed_infra or self._shell is None:
+            return await self._end(attempt, "", 1, "")
+        self._count += 1
+        if action.strip() == SUBMIT:
+            return await self._end(attempt, "", 0, "")
+        left = self._deadline - time.monotonic()
+        call = ToolCall(f"step-{self._count}", "bash", {"command": action})
+        output, code, cwd = "", 1, attempt.task.workspace
+        try:
+            if left <= 0:
+                attempt.stop, attempt.cause = "budget", "time"
+            else:
+                done = await self._shell.run(
+                    action.replace("\0", ""), timeout=min(left, attempt.task.limits.command_seconds)
+                )
+                output, code, cwd = done.text[: self.max_output], done.exit_code, done.cwd
+                if time.monotonic() >= self._deadline:
+                    attempt.stop, attempt.cause = "budget", "time"
+        except SandboxDied as error:
+            attempt.stop, attempt.cause = "error", error.cause
+        except InfraError as error:
+            attempt.fail_infra(f"host: {error}")
+        attempt.steps.append(Step("agent", "", utc_now(), (call,), (Observation(output, call.id),)))
+        if attempt.stop == "submitted" and self._count >= attempt.task.limits.max_steps:
+            attempt.stop, attempt.cause = "budget", "steps"
+        if attempt.stop != "submitted" or attempt.failed_infra:
+            return await self._end(attempt, output, code, cwd)
+        return self._observe(output, code, cwd), 0.0, False, False, {}
+
+    async def _end(self, attempt: Attempt, output: str, code: int, cwd: str) -> StepResult:
+        self._attempt = self._shell = None
+        if attempt.failed_infra:
+            self.last = await attempt.abandon()
+        else:
+            self.last = await attempt.finish(floor=self._floor, keep_workspace=False)
+        episode = self.last
+        truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
+        truncated = truncated or (episode.outcome is Outcome.SOLVED and attempt.stop == "budget")
+        info: dict[str, Any] = {
+            "task_id": episode.task_id,
+            "outcome": str(episode.outcome),
+            "cause": episode.cause or "",
+        }
+        result = episode.result
+        if result is not None:
+            info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
+            info |= {"tampered": result.tampered}
+            if result.corrected is not None:
+                info["corrected"] = result.corrected
+        observation = self._observe(output, code, cwd or attempt.task.workspace, attempt.task.limits.max_steps)
+        return observation, self._pay(result), not truncated, truncated, info
+
+    def _pay(self, result: VerifierResult | None) -> float:
+        if result is None:
+            return 0.0
+        if self.reward == "checks":
+            return float(sum(result.checks.values()))
+        value = getattr(result, self.reward)
+        return float(result.strict if value is None else value)
+
+    def _observe(self, output: str, code: int, cwd: str, max_steps: int | None = None) -> dict[str, Any]:
+        if max_steps is None:
+            max_steps = self._attempt.task.limits.max_steps if self._attempt else self._count
+        return {
+            "output": output[: self.max_output],
+            "exit_code": np.int64(code),
+            "cwd": cwd[:4096],
+            "step": np.array(self._count, dtype=np.int64),
+            "remaining_steps": np.array(max(0, max_steps - self._count), dtype=np.int64),
+        }
+
+    async def close(self) -> None:
+        """Drop the running attempt, if any."""
+        if self._attempt is not None:
+            attempt, self._attempt, self._shell = self._attempt, None, None
+            await attempt.abandon()
