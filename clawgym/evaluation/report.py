@@ -58,11 +58,11 @@ def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
         css_hash=_csp_hash(css),
         script_hash=_csp_hash(script),
         receipt=run.receipt,
-        receipt_json=json.dumps(run.receipt.to_dict() | {"tasks": f"{len(run.receipt.tasks)} tasks"}, indent=2),
+        receipt_json=_cut(_receipt_json(run), 60_000, "receipt.json"),
         about=_about(run),
         s=scores,
         rows=[_table_row(run, row) for row in rows],
-        categories=sorted({str(_task(run, row).get("category")) for row in rows if _task(run, row).get("category")}),
+        categories=sorted({category for row in rows if (category := _category(run, row))}),
         distribution=charts.histogram(
             [
                 ("solved", [summary.official(row) for row in graded if summary.strict(row) == 1]),
@@ -81,7 +81,6 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -117,6 +116,14 @@ def _task(run: RunFolder, row: Mapping[str, Any]) -> Mapping[str, Any]:
     return run.receipt.tasks.get(row["task_id"], {})
 
 
+def _category(run: RunFolder, row: Mapping[str, Any]) -> str:
+    return str(_task(run, row).get("category") or "")[:120]
+
+
+def _receipt_json(run: RunFolder) -> str:
+    return json.dumps(run.receipt.to_dict() | {"tasks": f"{len(run.receipt.tasks)} tasks"}, indent=2)
+
+
 def _shown(run: RunFolder) -> list[dict[str, Any]]:
     """The last row of each episode, in the task set's order."""
     order = {task: n for n, task in enumerate(run.receipt.tasks)}
@@ -137,7 +144,7 @@ def _about(run: RunFolder) -> list[tuple[str, str]]:
         ("ClawGym", receipt.library),
         ("Started", receipt.created.replace("T", " ").replace("+00:00", " UTC")),
     ]
-    return [(name, value) for name, value in facts if value]
+    return [(name, value[:200]) for name, value in facts if value]
 
 
 def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,9 +153,9 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
     graded = row["outcome"] not in (Outcome.INFRA, summary.UNSUPPORTED)
     about = _task(run, row)
     return {
-        "task": row["task_id"],
+        "task": row["task_id"][:300],
         "sample": row["sample"],
-        "category": str(about.get("category") or ""),
+        "category": _category(run, row),
         "outcome": str(row["outcome"]),
         "official": summary.official(row) if graded else None,
         "corrected": summary.corrected(row) if graded else None,
@@ -157,7 +164,7 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
         "steps": row.get("steps", 0),
         "tokens": usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0),
         "seconds": sum((row.get("seconds") or {}).values()),
-        "cause": summary.cause(row) if graded and summary.strict(row) < 1 else (row.get("cause") or ""),
+        "cause": (summary.cause(row) if graded and summary.strict(row) < 1 else row.get("cause") or "")[:300],
         "tampered": bool(result.get("tampered")),
         "runs_agent_code": bool(about.get("executes_agent_code")),
     }

@@ -1,0 +1,148 @@
+"""``clawgym eval``: run a benchmark, resume it with the same command, end with the summary and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawgym.errors import TaskSetNotFound
+
+if TYPE_CHECKING:
+    from clawgym.evaluation.runner import EvalConfig
+    from clawgym.evaluation.summary import Summary
+    from clawgym.records import TaskSet
+
+__all__ = ["eval_command"]
+
+
+def eval_command(
+    bench: Annotated[str, typer.Option(help="Task set: a name, or a path.")],
+    agent: Annotated[str, typer.Option(help="Agent: tool-loop, oracle, noop, replay, ...")],
+    model: Annotated[str | None, typer.Option(help="Model, as its endpoint names it.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint.")] = None,
+    source: Annotated[Path | None, typer.Option(help="For replay and script: what to run.")] = None,
+    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most episodes at once; as many as the machine carries by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/<what is run> by default.")] = None,
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, docker.")] = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Only these task ids, separated by commas.")] = None,
+) -> None:
+    """Let an agent attempt a task set and report what it solved.
+
+    The same command continues an interrupted run.
+    """
+    from clawgym.agents import make_agent
+    from clawgym.evaluation.runner import EvalConfig
+    from clawgym.sandbox import backend as make_backend
+    from clawgym.tasks import sets
+
+    options = {"model": model, "base_url": base_url, "source": source}
+    task_set = select(sets.load(bench), limit, tasks)
+    config = EvalConfig(
+        task_set=task_set,
+        agent=make_agent(agent, **{key: value for key, value in options.items() if value is not None}),
+        backend=make_backend(backend),
+        out=out or default_out(bench, agent, model, samples, seed, limit, tasks),
+        samples=samples,
+        seed=seed,
+        concurrency=concurrency,
+    )
+    raise typer.Exit(asyncio.run(_run(config)))
+
+
+def select(task_set: TaskSet, limit: int | None = None, ids: str | None = None) -> TaskSet:
+    """The part of a task set that was asked for."""
+    import dataclasses
+    import difflib
+
+    chosen = task_set.tasks
+    if ids is not None:
+        wanted = [name.strip() for name in ids.split(",") if name.strip()]
+        unknown = [name for name in wanted if name not in task_set.by_id]
+        if unknown or not wanted:
+            close = difflib.get_close_matches(unknown[0], task_set.by_id, 1) if unknown else []
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise TaskSetNotFound(
+                f"{task_set.name} has no task {', '.join(unknown) or ids!r}.{hint} See: clawgym tasks {task_set.name}"
+            )
+        chosen = tuple(task for task in chosen if task.id in set(wanted))
+    return dataclasses.replace(task_set, tasks=chosen[:limit])
+
+
+def default_out(
+    bench: str, agent: str, model: str | None, samples: int, seed: int, limit: int | None, tasks: str | None
+) -> Path:
+    """A folder below ``runs/`` that the same options always lead to."""
+    parts = [Path(bench).name, agent, *([model] if model else []), f"seed{seed}", f"k{samples}"]
+    if limit:
+        parts.append(f"first{limit}")
+    if tasks:
+        parts.append("tasks-" + hashlib.sha256(tasks.encode()).hexdigest()[:8])
+    return Path("runs") / re.sub(r"[^\w.@+-]+", "-", "_".join(parts)).strip(".-")
+
+
+async def _run(config: EvalConfig) -> int:
+    """Exit code: 0 when every episode has a result, 130 when interrupted, else 1."""
+    from rich.console import Console
+
+    from clawgym.evaluation.progress import RichProgress
+    from clawgym.evaluation.runner import evaluate
+
+    console = Console(stderr=True)
+    stop = asyncio.Event()
+    _stop_on_signals(stop, console.print)
+    try:
+        summary = await evaluate(config, progress=RichProgress(console), stop=stop)
+    finally:
+        await config.agent.aclose()
+        await config.backend.aclose()
+    _show(config, summary)
+    if summary.complete:
+        return 0
+    again = "clawgym " + shlex.join(sys.argv[1:])
+    console.print(
+        f"{len(summary.missing)} of {summary.planned} episodes have no result. Continue with:\n  {again}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 130 if stop.is_set() else 1
+
+
+def _stop_on_signals(stop: asyncio.Event, say) -> None:
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stop.is_set():  # a second time: leave at once; the boxes die with this process
+            os._exit(130)
+        say("Stopping: closing the boxes (press Ctrl-C again to leave at once) ...")
+        stop.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(name, ask)
+        except (NotImplementedError, RuntimeError, ValueError):
+            pass
+
+
+def _show(config: EvalConfig, summary: Summary) -> None:
+    from rich.console import Console
+
+    from clawgym.evaluation.terminal import summary_view
+
+    console = Console()
+    label = f"{config.task_set.name} · {config.agent.name}"
+    console.print(summary_view(summary, label))
+    console.print(f"report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,73 @@
+"""The summary of a run as a table for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clawgym.evaluation.progress import duration
+from clawgym.evaluation.statistics import Estimate
+from clawgym.evaluation.summary import Scores, Summary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["summary_view"]
+
+
+def _cell(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def summary_view(summary: Summary, title: str) -> RenderableType:
+    """Scores in percent with 95% intervals, per category where there are several, and what to know beside them."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("")
+    for name in ("episodes", "strict", "official", "corrected"):
+        table.add_column(name, justify="right")
+
+    def add(name: str, scores: Scores, *, last: bool = False, bold: bool = False) -> None:
+        table.add_row(
+            Text(name),
+            str(scores.episodes),
+            _cell(scores.strict),
+            _cell(scores.official),
+            _cell(scores.corrected),
+            end_section=last,
+            style="bold" if bold else "",
+        )
+
+    add("all", summary.scores, last=True, bold=True)
+    for groups in summary.groups.values():
+        for group in groups:
+            add(group.name, group, last=group is groups[-1])
+    return Group(table, *(Text(line) for line in _lines(summary)))
+
+
+def _lines(summary: Summary) -> list[str]:
+    lines = []
+    if summary.pass_at:
+        lines.append("pass@k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_at.items()))
+        lines.append("pass^k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_hat.items()))
+    if summary.causes:
+        top = list(summary.causes.items())[:5]
+        lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
+    if summary.infra_attempts:
+        lines.append(f"host faults: {summary.infra_attempts} of {summary.attempts} attempts, left out of the scores")
+    if summary.unsupported:
+        lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
+    if summary.problems:
+        lines.append(f"could not be read: {len(summary.problems)} tasks")
+    if summary.tampered:
+        lines.append(f"tampered: {len(summary.tampered)} episodes")
+    if summary.usage.prompt_tokens or summary.usage.completion_tokens:
+        cost = "" if summary.usage.cost_usd is None else f", ${summary.usage.cost_usd:.2f}"
+        lines.append(f"tokens: {summary.usage.prompt_tokens:,} in, {summary.usage.completion_tokens:,} out{cost}")
+    if summary.seconds:
+        lines.append("time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in summary.seconds.items()))
+    return lines

@@ -1,0 +1,154 @@
+"""Boards as a terminal table, Markdown, or JSON.
+
+Invariant: every flag of an entry is shown wherever its score is; names are escaped for the format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from clawgym.leaderboards.entries import SCORES, Entry
+from clawgym.leaderboards.ranking import Board
+
+from clawgym.evaluation.statistics import Estimate
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["to_json", "to_markdown", "to_view"]
+
+_COLUMNS = ("rank", "agent", "strict", "corrected", "official", "k", "host faults", "$ / solved", "flags")
+_RIGHT = ("rank", "strict", "corrected", "official", "k", "host faults", "$ / solved")
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _cells(rank: int | None, entry: Entry) -> list[str]:
+    cost = entry.summary.cost_per_solved
+    return [
+        "-" if rank is None else str(rank),
+        entry.name,
+        *(_percent(entry.score(by)) for by in ("strict", "corrected", "official")),
+        str(entry.samples),
+        f"{100 * entry.summary.infra_rate:.1f}%",
+        "-" if cost is None else f"{cost:.4f}",
+        "; ".join(entry.flags),
+    ]
+
+
+def _title(board: Board) -> str:
+    return f"{board.task_set or 'unnamed tasks'} ({board.task_set_hash[:12]}), ranked by {board.by}"
+
+
+def _forgeable(board: Board) -> list[tuple[str, int, str]]:
+    return [
+        (ranked.entry.name, scores.episodes, _percent(scores.strict))
+        for ranked in board.entries
+        if (scores := ranked.entry.forgeable) is not None
+    ]
+
+
+_NOTES = (
+    "Scores are percentages with 95% intervals; entries that share a rank cannot be told apart.",
+    "Results over different task contents are never ranked together.",
+)
+_FORGEABLE = "On tasks whose grader runs the agent's code (results can be forged there)"
+
+
+def to_view(boards: Sequence[Board]) -> RenderableType:
+    """For the terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for board in boards:
+        table = Table(title=Text(_title(board)), title_justify="left")
+        for column in ("rank", "agent", "strict", "corrected", "official", "k"):
+            table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
+        flags = []
+        for ranked in board.entries:
+            entry, cells = ranked.entry, _cells(ranked.rank, ranked.entry)
+            agent = Text(entry.name) + Text("\n" + entry.run, style="dim")
+            table.add_row(cells[0], agent, *(Text(cell.replace(" [", "\n[")) for cell in cells[2:6]))
+            if entry.flags:
+                flags.append(Text(f"  {entry.name} ({entry.run}): {cells[-1]}", style="yellow"))
+        parts.append(table)
+        parts.extend(flags)
+        if forgeable := _forgeable(board):
+            parts.append(Text(_FORGEABLE + ":"))
+            parts.extend(Text(f"  {name}: strict {score} over {n} episodes") for name, n, score in forgeable)
+    parts.extend(Text(note, style="dim") for note in _NOTES[: 1 + (len(boards) > 1)])
+    return Group(*parts)
+
+
+def to_markdown(boards: Sequence[Board]) -> str:
+    """For a page."""
+    out = []
+    for board in boards:
+        out += [f"## {_escape(_title(board))}", "", "| " + " | ".join(_COLUMNS) + " |"]
+        out.append("|" + "|".join(" ---: " if column in _RIGHT else " --- " for column in _COLUMNS) + "|")
+        out += [
+            "| " + " | ".join(_escape(cell) for cell in _cells(ranked.rank, ranked.entry)) + " |"
+            for ranked in board.entries
+        ]
+        out.append("")
+        if forgeable := _forgeable(board):
+            out += [f"{_FORGEABLE}:", ""]
+            out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in forgeable]
+            out.append("")
+    out += [*_NOTES[: 1 + (len(boards) > 1)], ""]
+    return "\n".join(out)
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
+
+
+def to_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
+    """For programs; plain data for ``json.dumps``."""
+    return [
+        {
+            "task_set": board.task_set,
+            "task_set_hash": board.task_set_hash,
+            "by": board.by,
+            "entries": [{"rank": ranked.rank, **_entry_json(ranked.entry)} for ranked in board.entries],
+        }
+        for board in boards
+    ]
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    def plain(estimate: Estimate | None) -> dict[str, Any] | None:
+        return None if estimate is None else dataclasses.asdict(estimate)
+
+    summary = entry.summary
+    return {
+        "name": entry.name,
+        "run": entry.run,
+        "agent": entry.agent,
+        "agent_version": entry.agent_version,
+        "model": entry.model,
+        "samples": entry.samples,
+        "seed": entry.seed,
+        "isolation": entry.isolation,
+        "library": entry.library,
+        **{name: plain(entry.score(name)) for name in SCORES},
+        "executes_agent_code": None if entry.forgeable is None else plain(entry.forgeable.strict),
+        "pass_at": {str(k): estimate.value for k, estimate in summary.pass_at.items()},
+        "pass_hat": {str(k): estimate.value for k, estimate in summary.pass_hat.items()},
+        "episodes": summary.scores.episodes,
+        "planned": summary.planned,
+        "infra_rate": summary.infra_rate,
+        "tampered": len(summary.tampered),
+        "cost_per_solved": summary.cost_per_solved,
+        "flags": list(entry.flags),
+    }

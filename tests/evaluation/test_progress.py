@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clawgym.evaluation.progress import RichProgress, duration
+from clawgym.records import TaskSet
+from clawgym.runs import RunFolder, make_receipt
+
+
+def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | None = None):
+    result = None if outcome == "infra" else {"strict": strict}
+    return {"key": f"{task}#0", "task_id": task, "sample": 0, "outcome": outcome, "result": result, "cause": cause}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59.6, "1m00s"), (95, "1m35s"), (7260, "2h01m")])
+def test_durations(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+def run_with(tmp_path: Path, *rows) -> RunFolder:
+    run = RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("x", ())))
+    for one in rows:
+        run.append(one)
+    return run
+
+
+def shown(terminal: bool, tmp_path: Path, done, finished) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    view = RichProgress(console, every=1000)
+    with run_with(tmp_path, *done) as run:
+        view.start(run, len(finished))
+    view.running(2, 4)
+    for one in finished:
+        view.finished(one)
+    if terminal:
+        console.print(view._panel())
+    view.stop(None)
+    return out.getvalue()
+
+
+def test_plain_lines_off_a_terminal(tmp_path: Path):
+    text = shown(False, tmp_path, [], [row("a", "solved", 1.0), row("b", cause="[bold]oom"), row("c", "infra")])
+    last = text.splitlines()[-1]
+    assert "2/3" in last
+    assert "strict 50.0%" in last
+    assert "1 host faults" in last
+    assert "1 [bold]oom" in last, "markup in a cause must be shown as it is"
+    assert "\x1b" not in text
+
+
+def test_a_panel_on_a_terminal(tmp_path: Path):
+    text = shown(True, tmp_path, [], [row("a", "solved", 1.0), row("b")])
+    assert "2/2" in text
+    assert "at most 4 now" in text
+    assert "\x1b" in text
+
+
+def test_a_continued_run_starts_from_what_is_there(tmp_path: Path):
+    text = shown(False, tmp_path, [row("a", "solved", 1.0), row("z", "infra")], [row("b")])
+    assert "Continuing: 1 of 2 episodes are already there." in text
+    assert "2/2" in text

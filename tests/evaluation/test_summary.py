@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from clawgym.evaluation.summary import UNSUPPORTED, summarize_rows
+from clawgym.receipts import Receipt
+
+
+def receipt(tasks: dict[str, dict[str, Any]] | int = 3, samples: int = 1, **kwargs) -> Receipt:
+    if isinstance(tasks, int):
+        tasks = {f"t{i}": {} for i in range(tasks)}
+    return Receipt("eval", tasks={k: {"hash": k, **v} for k, v in tasks.items()}, samples=samples, **kwargs)
+
+
+def row(task: str, sample: int = 0, outcome: str = "failed", strict: float = 0.0, **kwargs) -> dict[str, Any]:
+    result = {"strict": strict, "official": kwargs.pop("official", strict), "corrected": kwargs.pop("corrected", None)}
+    result |= {"tampered": kwargs.pop("tampered", False)}
+    return {
+        "key": f"{task}#{sample}",
+        "task_id": task,
+        "sample": sample,
+        "outcome": outcome,
+        "result": None if outcome == "infra" else result,
+        **kwargs,
+    }
+
+
+def solved(task: str, sample: int = 0, **kwargs) -> dict[str, Any]:
+    return row(task, sample, "solved", 1.0, **kwargs)
+
+
+def test_infra_is_left_out_and_counted():
+    summary = summarize_rows(receipt(3), [solved("t0"), row("t1", outcome="infra", cause="fork"), row("t2")])
+    assert summary.scores.strict is not None
+    assert summary.scores.strict.value == 0.5
+    assert summary.missing == ("t1#0",)
+    assert summary.infra_rate == pytest.approx(1 / 3)
+    assert not summary.complete
+
+
+def test_a_later_attempt_replaces_infra():
+    summary = summarize_rows(receipt(1), [row("t0", outcome="infra", cause="fork"), solved("t0")])
+    assert summary.complete
+    assert (summary.attempts, summary.infra_attempts) == (2, 1)
+
+
+def test_tasks_weigh_the_same_whatever_their_samples():
+    rows = [solved("t0", 0), *(row("t1", s) for s in range(4))]
+    summary = summarize_rows(receipt(2, samples=4), rows)
+    assert summary.scores.strict is not None
+    assert summary.scores.strict.value == 0.5
+
+
+def test_truncated_and_solved_counts_by_its_score():
+    summary = summarize_rows(receipt(1), [row("t0", outcome="truncated", strict=1.0)])
+    assert summary.scores.strict is not None
+    assert summary.scores.strict.value == 1
+    assert summary.causes == {}
+
+
+def test_causes_name_truncation_and_failed_checks():
+    rows = [row("t0", outcome="truncated", cause="steps"), row("t1"), row("t2", cause="oom")]
+    assert summarize_rows(receipt(3), rows).causes == {"checks failed": 1, "oom": 1, "truncated: steps": 1}
+
+
+def test_corrected_covers_the_tasks_with_a_floor_and_zeroes_broken_boxes():
+    broken = row("t1", cause="oom") | {"result": None}
+    rows = [row("t0", corrected=0.5), broken, row("t2", official=0.9)]
+    summary = summarize_rows(receipt(3), rows)
+    assert summary.scores.corrected is not None
+    assert summary.scores.corrected.tasks == 2
+    assert summary.scores.corrected.value == 0.25
+    assert summarize_rows(receipt(3), rows[1:]).scores.corrected is None
+
+
+def test_unsupported_tasks_are_apart():
+    about = {"t0": {}, "t1": {"unsupported": "network"}, "t2": {}}
+    rows = [solved("t0"), {"key": "t2#0", "task_id": "t2", "sample": 0, "outcome": UNSUPPORTED, "cause": "image"}]
+    summary = summarize_rows(receipt(about), rows)
+    assert summary.unsupported == {"t1": "network", "t2": "image"}
+    assert (summary.planned, summary.complete) == (1, True)
+    assert summary.scores.strict is not None
+    assert summary.scores.strict.value == 1
+
+
+def test_groups_by_category_level_and_grader():
+    about = {
+        "t0": {"category": "b", "level": "hard"},
+        "t1": {"category": "a", "level": "easy", "executes_agent_code": "in_process"},
+        "t2": {"category": "a", "level": "medium"},
+    }
+    summary = summarize_rows(receipt(about), [solved("t0"), row("t1"), solved("t2")])
+    assert [(g.name, g.strict.value) for g in summary.groups["category"] if g.strict] == [("a", 0.5), ("b", 1.0)]
+    assert [g.name for g in summary.groups["level"]] == ["easy", "medium", "hard"]
+    assert [(g.name, g.episodes) for g in summary.groups["grader"]] == [
+        ("reads files only", 2),
+        ("runs agent code (in process)", 1),
+    ]
+    assert "category" not in summarize_rows(receipt(2), [solved("t0")]).groups
+
+
+def test_pass_k_uses_the_tasks_that_have_k_samples():
+    rows = [solved("t0", 0), row("t0", 1), solved("t1", 0), solved("t1", 1), solved("t2", 0)]
+    summary = summarize_rows(receipt(3, samples=2), rows)
+    assert {k: e.value for k, e in summary.pass_at.items()} == {1: pytest.approx(2.5 / 3), 2: 1.0}
+    assert {k: e.value for k, e in summary.pass_hat.items()} == {1: pytest.approx(2.5 / 3), 2: 0.5}
+    assert summary.pass_at[2].tasks == 2
+
+
+def test_rows_of_other_tasks_and_surplus_samples_do_not_count():
+    summary = summarize_rows(receipt(1), [row("t0"), solved("elsewhere"), solved("t0", 5)])
+    assert summary.scores.episodes == 1
+    assert summary.scores.strict is not None
+    assert summary.scores.strict.value == 0
+
+
+def test_cost_tokens_and_time_add_up():
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "cached_tokens": 4, "cost_usd": 0.5}
+    rows = [
+        solved("t0", usage=usage, seconds={"agent": 1.5}),
+        row("t1", usage=usage | {"cost_usd": None}, seconds={"agent": 2.0}),
+    ]
+    summary = summarize_rows(receipt(2), rows)
+    assert (summary.usage.prompt_tokens, summary.usage.cached_tokens, summary.usage.cost_usd) == (20, 8, 0.5)
+    assert summary.cost_per_solved == 0.5
+    assert summary.seconds == {"agent": 3.5}
+
+
+def test_the_order_of_rows_does_not_matter_and_the_summary_is_json():
+    rows = [
+        row(f"t{i}", s, "solved" if (i + s) % 3 else "failed", float((i + s) % 3 > 0)) for i in range(9) for s in (0, 1)
+    ]
+    one = summarize_rows(receipt(9, samples=2), rows)
+    random.Random(1).shuffle(rows)
+    two = summarize_rows(receipt(9, samples=2), rows)
+    assert json.dumps(one.to_dict()) == json.dumps(two.to_dict())

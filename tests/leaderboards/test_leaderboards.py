@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from clawgym.leaderboards import load_entry, rank, to_json, to_markdown
+from typer.testing import CliRunner
+
+from clawgym.cli.leaderboard import app
+from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
+from clawgym.runs import RunFolder, make_receipt
+
+
+def make_run(
+    path: Path,
+    passes: int,
+    *,
+    tasks: int = 40,
+    done: int | None = None,
+    workspace: str = "/w",
+    agent: str | None = None,
+    executes: bool = False,
+    tampered: int = 0,
+) -> Path:
+    """A run in which the first ``passes`` tasks are solved."""
+    spec = VerifierSpec("reward_sh", (), executes_agent_code="subprocess" if executes else None)
+    plain = VerifierSpec("reward_sh", ())
+    items = tuple(Task(f"t{i}", "do", spec if i < 3 else plain, workspace=workspace) for i in range(tasks))
+    receipt = make_receipt("eval", TaskSet("bench", items, "1"), agent={"name": agent or path.name, "version": "1"})
+    with RunFolder.open(path, receipt) as run:
+        for n, task in enumerate(items[: tasks if done is None else done]):
+            score = float(n < passes)
+            result = VerifierResult(
+                {"a": score}, score, score, None, verifier_hash=task.verifier.digest, tampered=n < tampered
+            )
+            outcome = Outcome.SOLVED if score else Outcome.FAILED
+            run.record(Episode(task.id, task.content_hash, 0, 1, "a", outcome, result=result))
+    return path
+
+
+def ranks(*paths: Path, by: str = "strict") -> list[tuple[str, int | None]]:
+    (board,) = rank([load_entry(path) for path in paths], by)
+    return [(ranked.entry.name, ranked.rank) for ranked in board.entries]
+
+
+def test_entries_that_cannot_be_told_apart_share_a_rank(tmp_path: Path):
+    a, b = make_run(tmp_path / "a", 20), make_run(tmp_path / "b", 22)
+    low, high = make_run(tmp_path / "low", 1), make_run(tmp_path / "high", 40)
+    assert ranks(a, b, low, high) == [("high", 1), ("b", 2), ("a", 2), ("low", 4)]
+
+
+def test_the_order_of_the_arguments_does_not_matter(tmp_path: Path):
+    paths = [make_run(tmp_path / name, passes) for name, passes in (("a", 9), ("b", 9), ("c", 35))]
+    assert ranks(*paths) == ranks(*reversed(paths))
+
+
+def test_other_task_contents_get_their_own_board(tmp_path: Path):
+    boards = rank(
+        [load_entry(make_run(tmp_path / "a", 5)), load_entry(make_run(tmp_path / "b", 9, workspace="/elsewhere"))]
+    )
+    assert [[ranked.entry.name for ranked in board.entries] for board in boards] == [["a"], ["b"]]
+    assert boards[0].task_set_hash != boards[1].task_set_hash
+
+
+def test_missing_and_tampered_episodes_are_flagged_everywhere(tmp_path: Path):
+    path = make_run(tmp_path / "a", 5, done=30, tampered=2)
+    entry = load_entry(path)
+    assert entry.flags == ("10 of 40 episodes missing", "tampered episodes: 2")
+    boards = rank([entry])
+    assert "10 of 40 episodes missing" in to_markdown(boards)
+    assert to_json(boards)[0]["entries"][0]["flags"] == list(entry.flags)
+    assert "10 of 40 episodes missing" in CliRunner().invoke(app, ["show", str(path)]).output
+
+
+def test_tasks_that_run_agent_code_are_shown_apart(tmp_path: Path):
+    entry = load_entry(make_run(tmp_path / "a", 5, executes=True))
+    assert entry.forgeable is not None
+    assert entry.forgeable.episodes == 3
+    assert "results can be forged" in to_markdown(rank([entry]))
+    assert load_entry(make_run(tmp_path / "b", 5)).forgeable is None
+
+
+def edit(path: Path, change) -> None:
+    file = path / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    change(rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows[0].update(task_hash="0" * 64),
+        lambda rows: rows[0]["result"].update(verifier_hash="0" * 64),
+        lambda rows: rows.append(rows[0] | {"sample": 9, "key": "t0#9"}),
+        lambda rows: rows.append(rows[0] | {"task_id": "new", "key": "new#0"}),
+        lambda rows: rows[30].update(task_id="t0"),
+    ],
+)
+def test_results_that_do_not_fit_the_receipt_are_flagged(tmp_path: Path, change):
+    path = make_run(tmp_path / "a", 5)
+    assert load_entry(path).flags == ()
+    edit(path, change)
+    assert any("do not fit the receipt: 1" in flag for flag in load_entry(path).flags)
+
+
+def test_a_stored_summary_is_not_believed(tmp_path: Path):
+    path = make_run(tmp_path / "a", 5)
+    (path / "summary.json").write_text('{"scores": {"strict": {"value": 1.0}}}')
+    score = load_entry(path).score("strict")
+    assert score is not None
+    assert score.value == 5 / 40
+
+
+def test_without_floors_nothing_is_ranked_by_corrected(tmp_path: Path):
+    assert ranks(make_run(tmp_path / "a", 5), by="corrected") == [("a", None)]
+    with pytest.raises(ValueError, match="choose one of strict"):
+        rank([], "best")
+
+
+def test_markdown_cannot_be_broken_by_a_name(tmp_path: Path):
+    evil = "x | 99 | <script>alert(1)</script>\n| [link](javascript:1)"
+    text = to_markdown(rank([load_entry(make_run(tmp_path / "a", 5, agent=evil))]))
+    line = next(line for line in text.splitlines() if "alert" in line)
+    assert line.replace("\\|", "").count("|") == 10
+    assert "<script" not in line.replace("\\<", "")
+
+
+def test_the_command_prints_json(tmp_path: Path):
+    result = CliRunner().invoke(app, ["show", str(make_run(tmp_path / "a", 5)), "--json"])
+    assert json.loads(result.output)[0]["entries"][0]["strict"]["value"] == 0.125
