@@ -135,6 +135,8 @@ def spawn(argv, env, cwd, fds, terminal=False):
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            os._exit(126)
     finally:
         os._exit(127)
 

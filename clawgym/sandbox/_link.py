@@ -153,12 +153,16 @@ class GuestLink:
         if self.closed:
             raise SandboxError("this box is closed: create another one")
         try:
-            async with self._writing:
-                await self._stream.write(_HEADER.pack(len(payload), ord(op), channel) + payload)
+            # Shielded: half a frame, left by a caller that was cancelled, would garble every later one.
+            await asyncio.shield(self._write(_HEADER.pack(len(payload), ord(op), channel) + payload))
         except OSError:
             await asyncio.shield(self._die(None))
             assert self.death is not None
             raise self.death from None
+
+    async def _write(self, frame: bytes) -> None:
+        async with self._writing:
+            await self._stream.write(frame)
 
     async def _listen(self) -> None:
         buffer = bytearray()
@@ -242,12 +246,13 @@ class GuestLink:
         request = _Request(asyncio.get_running_loop().create_future(), room=2 * (cap + _SLACK))
         self._requests[channel] = request
         try:
-            await self.send(op, channel, json.dumps(body).encode())
-            if stdin is not None:
-                for start in range(0, len(stdin), 1 << 18):
-                    await self.send("I", channel, stdin[start : start + (1 << 18)])
-                await self.send("E", channel, b"")
-            done = await asyncio.wait_for(asyncio.shield(request.done), timeout + _GRACE)
+            async with asyncio.timeout(timeout + _GRACE):
+                await self.send(op, channel, json.dumps(body).encode())
+                if stdin is not None:
+                    for start in range(0, len(stdin), 1 << 18):
+                        await self.send("I", channel, stdin[start : start + (1 << 18)])
+                    await self.send("E", channel, b"")
+                done = await asyncio.shield(request.done)
         except TimeoutError:
             await self._die("unresponsive")
             await self._stream.close()
@@ -256,10 +261,15 @@ class GuestLink:
         except asyncio.CancelledError:
             if op == "X" and self.death is None and not self.closed:
                 self._requests.pop(channel, None)
-                await asyncio.shield(self.send("K", channel, b""))
+                giving_up = asyncio.ensure_future(self.send("K", channel, b""))
+                giving_up.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
             raise
         except SandboxDied:
+            self._requests.pop(channel, None)
             raise self.death or SandboxDied("the box is gone") from None
+        except SandboxError:
+            self._requests.pop(channel, None)
+            raise
         finally:
             if request.done.done() and not request.done.cancelled():
                 request.done.exception()  # retrieved: no warning for an answer nobody waits for

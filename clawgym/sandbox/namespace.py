@@ -126,6 +126,7 @@ class NamespaceSandbox(GuestLink):
         return self._root
 
     async def stop(self) -> None:
+        self.closed = True  # whatever fails from now on is our doing, not the box's
         await asyncio.shield(self._kill())
         await self.end()
 
@@ -147,7 +148,7 @@ class NamespaceSandbox(GuestLink):
     async def _close(self) -> None:
         if self._freed:
             return
-        self._freed = True
+        self._freed = self.closed = True
         with contextlib.suppress(InfraError):
             await self._kill()
         await self.end()

@@ -1,0 +1,147 @@
+"""Backends for the conformance tests.
+
+A third backend joins by one entry in ``BACKENDS``: every ``test_conformance_*.py`` then runs against it. An entry
+is a ``pytest.param`` of :class:`Traits`; the marks decide when it runs, the traits name the few differences that
+the protocol allows. Real boxes only: nothing here stands in for one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from clawgym.errors import SandboxUnavailable
+from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+from clawgym.sandbox import backend as make_backend
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the conformance tests may expect of one backend beyond the protocol."""
+
+    name: str
+    """As :func:`clawgym.sandbox.backend` knows it."""
+    root_inside: bool = True
+    """Commands see themselves as uid 0."""
+    private_usr: bool = True
+    """A box may change its own ``/usr`` (otherwise it is read-only)."""
+    joins_network: bool = True
+    """``SandboxSpec.join_network_of`` works here."""
+
+
+BACKENDS = [
+    pytest.param(Traits("namespace", joins_network=os.geteuid() == 0), id="namespace"),
+    pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def traits(request: pytest.FixtureRequest) -> Traits:
+    """The backend's entry in ``BACKENDS``."""
+    if request.param.name == "docker":
+        request.getfixturevalue("docker_engine")
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(traits: Traits) -> AsyncIterator[Backend]:
+    """One backend for the tests of a module."""
+    made = make_backend(traits.name)
+    try:
+        await made.probe()
+    except SandboxUnavailable as error:
+        await made.aclose()
+        pytest.skip(str(error))
+    yield made
+    await made.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(backend: Backend) -> AsyncIterator[Sandbox]:
+    """A fresh box."""
+    made = await backend.create(SandboxSpec())
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(backend: Backend) -> AsyncIterator[Sandbox]:
+    """A box that tests share when they leave nothing behind in it."""
+    made = await backend.create(SandboxSpec())
+    yield made
+    await made.close()
+
+
+# -- a Docker engine
+
+
+def _answers(host: str) -> bool:
+    docker = pytest.importorskip("docker")
+    try:
+        client = docker.DockerClient(base_url=host, timeout=5)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except Exception:
+        return False
+
+
+def _private_engine(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A dockerd of our own: its data, its sockets and its network are nobody else's."""
+    host = f"unix://{folder}/docker.sock"
+    argv = ["dockerd", "-H", host, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+    argv += ["-p", f"{folder}/docker.pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+    argv += ["--ip-forward=false", "--ip-masq=false", "--userland-proxy=false"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        if _answers(host):
+            return process, host
+        time.sleep(0.1)
+    text = (folder / "log").read_text(errors="replace")[-1500:]
+    _end(process, folder)
+    pytest.skip(f"dockerd does not start here:\n{text}")
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in sorted((p for p in points if p.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", point], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[str]:
+    """The address of a Docker engine: a running one, else a private one if dockerd is installed, else a skip."""
+    given = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if _answers(given):
+        yield given
+        return
+    if os.geteuid() != 0 or not shutil.which("dockerd"):
+        pytest.skip("no Docker engine answers, and no dockerd to start as root: apt-get install docker.io")
+    # Not below pytest's folder: a unix socket's path must be short.
+    folder = Path(tempfile.mkdtemp(prefix="clawgym-docker-"))
+    process, host = _private_engine(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", host)
+        yield host
+    _end(process, folder)

@@ -1,0 +1,311 @@
+"""Every backend's walls: limits, network, the host's files, and the end of a box."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from clawgym.errors import SandboxDied, SandboxError
+from clawgym.records import Limits
+from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+
+from .conftest import Traits
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def _close(*boxes: Sandbox) -> None:
+    await asyncio.gather(*(box.close() for box in boxes))
+
+
+# -- limits
+
+
+async def test_memory_bomb(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec(limits=Limits(memory_mb=128, disk_mb=32)))
+    try:
+        try:
+            done = await box.exec(["python3", "-c", "x = []\nwhile True: x.append(b'x' * 2**20)"], timeout=60)
+            assert done.exit_code in (1, 137), done.text  # MemoryError, or the kernel's kill
+            assert not done.timed_out
+            assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+        except SandboxDied as error:
+            assert error.cause == "oom"  # noqa: PT017
+    finally:
+        await box.close()
+
+
+async def test_fork_bomb_is_contained(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec(limits=Limits(pids=64)))
+    try:
+        started = time.monotonic()
+        try:
+            await box.exec(["bash", "-c", ":(){ :|:& };:; sleep 1"], timeout=1)
+            assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+        except SandboxDied as error:
+            assert error.cause == "pids"  # noqa: PT017
+        assert time.monotonic() - started < 30
+        await box.stop()
+        assert time.monotonic() - started < 40
+    finally:
+        await box.close()
+
+
+async def test_full_disk_costs_only_the_write(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec(limits=Limits(disk_mb=32, file_mb=256)))
+    try:
+        done = await box.exec(["sh", "-c", "head -c 100M /dev/zero > /root/big"])
+        assert done.exit_code != 0
+        assert b"No space left" in done.output
+        assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+        assert (await box.exec(["sh", "-c", "rm /root/big && echo x > /root/small"])).exit_code == 0
+    finally:
+        await box.close()
+
+
+async def test_number_of_files_is_limited(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec(limits=Limits(disk_mb=16)))
+    try:
+        script = "import os\nfor i in range(200000): os.close(os.open(f'/root/f{i}', os.O_CREAT))"
+        done = await box.exec(["python3", "-c", script])
+        assert b"No space left" in done.output
+        assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+    finally:
+        await box.close()
+
+
+async def test_largest_file(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec(limits=Limits(file_mb=1)))
+    try:
+        done = await box.exec(["sh", "-c", "head -c 3M /dev/zero > /root/f"])
+        assert done.exit_code != 0
+        assert len(await box.get("/root/f")) == 2**20
+    finally:
+        await box.close()
+
+
+async def test_limits_cannot_be_raised(box: Sandbox) -> None:
+    script = (
+        "import resource as r\nfor n in ('CORE', 'FSIZE', 'NOFILE'):\n"
+        "    soft, hard = r.getrlimit(getattr(r, 'RLIMIT_' + n))\n"
+        "    try: r.setrlimit(getattr(r, 'RLIMIT_' + n), (hard + 1, hard + 1)); print(n, 'raised')\n"
+        "    except (ValueError, OSError): pass"
+    )
+    assert (await box.exec(["python3", "-c", script])).output == b""
+
+
+# -- network
+
+
+async def test_no_network(box: Sandbox) -> None:
+    done = await box.exec(["sh", "-c", "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"])
+    assert done.text.split() in ([], ["lo"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 2); print('reached')\nexcept OSError as e: print('no')"
+        assert (await box.exec(["python3", "-c", script])).output == b"no\n"
+    script = "import socket\ntry: socket.create_connection(('1.1.1.1', 53), 2); print('reached')\nexcept OSError: print('no')"
+    assert (await box.exec(["python3", "-c", script])).output == b"no\n"
+
+
+async def test_loopback_works_inside(box: Sandbox) -> None:
+    script = (
+        "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
+        "c = socket.create_connection(s.getsockname(), 5)\ns.accept()[0].sendall(b'x')\nprint(c.recv(1))"
+    )
+    assert (await box.exec(["python3", "-c", script], timeout=20)).output == b"b'x'\n"
+
+
+async def test_abstract_sockets_of_the_host_are_out_of_reach(box: Sandbox) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0clawgym-test-abstract")
+        server.listen()
+        script = "import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0clawgym-test-abstract'); print('reached')\nexcept OSError: print('no')"
+        assert (await box.exec(["python3", "-c", script])).output == b"no\n"
+
+
+async def test_joined_network(backend: Backend, traits: Traits) -> None:
+    if not traits.joins_network:
+        pytest.skip("this backend cannot join networks as an ordinary user")
+    first = await backend.create(SandboxSpec())
+    boxes = [first]
+    try:
+        shell = await first.shell()
+        await shell.run("echo served > /tmp/page; cd /tmp; python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &")
+        second = await backend.create(SandboxSpec(join_network_of=first))
+        stranger = await backend.create(SandboxSpec())
+        boxes += [second, stranger]
+        fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/page', timeout=5).read())"
+        for _ in range(50):
+            done = await second.exec(["python3", "-c", fetch])
+            if done.exit_code == 0:
+                break
+            await asyncio.sleep(0.1)
+        assert done.output == b"b'served\\n'\n"
+        assert (await stranger.exec(["python3", "-c", fetch])).exit_code != 0
+        assert (await second.exec(["cat", "/tmp/page"])).exit_code != 0, "only the network is shared"
+        assert b"http.server" not in (await second.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline"])).output
+    finally:
+        await _close(*reversed(boxes))
+
+
+# -- the host
+
+
+async def test_host_files_are_not_visible(box: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    places = [str(secret), str(Path(__file__).resolve()), "/etc/shadow", "/etc/machine-id", "/var/run/docker.sock"]
+    for place in places:
+        assert (await box.exec(["cat", place])).exit_code != 0, place
+    done = await box.exec(["sh", "-c", "ls -A /home /opt /srv /mnt /media /root /tmp /var/log /boot 2>/dev/null"])
+    assert [line for line in done.text.split() if not line.endswith(":") and line != "apt"] == []
+    roots = await box.exec(["sh", "-c", f"cat /proc/[0-9]*/root{secret}; ls /proc/*/root/etc/shadow"])
+    assert b"hunter2" not in roots.output
+
+
+async def test_host_processes_are_not_visible(box: Sandbox) -> None:
+    done = await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
+    assert "pytest" not in done.text
+    assert len((await box.exec(["sh", "-c", "ls -d /proc/[0-9]*"])).text.split()) < 6
+
+
+async def test_isolation_as_probed(backend: Backend) -> None:
+    isolation = await backend.probe()
+    assert isolation.backend == backend.name
+    wanted = ("network", "pid", "no_new_privs", "no_capabilities", "seccomp", "no_vsock", "no_nested_userns")
+    for name in (*wanted, "host_settings_readonly", "host_files_hidden", "disk_limit"):
+        assert isolation.features[name], name
+    assert set(isolation.as_dict()) == {"backend", "tier", "features", "notes"}
+
+
+_CALLS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, function, *args):
+    ctypes.set_errno(0)
+    if function(*args) != -1 or ctypes.get_errno() not in (1, 13, 38, 97):
+        print(name, ctypes.get_errno())
+x86 = os.uname().machine == "x86_64"
+sys_ = lambda number, *args: call(number, libc.syscall, ctypes.c_long(number), *args)
+if x86:
+    for number in (425, 426, 427, 321, 298, 250, 248, 323, 304, 303, 428, 430, 442, 310, 135):
+        sys_(number, 0xffffffff, 0, 0, 0, 0, 0)
+call("unshare user", libc.unshare, 0x10000000)
+call("unshare mount", libc.unshare, 0x20000)
+call("mount", libc.mount, b"none", b"/tmp", b"tmpfs", 0, None)
+call("chroot", libc.chroot, b"/tmp")
+call("vsock", libc.socket, 40, 1, 0)
+call("netlink", libc.socket, 16, 3, 0)
+call("packet", libc.socket, 17, 3, 0)
+call("raw", libc.socket, 2, 3, 1)
+call("sethostname", libc.sethostname, b"x", 1)
+pid, master = os.forkpty()
+if pid == 0:
+    call("TIOCSTI", libc.ioctl, 0, 0x5412, b"x")
+    call("TIOCSTI, high bits", libc.ioctl, 0, ctypes.c_ulong(0x100005412), b"x")
+    os._exit(0)
+data = b""
+try:
+    while chunk := os.read(master, 1000):
+        data += chunk
+except OSError:
+    pass
+sys.stdout.write(data.decode())
+"""
+
+
+async def test_dangerous_calls_are_denied(box: Sandbox) -> None:
+    done = await box.exec(["python3", "-c", _CALLS])
+    assert (done.exit_code, done.output) == (0, b"")
+
+
+# -- the end
+
+
+async def test_close_is_idempotent_and_final(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec())
+    shell = await box.shell()
+    await asyncio.gather(box.close(), box.close())
+    await box.close()
+    with pytest.raises(SandboxError):
+        await box.exec(["true"])
+    with pytest.raises(SandboxError):
+        await shell.run("true")
+    with pytest.raises(SandboxError):
+        await box.snapshot()
+
+
+async def test_close_while_a_command_runs(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec())
+    running = [asyncio.create_task(box.exec(["sleep", "60"])) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    started = time.monotonic()
+    await box.close()
+    for task in running:
+        with pytest.raises(SandboxError):
+            await asyncio.wait_for(task, 5)
+    assert time.monotonic() - started < 10
+
+
+async def test_stop_while_a_command_runs(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec())
+    task = asyncio.create_task(box.exec(["sh", "-c", "echo x > /root/x; sleep 60"]))
+    await asyncio.sleep(0.3)
+    await box.stop()
+    with pytest.raises(SandboxError):
+        await asyncio.wait_for(task, 5)
+    assert await box.get("/root/x") == b"x\n"
+    await box.close()
+
+
+async def test_cancelled_create_leaves_nothing(backend: Backend) -> None:
+    for wait in (0.0, 0.01, 0.05):
+        task = asyncio.create_task(backend.create(SandboxSpec()))
+        await asyncio.sleep(wait)
+        task.cancel()
+        try:
+            await (await task).close()
+        except asyncio.CancelledError:
+            pass
+    deadline = time.monotonic() + 10
+    while backend.boxes and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+
+
+async def test_process_one_gone_means_the_box_died(backend: Backend) -> None:
+    box = await backend.create(SandboxSpec())
+    try:
+        await box.exec(["true"])
+        # Inside, process 1 cannot be killed; a box full of noise on its own stream can only lose itself.
+        await box.exec(["sh", "-c", "kill -9 1; kill -9 -1"], timeout=5)
+        try:
+            assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+        except SandboxDied:
+            pass
+        try:
+            await box.exec(["sh", "-c", "head -c 5000000 /dev/urandom > /proc/1/fd/1"], timeout=5)
+            assert (await box.exec(["echo", "alive"])).output == b"alive\n"  # it was not let near the stream
+        except SandboxDied as error:
+            assert error.cause in ("protocol", "unresponsive", "died")  # noqa: PT017
+    finally:
+        await box.close()
+
+
+async def test_sixteen_boxes_at_once(backend: Backend) -> None:
+    spec = SandboxSpec(limits=dataclasses.replace(Limits(), memory_mb=128, disk_mb=32))
+    boxes = await asyncio.gather(*(backend.create(spec) for _ in range(16)))
+    try:
+        assert len({box.id for box in boxes}) == 16
+        await asyncio.gather(*(box.exec(["sh", "-c", f"echo {i} > /tmp/who"]) for i, box in enumerate(boxes)))
+        held = await asyncio.gather(*(box.get("/tmp/who") for box in boxes))
+        assert held == [f"{i}\n".encode() for i in range(16)]
+        many = await asyncio.gather(*(box.exec(["echo", "x"]) for box in boxes for _ in range(8)))
+        assert {done.output for done in many} == {b"x\n"}
+    finally:
+        await _close(*boxes)
