@@ -1,0 +1,198 @@
+"""``clawgym tasks``: list, show, validate, import, export and start tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from clawgym.evaluation.validate import Finding, validate_task
+from clawgym.records import Task, TaskSet
+from clawgym.tasks import available, load, names, write
+from clawgym.tasks.packs import SPLITS, pack
+from clawgym.tasks.scaffold import new_task
+from clawgym.tasks.sets import PUBLISHED
+
+app = typer.Typer(
+    help="List, show, validate, convert and start tasks.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+out = Console()
+err = Console(stderr=True)
+
+TaskSetName = Annotated[str, typer.Argument(help="A set's name, a pack (NAME:split), a folder or a JSONL file.")]
+FormatName = Literal["clawgym", "rows", "harbor"]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
+def _print_problems(tasks: TaskSet) -> None:
+    for where, problem in tasks.problems.items():
+        err.print(f"[yellow]{escape(where)}[/yellow]: {escape(problem)}")
+
+
+@app.command("list")
+def list_sets() -> None:
+    """The task sets that have names, and where each would come from."""
+    table = Table("name", "what", Column("where", overflow="fold"))
+    for name in names():
+        about = PUBLISHED[name].about if name in PUBLISHED else _about_pack(name)
+        table.add_row(name, about, available(name))
+    out.print(table)
+
+
+def _about_pack(name: str) -> str:
+    return f"made from seeds, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
+
+
+@app.command()
+def show(
+    taskset: TaskSetName,
+    task_id: Annotated[str | None, typer.Argument(help="One task of it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """A task set in summary, or one task in full."""
+    tasks = load(taskset, ids=[task_id] if task_id else None)
+    found = _task_summary(tasks.tasks[0]) if task_id else _set_summary(tasks)
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    instruction = found.pop("instruction", None)
+    table = Table("", Column(overflow="fold"), show_header=False, box=None)
+    for key, value in found.items():
+        text = "\n".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(f"[bold]{key}", escape("\n".join(map(str, text)) if isinstance(text, list) else str(text)))
+    out.print(table)
+    if instruction:
+        out.rule("instruction")
+        out.print(escape(instruction))
+
+
+def _set_summary(tasks: TaskSet) -> dict[str, Any]:
+    return {
+        "name": tasks.name,
+        "version": tasks.version,
+        "tasks": len(tasks),
+        "content hash": tasks.content_hash,
+        "categories": dict(Counter(str(task.metadata.get("category", "")) for task in tasks.tasks).most_common()),
+        "with a reference solution": sum(bool(task.solution) for task in tasks.tasks),
+        "checkers that run the agent's code": dict(
+            Counter(task.verifier.executes_agent_code or "no" for task in tasks.tasks)
+        ),
+        "unsupported": {task.id: task.unsupported for task in tasks.tasks if task.unsupported},
+        "problems": dict(tasks.problems),
+    }
+
+
+def _task_summary(task: Task) -> dict[str, Any]:
+    verifier = task.verifier
+    return {
+        "id": task.id,
+        "content hash": task.content_hash,
+        "workspace": task.workspace,
+        "image": task.image,
+        "inputs": [file.path for file in task.inputs],
+        "may change": list(verifier.mutable_inputs),
+        "verifier": f"{verifier.protocol}, {verifier.mode}: {', '.join(file.path for file in verifier.files)}",
+        "runs the agent's code": verifier.executes_agent_code or "no",
+        "solution": "yes" if task.solution else "no",
+        "wrong solutions": [file.path for file in task.wrong_solutions],
+        "unsupported": task.unsupported or "no",
+        "metadata": dict(task.metadata),
+        "origin": task.origin,
+        "instruction": task.instruction,
+    }
+
+
+@app.command()
+def validate(
+    taskset: TaskSetName,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace or docker.")] = "auto",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks tried at once.")] = 2,
+) -> None:
+    """Run each task's solution, a do-nothing agent and its wrong solutions; exit status 1 if one is not sound."""
+    tasks = load(taskset, ids=task, limit=limit)
+    _print_problems(tasks)
+    findings = asyncio.run(_validate(tasks, backend, jobs))
+    bad = [finding for finding in findings if finding.status in ("fail", "infra")]
+    for finding in bad:
+        out.print(f"[red]{finding.status}[/red] {escape(finding.task_id)} {finding.rule}: {escape(finding.detail)}")
+    counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
+    summary = ", ".join(f"{what} {count}" for what, count in counts.items())
+    out.print(f"{len(tasks)} tasks, {len(tasks.problems)} unreadable; {summary}")
+    if bad or tasks.problems:
+        raise typer.Exit(1)
+
+
+async def _validate(tasks: TaskSet, backend_name: str, jobs: int) -> list[Finding]:
+    from clawgym.sandbox import backend
+
+    boxes = backend(backend_name)
+    slots = asyncio.Semaphore(jobs)
+    try:
+        with _progress() as progress:
+            bar = progress.add_task("validating", total=len(tasks))
+
+            async def one(task: Task) -> list[Finding]:
+                async with slots:
+                    findings = await validate_task(task, boxes)
+                progress.advance(bar)
+                return findings
+
+            return [finding for found in await asyncio.gather(*map(one, tasks.tasks)) for finding in found]
+    finally:
+        await boxes.aclose()
+
+
+@app.command("import")
+def import_tasks(
+    source: Annotated[Path, typer.Argument(help="A task folder, a folder of them, or a JSONL file.", exists=True)],
+    dest: Annotated[Path, typer.Argument(help="The new folder or file.")],
+    format: Annotated[FormatName, typer.Option(help="What to write.")] = "clawgym",
+) -> None:
+    """Read tasks in any format and write them as ClawGym folders (or another format)."""
+    _convert(str(source.resolve()), dest, format)
+
+
+@app.command()
+def export(
+    taskset: TaskSetName,
+    dest: Annotated[Path, typer.Argument(help="The new folder or file.")],
+    format: Annotated[FormatName, typer.Option(help="What to write.")] = "harbor",
+) -> None:
+    """Write a task set as Harbor folders (or another format)."""
+    _convert(taskset, dest, format)
+
+
+def _convert(source: str, dest: Path, format: FormatName) -> None:
+    tasks = load(source)
+    _print_problems(tasks)
+    with _progress() as progress:
+        bar = progress.add_task("writing", total=len(tasks))
+        count = write(tasks.tasks, dest, format, on_task=lambda _: progress.advance(bar))
+    out.print(f"{count} tasks written to {escape(str(dest))}")
+    if tasks.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def new(
+    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new folder; its name is the task's id.")],
+) -> None:
+    """Start a task: a small one that works, to change step by step."""
+    new_task(path)
+    shown = path if path.is_absolute() else f"./{path}"
+    out.print(f"{escape(str(path))} is a working task. Change it, then: clawgym tasks validate {escape(str(shown))}")
