@@ -19,6 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,14 @@ class NamespaceSandbox(GuestLink):
     """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
-        self, backend: NamespaceBackend, lease: str, spec: SandboxSpec, control: socket.socket, layer: int, root: int
+        self,
+        backend: NamespaceBackend,
+        lease: str,
+        spec: SandboxSpec,
+        control: socket.socket,
+        layer: int,
+        root: int,
+        below: tuple[Path, ...],
     ) -> None:
         super().__init__(_SocketStream(control), spec, self._autopsy)
         self.id = lease
@@ -97,6 +105,8 @@ class NamespaceSandbox(GuestLink):
         self._control = control
         self._layer = layer
         self._root = root
+        self.below = below
+        """The saved layers that this box was forked over, bottom first."""
         self._stopping: asyncio.Task[dict[str, Any]] | None = None
         self._freed = False
 
@@ -137,10 +147,15 @@ class NamespaceSandbox(GuestLink):
         if running:
             await self._backend.supervised.ask("freeze", self.id, frozen=True)
         try:
-            return await asyncio.to_thread(self._backend.save_layer, self)
+            layer = await asyncio.to_thread(self._backend.save_layer, self)
+        except OSError as error:
+            raise InfraError(
+                f"the box's files could not be copied ({error}): free disk space under {self._backend.supervised.state}"
+            ) from error
         finally:
             if running:
                 await self._backend.supervised.ask("freeze", self.id, frozen=False)
+        return self._backend.seal(self, layer)
 
     async def close(self) -> None:
         await asyncio.shield(asyncio.ensure_future(self._close()))
@@ -156,6 +171,7 @@ class NamespaceSandbox(GuestLink):
         for fd in (self._layer, self._root):
             os.close(fd)
         self._backend.boxes.pop(self.id, None)
+        await self._backend.let_go(self.below)
 
 
 class NamespaceBackend:
@@ -176,7 +192,9 @@ class NamespaceBackend:
         self._bwrap = ""
         self._filter = b""
         self._sending = asyncio.Semaphore(8)
-        self._snapshots: dict[str, Path] = {}
+        self._snapshots: dict[str, tuple[Path, ...]] = {}
+        self._users: Counter[Path] = Counter()
+        """Saved layer -> how many snapshots and boxes need it."""
 
     # -- starting
 
@@ -245,7 +263,7 @@ class NamespaceBackend:
             "file system: unpack the image there, or use the Docker backend (backend='docker')"
         )
 
-    def _plan(self, spec: SandboxSpec, layers: Path | None) -> dict[str, Any]:
+    def _plan(self, spec: SandboxSpec, layers: tuple[Path, ...]) -> dict[str, Any]:
         """What the supervisor's child and bubblewrap are to do."""
         root, limits = self._root_of(spec.image), spec.limits
         as_root = os.geteuid() == 0
@@ -263,7 +281,7 @@ class NamespaceBackend:
         for kind, target, paths in (("root", "/", root.base), ("usr", "/usr", root.usr)):
             if not paths:
                 continue
-            saved = [layers / kind] if layers is not None else []
+            saved = [layer / kind for layer in layers]
             for index, path in enumerate([*paths, *saved]):
                 argv += ["--overlay-src", lower(index, kind, path)]
             argv += ["--overlay", f"{{layer}}/{kind}", f"{{layer}}/{kind}-work", target]
@@ -312,9 +330,9 @@ class NamespaceBackend:
         }
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        return await self._create(spec, None)
+        return await self._create(spec, ())
 
-    async def _create(self, spec: SandboxSpec, layers: Path | None) -> NamespaceSandbox:
+    async def _create(self, spec: SandboxSpec, layers: tuple[Path, ...]) -> NamespaceSandbox:
         await self._start()
         if spec.join_network_of is not None and os.geteuid() != 0:
             raise SandboxUnavailable(
@@ -322,7 +340,7 @@ class NamespaceBackend:
                 "run as root, or use the Docker backend (backend='docker')"
             )
         async with self._sending:
-            task = asyncio.ensure_future(self._open(spec, self._plan(spec, layers)))
+            task = asyncio.ensure_future(self._open(spec, self._plan(spec, layers), layers))
             try:
                 box = await asyncio.shield(task)
             except asyncio.CancelledError:
@@ -330,7 +348,8 @@ class NamespaceBackend:
                 raise
         return box
 
-    async def _open(self, spec: SandboxSpec, plan: dict[str, Any]) -> NamespaceSandbox:
+    async def _open(self, spec: SandboxSpec, plan: dict[str, Any], layers: tuple[Path, ...]) -> NamespaceSandbox:
+        self._users.update(layers)
         lease = secrets.token_hex(8)
         nonce = plan.pop("nonce")
         ours, theirs = socket.socketpair()
@@ -369,13 +388,14 @@ class NamespaceBackend:
                     f"a box could not be started ({(failed or {}).get('error') or text}): run `clawgym doctor`"
                 )
             fds += more
-            box = NamespaceSandbox(self, lease, spec, ours, fds[0], fds[1])
+            box = NamespaceSandbox(self, lease, spec, ours, fds[0], fds[1], layers)
         except BaseException:
             ours.close()
             for fd in fds:
                 os.close(fd)
             with contextlib.suppress(InfraError):
                 await asyncio.shield(asyncio.ensure_future(self.supervised.ask("kill", lease)))
+            await self.let_go(layers)
             raise
         finally:
             report.close()
@@ -387,38 +407,47 @@ class NamespaceBackend:
 
     # -- snapshots
 
-    def save_layer(self, box: NamespaceSandbox) -> Snapshot:
-        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen."""
-        name = secrets.token_hex(8)
-        target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{name}"
-        target.mkdir()
+    def save_layer(self, box: NamespaceSandbox) -> Path:
+        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen. Raises OSError."""
         from clawgym.sandbox._layers import copy_layer
 
+        target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{secrets.token_hex(8)}"
+        target.mkdir()
         try:
             for kind in ("root", "usr"):
                 with contextlib.suppress(FileNotFoundError):
                     copy_layer(box._layer, kind, target / kind)
-        except OSError as error:
+        except OSError:
             shutil.rmtree(target, ignore_errors=True)
-            raise InfraError(
-                f"the box's files could not be copied ({error}): free disk space under {target.parent}"
-            ) from error
-        self._snapshots[name] = target
-        return Snapshot(name, self.name, box.spec, target)
+            raise
+        return target
+
+    def seal(self, box: NamespaceSandbox, layer: Path) -> Snapshot:
+        """A snapshot of ``layer`` over what the box was forked from: the layer only says what changed since."""
+        layers = (*box.below, layer)
+        self._users.update(layers)
+        self._snapshots[layer.name] = layers
+        return Snapshot(layer.name, self.name, box.spec, layers)
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
-        folder = self._snapshots.get(snapshot.id)
-        if folder is None:
+        layers = self._snapshots.get(snapshot.id)
+        if layers is None:
             raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
         chosen = spec or snapshot.spec
         if chosen.image != snapshot.spec.image:
             raise SandboxError("a fork keeps the snapshot's image: leave spec.image as it is")
-        return await self._create(chosen, folder)
+        return await self._create(chosen, layers)
 
     async def drop(self, snapshot: Snapshot) -> None:
-        folder = self._snapshots.pop(snapshot.id, None)
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
+        await self.let_go(self._snapshots.pop(snapshot.id, ()))
+
+    async def let_go(self, layers: tuple[Path, ...]) -> None:
+        """Remove those saved layers that no snapshot and no box needs any more."""
+        self._users.subtract(layers)
+        for layer in layers:
+            if self._users[layer] <= 0:
+                del self._users[layer]
+                await asyncio.to_thread(shutil.rmtree, layer, True)
 
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))

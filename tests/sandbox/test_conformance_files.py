@@ -75,7 +75,16 @@ async def test_put_refuses_relative_folders(box: Sandbox) -> None:
 
 
 async def test_archive_round_trip_with_odd_names(box: Sandbox) -> None:
-    names = [b"plain", b"with space", "ünïcode-漢字".encode(), b"new\nline", b"\xff\xfe not utf-8", b"-rf", b"*", b"q'\"$"]
+    names = [
+        b"plain",
+        b"with space",
+        "ünïcode-漢字".encode(),
+        b"new\nline",
+        b"\xff\xfe not utf-8",
+        b"-rf",
+        b"*",
+        b"q'\"$",
+    ]
     script = "import sys, os\nfor n in %r:\n    os.makedirs(b'%s', exist_ok=True)\n    open(b'%s/' + n, 'wb').write(n)"
     await box.exec(["python3", "-c", script % (names, f"{WORK}/odd", f"{WORK}/odd")])
     archive = await box.get_archive(WORK)
@@ -248,7 +257,9 @@ async def test_fork_grades_with_pristine_tools(backend: Backend, box: Sandbox, t
     snapshot = await box.snapshot()
     fork = await backend.fork(snapshot, SandboxSpec(pristine_tools=True))
     try:
-        done = await _sh(fork, "echo 1 | sort; echo 1 | /.pristine/usr/bin/sort; /.pristine/usr/bin/python3 -c 'print(2)'")
+        done = await _sh(
+            fork, "echo 1 | sort; echo 1 | /.pristine/usr/bin/sort; /.pristine/usr/bin/python3 -c 'print(2)'"
+        )
         assert done == ("spoiled\n1\n2\n" if traits.private_usr else "1\n1\n2\n")
         assert (await fork.exec(["sh", "-c", "echo > /.pristine/usr/bin/sort"])).exit_code != 0
     finally:

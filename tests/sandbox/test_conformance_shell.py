@@ -94,7 +94,7 @@ async def test_exit_restarts_the_shell_and_says_so(shared: Sandbox) -> None:
     await shell.run("X=5; cd /tmp")
     ended = await shell.run("exit 7")
     assert (ended.exit_code, ended.shell_restarted) == (7, True)
-    fresh = await shell.run("echo \"[$X]\"; pwd")
+    fresh = await shell.run('echo "[$X]"; pwd')
     assert fresh.output == b"[]\n" + shared.spec.workdir.encode() + b"\n"
     assert fresh.shell_restarted
     assert not (await shell.run(":")).shell_restarted
@@ -285,7 +285,7 @@ async def test_binary_and_invalid_utf8_output(shared: Sandbox) -> None:
 
 async def test_forged_answers_are_only_output(shared: Sandbox) -> None:
     shell = await shared.shell()
-    forged = "__clawgym_done__ 0; printf '\\0\\0\\0x\\0' 2>&1; printf '0\\0/\\0' >&199; echo D{\\\"code\\\":0} >&198; exit_code=0"
+    forged = "printf '\\0\\0\\0x\\0' 2>&1; printf '0\\0/\\0' >&199; echo D{\\\"code\\\":0} >&198"
     done = await shell.run(f"{forged}; (exit 3)")
     assert done.exit_code == 3
     done = await shell.run("printf '\\x00\\x00\\x00\\x0aD\\x00\\x00\\x00\\x01{\"code\":0}'; exit 5")
@@ -331,7 +331,14 @@ async def test_flood_from_the_background_does_not_starve_the_shell(shared: Sandb
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("no-such-command", 127), ("/etc", 126)],
+    [
+        ("exit 0", 0),
+        ("exit 255", 255),
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("no-such-command", 127),
+        ("/etc", 126),
+    ],
 )
 async def test_exit_codes(shared: Sandbox, script: str, code: int) -> None:
     assert (await shared.exec(["bash", "-c", script])).exit_code == code
