@@ -9,17 +9,15 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawgym.errors import TaskSetNotFound
-
 if TYPE_CHECKING:
     from clawgym.evaluation.runner import EvalConfig
     from clawgym.evaluation.summary import Summary
-    from clawgym.records import TaskSet
 
 __all__ = ["eval_command"]
 
@@ -50,9 +48,9 @@ def eval_command(
     from clawgym.tasks import sets
 
     options = {"model": model, "base_url": base_url, "source": source}
-    task_set = select(sets.load(bench), limit, tasks)
+    ids = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     config = EvalConfig(
-        task_set=task_set,
+        task_set=sets.load(bench, limit=limit, ids=ids),
         agent=make_agent(agent, **{key: value for key, value in options.items() if value is not None}),
         backend=make_backend(backend),
         out=out or default_out(bench, agent, model, samples, seed, limit, tasks),
@@ -61,25 +59,6 @@ def eval_command(
         concurrency=concurrency,
     )
     raise typer.Exit(asyncio.run(_run(config)))
-
-
-def select(task_set: TaskSet, limit: int | None = None, ids: str | None = None) -> TaskSet:
-    """The part of a task set that was asked for."""
-    import dataclasses
-    import difflib
-
-    chosen = task_set.tasks
-    if ids is not None:
-        wanted = [name.strip() for name in ids.split(",") if name.strip()]
-        unknown = [name for name in wanted if name not in task_set.by_id]
-        if unknown or not wanted:
-            close = difflib.get_close_matches(unknown[0], task_set.by_id, 1) if unknown else []
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise TaskSetNotFound(
-                f"{task_set.name} has no task {', '.join(unknown) or ids!r}.{hint} See: clawgym tasks {task_set.name}"
-            )
-        chosen = tuple(task for task in chosen if task.id in set(wanted))
-    return dataclasses.replace(task_set, tasks=chosen[:limit])
 
 
 def default_out(
@@ -121,7 +100,7 @@ async def _run(config: EvalConfig) -> int:
     return 130 if stop.is_set() else 1
 
 
-def _stop_on_signals(stop: asyncio.Event, say) -> None:
+def _stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
 
     def ask() -> None:

@@ -64,7 +64,8 @@ class Pace:
     """Additive increase, multiplicative decrease (AIMD) of the number of episodes at once.
 
     It starts from the cores and the memory that the tasks may use; a full round without a host fault
-    adds one, a host fault or a machine short of memory or time halves it.
+    adds one; a host fault or a machine short of memory halves it; a machine short of time takes it back to
+    one a core.
     """
 
     def __init__(self, task_memory_mb: int, ceiling: int | None = None, machine: Machine | None = None) -> None:
@@ -79,8 +80,11 @@ class Pace:
 
     def succeeded(self) -> None:
         """An attempt ended without a host fault."""
-        if self._short():
+        if self.machine.memory_mb() < self._task_memory_mb / 2:
             self.failed(self.round)
+            return
+        if self.machine.load() > 4:
+            self.limit = min(self.limit, max(1, self.machine.cores))
             return
         self._good += 1
         if self._good >= self.limit:
@@ -94,6 +98,3 @@ class Pace:
         if round_ == self.round:
             self.round += 1
             self.limit = max(1, self.limit // 2)
-
-    def _short(self) -> bool:
-        return self.machine.memory_mb() < self._task_memory_mb / 2 or self.machine.load() > 4

@@ -65,7 +65,7 @@ class EvalConfig:
     """Most episodes at once; ``None``: as many as the machine carries."""
     keep_workspaces: bool = True
     floors: Mapping[str, float] = field(default_factory=dict)
-    """Cheap-policy score by task id, for the corrected score; a task's ``metadata["floor"]`` where it is not here."""
+    """Floor by task id, for the corrected score; :func:`~clawgym.verifiers.floors.known_floor` where it is not here."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that change results; they go into the receipt and its identity."""
 
@@ -93,6 +93,7 @@ async def evaluate(
     :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
     """
     isolation = await config.backend.probe()
+    floors = _floors(config)
     receipt = make_receipt(
         "eval",
         config.task_set,
@@ -101,10 +102,11 @@ async def evaluate(
         samples=config.samples,
         config=config.settings,
         isolation=isolation.as_dict(),
-        floors=_floors(config),
+        floors=floors,
     )
     with RunFolder.open(config.out, receipt) as folder:
-        run = _Run(config, folder, run_episode or _default_episode(), progress or NoProgress(), retry_seconds)
+        run = _Run(config, folder, floors, run_episode or _default_episode(), progress or NoProgress())
+        run.retry_seconds = retry_seconds
         await run.all(stop or asyncio.Event())
         summary = summarize(folder)
         folder.write_json(SUMMARY, summary.to_dict())
@@ -113,8 +115,11 @@ async def evaluate(
 
 
 def _floors(config: EvalConfig) -> dict[str, float]:
-    stated = {task.id: task.metadata.get("floor") for task in config.task_set.tasks} | dict(config.floors)
-    return {task: float(floor) for task, floor in stated.items() if isinstance(floor, int | float)}
+    """The floors of the tasks that have one."""
+    from clawgym.verifiers.floors import known_floor
+
+    known = {task.id: known_floor(task) for task in config.task_set.tasks if task.id not in config.floors}
+    return {task: floor for task, floor in (known | dict(config.floors)).items() if floor is not None}
 
 
 def _default_episode() -> EpisodeFunction:
@@ -141,18 +146,18 @@ class _Run:
         self,
         config: EvalConfig,
         folder: RunFolder,
+        floors: Mapping[str, float],
         run_episode: EpisodeFunction,
         progress: ProgressView,
-        retry_seconds: float,
     ) -> None:
         self._config = config
         self._folder = folder
         self._run_episode = run_episode
         self._progress = progress
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = 1.0
         memory = max((task.limits.memory_mb for task in config.task_set.tasks), default=1)
         self._pace = Pace(memory, config.concurrency)
-        self._floors = _floors(config)
+        self._floors = floors
         self._earlier = Counter(row["key"] for row in folder.rows)
         self._infra_in_a_row = 0
         self._hopeless: str | None = None
@@ -194,7 +199,7 @@ class _Run:
         earlier = self._earlier[f"{job.task.id}#{job.sample}"]
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self._retry_seconds * 4 ** (attempt - 1))
+                await asyncio.sleep(self.retry_seconds * 4 ** (attempt - 1))
             round_ = self._pace.round
             episode, row = await self._attempt(job)
             if row is not None:

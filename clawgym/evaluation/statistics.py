@@ -26,7 +26,7 @@ class Estimate:
     high: float
     tasks: int
     method: str
-    """``wilson``, ``wilson-clustered``, ``t`` or ``none`` (one task: the interval says nothing)."""
+    """``wilson``, ``wilson-clustered`` or ``t``."""
 
     def overlaps(self, other: Estimate) -> bool:
         """Whether the two intervals share a point."""
@@ -84,16 +84,14 @@ def mean(by_task: Sequence[Sequence[float]]) -> Estimate | None:
     """A mean of scores in [0, 1]: one inner sequence per task. ``None`` without tasks.
 
     Student's t interval on the task means (equal to the standard error clustered by task), cut to [0, 1].
-    Where all task means are equal it would have no width; then Wilson's is given, which holds for any
+    Where all task means are equal (or there is one) it would have no width; then Wilson's is given, which holds for any
     variable in [0, 1], as none varies more than a 0/1 one with its mean.
     """
     means = [fmean(group) for group in by_task if len(group)]
     if not means:
         return None
     value, tasks = _unit(fmean(means)), len(means)
-    if tasks == 1:
-        return Estimate(value, 0.0, 1.0, 1, "none")
-    spread = stdev(means)
+    spread = stdev(means) if tasks > 1 else 0.0
     if spread < 1e-12:
         return Estimate(value, *wilson(value, tasks), tasks, "wilson")
     half = student_t((1 + CONFIDENCE) / 2, tasks - 1) * spread / math.sqrt(tasks)

@@ -7,6 +7,7 @@ unsupported episodes never enter a score and are always counted beside it; row o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,8 +140,9 @@ def strict(row: Row) -> float:
 
 
 def official(row: Row) -> float:
-    """The official score of a graded row, likewise."""
-    return float((row["result"] or {}).get("official") or 0.0)
+    """The official score of a graded row, likewise; held to [0, 1], whatever a verifier printed."""
+    value = float((row["result"] or {}).get("official") or 0.0)
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
 def corrected(row: Row) -> float | None:

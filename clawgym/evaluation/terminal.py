@@ -17,16 +17,17 @@ __all__ = ["summary_view"]
 def _cell(estimate: Estimate | None) -> str:
     if estimate is None:
         return "-"
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
 
 
 def summary_view(summary: Summary, title: str) -> RenderableType:
     """Scores in percent with 95% intervals, per category where there are several, and what to know beside them."""
+    from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in ("episodes", "strict", "official", "corrected"):
         table.add_column(name, justify="right")
@@ -43,9 +44,9 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
         )
 
     add("all", summary.scores, last=True, bold=True)
-    for groups in summary.groups.values():
+    for dimension, groups in summary.groups.items():
         for group in groups:
-            add(group.name, group, last=group is groups[-1])
+            add(f"level {group.name}" if dimension == "level" else group.name, group, last=group is groups[-1])
     return Group(table, *(Text(line) for line in _lines(summary)))
 
 

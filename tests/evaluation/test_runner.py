@@ -187,8 +187,9 @@ async def test_a_backend_that_cannot_work_here_ends_the_run(tmp_path: Path):
     assert not RunFolder.read(tmp_path / "run").rows
 
 
-async def test_floors_are_passed_on_and_pinned(tmp_path: Path):
-    task_set = tasks(2, metadata={"floor": 0.25})
+async def test_floors_are_passed_on_and_pinned(tmp_path: Path, monkeypatch):
+    task_set = tasks(2)
+    monkeypatch.setattr("clawgym.verifiers.floors.known_floor", lambda task: 0.25)
     await evaluate(config(tmp_path / "run", task_set, floors={"t1": 0.5}), run_episode=attempt)
     run = RunFolder.read(tmp_path / "run")
     assert {k: row["result"]["floor"] for k, row in run.latest.items()} == {"t0#0": 0.25, "t1#0": 0.5}

@@ -138,3 +138,10 @@ def test_the_order_of_rows_does_not_matter_and_the_summary_is_json():
     random.Random(1).shuffle(rows)
     two = summarize_rows(receipt(9, samples=2), rows)
     assert json.dumps(one.to_dict()) == json.dumps(two.to_dict())
+
+
+@pytest.mark.parametrize(("printed", "counted"), [(7.0, 1.0), (-3.0, 0.0), ("nan", 0.0), ("inf", 0.0), (0.4, 0.4)])
+def test_an_official_score_out_of_range_cannot_lift_the_mean(printed, counted):
+    estimate = summarize_rows(receipt(1), [row("t0", official=printed)]).scores.official
+    assert estimate is not None
+    assert estimate.value == counted
