@@ -1,0 +1,423 @@
+"""Family 3: shell and processes, from exit codes to a service script with a pid file.
+
+What an agent writes here is run by the checker, in a scratch copy of the workspace; nothing is left running.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+from ._build import TABLE_CHECK, WORDS, Draft, Generator, case, here, plain, program_draft, python, replaced
+from ._build import generator as _generator
+
+SHELL: dict[str, Generator] = {}
+generator = partial(_generator, family="shell", into=SHELL)
+
+
+@generator("exit-codes", level=3)
+def exit_codes(rng: random.Random) -> Draft:
+    """Run every job and note how it ended; one never does."""
+    jobs, report, *w = rng.sample(WORDS, 16)
+    w = w[:7]
+    names = sorted(w)
+    lines = {name: rng.randint(1, 5) for name in names}
+    code = rng.randint(2, 99)
+
+    def say(name: str, extra: str) -> str:
+        return f"#!/bin/bash\nfor k in $(seq {lines[name]}); do echo {name} $k; done\n{extra}\n"
+
+    bodies = {
+        w[0]: (say(w[0], "echo done >&2"), "0"),
+        w[1]: (say(w[1], f"exit {code}"), str(code)),
+        w[2]: (say(w[2], "echo slow >&2; sleep 0.2; exit 124"), "124"),
+        w[3]: (say(w[3], "kill -9 $$"), "137"),
+        w[4]: (say(w[4], "trap '' TERM\nwhile :; do sleep 600; done"), "timeout"),
+        w[5]: (say(w[5], f'grep -q "^{w[5]}$" names.txt || exit 3'), "0"),
+        w[6]: (say(w[6], "trap 'exit 7' EXIT\nfalse"), "7"),
+    }
+    solve = python(f"""
+        import os, signal, subprocess
+        from pathlib import Path
+
+        rows = []
+        for path in sorted(Path("{jobs}").glob("*.sh")):
+            job = subprocess.Popen(
+                ["bash", path.name], cwd="{jobs}", stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )
+            try:
+                out, _ = job.communicate(timeout=2)
+                code = job.returncode
+                status = 128 - code if code < 0 else code
+            except subprocess.TimeoutExpired:
+                os.killpg(job.pid, signal.SIGKILL)
+                out, _ = job.communicate()
+                status = "timeout"
+            rows.append(f"{{path.stem}},{{status}},{{len(out.splitlines())}}\\n")
+        Path("output").mkdir(exist_ok=True)
+        Path("output/{report}.csv").write_text("job,status,lines\\n" + "".join(rows))
+        """)
+    simple = f"""
+        mkdir -p output
+        cd {jobs}
+        echo job,status,lines > ../output/{report}.csv
+        for job in *.sh; do
+          lines=$(timeout -s KILL 2 bash "$job" 2> /dev/null | wc -l; exit "${{PIPESTATUS[0]}}")
+          code=$?
+          if [ "$code" = 137 ]; then code=timeout; fi
+          echo "${{job%.sh}},$code,$lines" >> ../output/{report}.csv
+        done
+    """
+    return Draft(
+        instruction=(
+            f"Run each script of the folder {jobs} once with bash, with {jobs} as the working directory and nothing "
+            f"on stdin. Write output/{report}.csv with the header `job,status,lines` and one row per script, sorted "
+            "by name: the name without .sh; its exit status as the shell shows it in $? (128 + the signal's number "
+            "if a signal ended it), or the word timeout if it had not ended by itself after 2 seconds; and the "
+            "number of lines that it wrote to stdout (not stderr) until then. Leave none of them running."
+        ),
+        inputs={f"{jobs}/{name}.sh": text for name, (text, _) in bodies.items()}
+        | {f"{jobs}/names.txt": "\n".join(rng.sample(names, 7)) + "\n"},
+        data={
+            "path": f"output/{report}.csv",
+            "header": ["job", "status", "lines"],
+            "rows": [[name, bodies[name][1], str(lines[name])] for name in names],
+        },
+        check=TABLE_CHECK,
+        solve=solve,
+        wrong={
+            "killed-is-timeout": simple,
+            "own-folder": replaced(solve, f'["bash", path.name], cwd="{jobs}"', '["bash", str(path)]'),
+            "stderr-too": replaced(solve, "stderr=subprocess.DEVNULL", "stderr=subprocess.STDOUT"),
+        },
+    )
+
+
+@generator("script-args", level=2)
+def script_args(rng: random.Random) -> Draft:
+    """Write a script that counts the files of a folder by their ending."""
+    name, folder, *w = rng.sample(WORDS, 16)
+    code = rng.randint(3, 9)
+    none = rng.choice(["none", "-", "other"])
+    source = f"""
+        #!/usr/bin/env bash
+        if [ ! -d "${{1:-}}" ]; then
+          echo "usage: {name}.sh FOLDER" >&2
+          exit {code}
+        fi
+        find "$1" -mindepth 1 -type f -printf '%f\\n' | while IFS= read -r file; do
+          case "$file" in
+            ?*.*) echo "${{file##*.}}" ;;
+            *) echo "{none}" ;;
+          esac
+        done | LC_ALL=C sort | uniq -c | while read -r count ending; do echo "$ending $count"; done
+        """
+
+    def tree(box: str, *, spaces: bool, hidden: bool) -> dict:
+        files, counts = {}, dict[str, int]()
+        for ending in [*rng.sample(["txt", "md", "csv", "log", "sh"], 3), *([none] if hidden else [])]:
+            counts[ending] = rng.randint(1, 4)
+            for k in range(counts[ending]):
+                stem = f"{rng.choice(w)}{' ' if spaces else '-'}{k}"
+                below = rng.choice(["", "a/", "a/b c/" if spaces else "a/b/"])
+                plain = f".{stem}" if k == 0 else stem
+                files[f"{box}/{below}{plain if ending == none else f'{stem}.{ending}'}"] = "x\n"
+        out = "".join(f"{ending} {counts[ending]}\n" for ending in sorted(counts))
+        return case(["bash", f"{name}.sh", box], out, files=files)
+
+    return program_draft(
+        f"Write a bash script {name}.sh. `bash {name}.sh FOLDER` counts the files in FOLDER and in all folders "
+        "below it by their ending (what follows the last dot of the name) and prints one line `ENDING COUNT` for "
+        "each ending, sorted by ending in byte order. A file whose name has no dot, or only one at its very start, "
+        f"counts as `{none}`. If FOLDER is not given or is no folder, print nothing on stdout and exit with status "
+        f"{code}.",
+        program=f"{name}.sh",
+        source=source,
+        mistakes={
+            "top-only": ("-mindepth 1", "-maxdepth 1"),
+            "first-dot": ("##*.", "#*."),
+            "dot-files-have-endings": ("?*.*)", "*.*)"),
+        },
+        groups={
+            "plain": [tree(folder, spaces=False, hidden=False) for _ in range(2)]
+            + [case(["bash", f"{name}.sh", "k"], "gz 1\n", files={"k/a.tar.gz": ""})],
+            "spaces": [tree(f"my {folder}", spaces=True, hidden=False) for _ in range(2)],
+            "no_ending": [tree(folder, spaces=False, hidden=True) for _ in range(2)],
+            "no_folder": [
+                case(["bash", f"{name}.sh"], "", code=code),
+                case(["bash", f"{name}.sh", f"{folder}.txt"], "", code=code, files={f"{folder}.txt": "x\n"}),
+            ],
+        },
+    )
+
+
+@generator("script-fix", level=3)
+def script_fix(rng: random.Random) -> Draft:
+    """Mend a script that breaks on spaces, patterns and missing folders."""
+    name, ending, *w = rng.sample(WORDS, 16)
+    code = rng.randint(4, 9)
+    broken = f"""
+        #!/bin/bash
+        # usage: {name}.sh FOLDER TEXT
+        cd $1
+        for file in $(ls *.{ending}); do
+          count=`cat $file | grep -c $2`
+          echo $count $file
+        done | sort
+        """
+    source = f"""
+        #!/bin/bash
+        # usage: {name}.sh FOLDER TEXT
+        cd -- "$1" 2> /dev/null || exit {code}
+        for file in ./*.{ending}; do
+          [ -f "$file" ] || continue
+          count=$(grep -cF -e "$2" -- "$file")
+          if [ "$count" -gt 0 ]; then printf '%s %s\\n' "$count" "${{file#./}}"; fi
+        done | LC_ALL=C sort -k1,1nr -k2
+        """
+
+    def folder(text: str, *, spaces: bool) -> dict:
+        files, rows = {}, []
+        for count in [0, 1, 1, 2, rng.randint(3, 9), 11]:
+            stem = f"{rng.choice(w)}{' ' if spaces else '-'}{len(files)}"
+            lines = [f"{rng.choice(w)} {text} {text}" for _ in range(count)] + [f"{rng.choice(w)}" for _ in range(3)]
+            if "." in text:
+                lines.append(text.replace(".", "x"))
+            rng.shuffle(lines)
+            files[f"in/{stem}.{ending}"] = "\n".join(lines) + "\n"
+            rows += [(-count, f"{stem}.{ending}")] if count else []
+        files["in/notes.bak"] = text + "\n"
+        out = "".join(f"{-count} {file}\n" for count, file in sorted(rows))
+        return case(["bash", f"{name}.sh", "in", text], out, files=files)
+
+    number = rng.randint(100, 999)
+    return program_draft(
+        f"{name}.sh is meant to be called as `bash {name}.sh FOLDER TEXT`. It should print, for each file of FOLDER "
+        f"(not below it) that ends in .{ending}, the number of its lines that contain TEXT and the file's name, "
+        "with one space between; files without such a line are left out; highest number first, equal numbers by "
+        "name in byte order. TEXT is plain text, never a pattern, and can start with a dash; names can hold "
+        f"spaces. If FOLDER cannot be entered, it should print nothing on stdout and exit with status {code}. Mend "
+        "the script.",
+        program=f"{name}.sh",
+        source=source,
+        mistakes={
+            "pattern": ("grep -cF", "grep -c"),
+            "keeps-zeros": ('"$count" -gt 0', '"$count" -ge 0'),
+            "sorts-as-text": ("-k1,1nr", "-k1,1r"),
+        },
+        groups={
+            "plain": [folder(f"id{number}", spaces=False) for _ in range(2)],
+            "names_with_spaces": [folder(f"id{number}", spaces=True) for _ in range(2)],
+            "plain_text": [folder(text, spaces=False) for text in (f"v{number}.5", f"-{number}", "a  b [x]")],
+            "no_folder": [case(["bash", f"{name}.sh", "nowhere", "x"], "", code=code)],
+        },
+        inputs={
+            f"{name}.sh": plain(broken),
+            f"box/a b.{ending}": f"id{number}\n",
+            f"box/c.{ending}": f"id{number}\n" * 2,
+        },
+        may_change=(f"{name}.sh",),
+    )
+
+
+SERVICE = """
+#!/usr/bin/env bash
+# usage: {name}.sh start|stop|status
+cd "$(dirname "$0")" || exit 1
+mkdir -p run
+pidfile=run/{pid}.pid
+
+running() {{  # the worker of the pid file, and not a stranger that got its number
+  pid=$(cat "$pidfile" 2> /dev/null) || return 1
+  case "$pid" in ''|*[!0-9]*) return 1 ;; esac
+  tr '\\0' ' ' 2> /dev/null < "/proc/$pid/cmdline" | grep -q 'worker\\.sh'
+}}
+
+locked() {{  # one at a time
+  for try in $(seq 100); do
+    if mkdir run/lock 2> /dev/null; then trap 'rmdir run/lock' EXIT; return; fi
+    sleep 0.05
+  done
+  exit 1
+}}
+
+case "${{1:-}}" in
+  start)
+    locked
+    if running; then echo "already running $pid"; exit 0; fi
+    setsid bash ./worker.sh < /dev/null > run/worker.log 2>&1 &
+    pid=$!
+    sleep 0.3
+    if ! kill -0 "$pid" 2> /dev/null; then rm -f "$pidfile"; echo failed; exit {failed}; fi
+    echo "$pid" > "$pidfile"
+    echo "started $pid" ;;
+  stop)
+    locked
+    if ! running; then rm -f "$pidfile"; echo "not running"; exit 0; fi
+    kill -TERM -- "-$pid"
+    for try in $(seq 20); do running || break; sleep 0.05; done
+    kill -KILL -- "-$pid" 2> /dev/null
+    while running; do sleep 0.02; done
+    rm -f "$pidfile"
+    echo stopped ;;
+  status)
+    if running; then echo "running $pid"; exit 0; fi
+    echo stopped
+    exit {down} ;;
+  *) exit 2 ;;
+esac
+"""
+
+SERVICE_CHECK = """
+import time
+
+PID = "run/" + DATA["pid"] + ".pid"
+STEADY = "echo $$ >> starts.txt\\nsleep 600 &\\necho $! > child.txt\\nwait\\n"
+STUBBORN = "trap '' TERM\\necho $$ >> starts.txt\\nwhile :; do sleep 1; done\\n"
+BRIEF = "echo $$ >> starts.txt\\nexit 1\\n"
+
+def call(folder, what):
+    return cg.run_program(["bash", DATA["program"], what], cwd=folder, timeout=5, leave_running=True)
+
+def alive(pid):
+    try:
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, ValueError, IndexError):
+        return False
+
+def gone(pid):
+    end = time.monotonic() + 1
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(pid)
+
+def scenario(name, worker=STEADY):
+    def run(steps):
+        def guarded():
+            cg.read_bytes(WS / DATA["program"])
+            with cg.scratch(WS) as folder:
+                (folder / "worker.sh").write_text(worker)
+                try:
+                    return steps(folder)
+                finally:
+                    cg.kill_strays()
+        return checks(name)(guarded)
+    return run
+
+def started(folder):
+    ran = call(folder, "start")
+    pid = cg.read_text(folder / PID).strip()
+    if ran.code != 0 or ran.out.split() != ["started", pid] or not alive(pid):
+        raise cg.Failed(f"start: {ran}")
+    return pid
+
+@scenario("start_status_stop")
+def _(folder):
+    before = call(folder, "status")
+    pid = started(folder)
+    status, stop, after = (call(folder, what) for what in ("status", "stop", "status"))
+    return (
+        (before.code, before.out.strip()) == (DATA["down"], "stopped")
+        and (status.code, status.out.split()) == (0, ["running", pid])
+        and (stop.code, stop.out.strip()) == (0, "stopped")
+        and gone(pid) and not (folder / PID).exists()
+        and (after.code, after.out.strip()) == (DATA["down"], "stopped")
+    )
+
+@scenario("start_twice")
+def _(folder):
+    pid = started(folder)
+    again = call(folder, "start")
+    starts = cg.read_lines(folder / "starts.txt")
+    return again.code == 0 and again.out.split() == ["already", "running", pid] and len(starts) == 1
+
+@scenario("stop_takes_children")
+def _(folder):
+    pid = started(folder)
+    child = cg.read_text(folder / "child.txt").strip()
+    was = alive(child)
+    call(folder, "stop")
+    return was and gone(child) and gone(pid)
+
+@scenario("stale_pid_file")
+def _(folder):
+    other = cg.run_program(["bash", "-c", "sleep 600 > /dev/null & echo $!"], cwd=folder, leave_running=True)
+    stranger = other.out.strip()
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / PID).write_text(stranger + "\\n")
+    status, stop = call(folder, "status"), call(folder, "stop")
+    (folder / PID).write_text("nonsense\\n")
+    started(folder)
+    return (
+        (status.code, status.out.strip()) == (DATA["down"], "stopped")
+        and (stop.code, stop.out.strip()) == (0, "not running")
+        and alive(stranger)
+    )
+
+@scenario("stop_stubborn", STUBBORN)
+def _(folder):
+    pid = started(folder)
+    stop = call(folder, "stop")
+    return stop.code == 0 and stop.out.strip() == "stopped" and gone(pid)
+
+@scenario("failed_start", BRIEF)
+def _(folder):
+    start, status = call(folder, "start"), call(folder, "status")
+    said = (start.code, start.out.strip()) == (DATA["failed"], "failed")
+    return said and status.code == DATA["down"] and not (folder / PID).exists()
+
+@scenario("start_together")
+def _(folder):
+    thrice = f"bash {DATA['program']} start & " * 3 + "wait"
+    ran = cg.run_program(["bash", "-c", thrice], cwd=folder, timeout=12, leave_running=True)
+    lines = sorted(ran.out.split("\\n")[:-1])
+    pid = cg.read_text(folder / PID).strip()
+    want = sorted([f"started {pid}", f"already running {pid}", f"already running {pid}"])
+    return alive(pid) and lines == want and len(cg.read_lines(folder / "starts.txt")) == 1
+"""
+
+
+@generator("service-script", level=5)
+def service_script(rng: random.Random) -> Draft:
+    """Write a start/stop/status script with a pid file, for a worker that can be stubborn."""
+    name, pid, *log = rng.sample(WORDS, 4)
+    down, failed = rng.sample(range(3, 10), 2)
+    source = SERVICE.format(name=name, pid=pid, down=down, failed=failed)
+    mistakes = {
+        "no-lock": ("  for try in $(seq 100); do\n    if mkdir", "  return\n  for try in $(seq 100); do\n    if mkdir"),
+        "trusts-pid": (
+            "tr '\\0' ' ' 2> /dev/null < \"/proc/$pid/cmdline\" | grep -q 'worker\\.sh'",
+            'kill -0 "$pid" 2> /dev/null',
+        ),
+        "spares-children": (
+            'kill -TERM -- "-$pid"',
+            'kill -TERM -- "$pid"; sleep 0.1; running || { rm -f "$pidfile"; echo stopped; exit 0; }',
+        ),
+    }
+    return Draft(
+        instruction=(
+            f"Write {name}.sh, a service script for worker.sh, which lies beside it and runs until it is told to "
+            f"end. It is called as `bash {name}.sh start|stop|status` and prints exactly one line on stdout:\n"
+            f"- start: starts `bash ./worker.sh` in the background, writes its pid to run/{pid}.pid, prints `started "
+            "PID` and returns within 2 seconds while the worker goes on. If the worker has ended 0.3 seconds after "
+            f"its start, print `failed`, leave no pid file and exit with status {failed}. If it is running already, "
+            "start nothing and print `already running PID`.\n"
+            f"- status: `running PID`, or `stopped` with exit status {down}.\n"
+            "- stop: sends TERM to the worker and to all processes that it started, KILL to what is still there one "
+            "second later; when all are gone, removes the pid file and prints `stopped`. If the worker is not "
+            "running, prints `not running`.\n"
+            "The exit status is 0 where nothing else is said. A pid file can be stale: its content can be nonsense, "
+            "its process gone, or its number now belong to another process; the worker then is not running, and "
+            "that other process must be left alone. When start is called several times at once, exactly one worker "
+            "is started and the others say that it is running already. Use bash, coreutils, procps and util-linux "
+            "only."
+        ),
+        inputs={"worker.sh": f"#!/bin/bash\ndate >> {'-'.join(log)}.txt\nsleep 600 &\nwait\n"},
+        data={"program": f"{name}.sh", "pid": pid, "down": down, "failed": failed},
+        check=SERVICE_CHECK,
+        solve=here(f"{name}.sh", source),
+        wrong={what: here(f"{name}.sh", replaced(source, *change)) for what, change in mistakes.items()},
+        executes_agent_code="subprocess",
+    )
