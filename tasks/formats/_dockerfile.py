@@ -123,7 +123,7 @@ def read_dockerfile(text: str, context: tuple[TaskFile, ...]) -> Build:
                 raise NotUnderstood(f"has {keyword}")
         except NotUnderstood as error:
             raise NotUnderstood(f"line {line} {error}") from None
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise NotUnderstood(f"line {line} cannot be parsed ({error})") from None
     if not stages:
         raise NotUnderstood("has no FROM")

@@ -29,6 +29,7 @@ __all__ = [
     "check_task_id",
     "decode",
     "executes_agent_code",
+    "make_folder",
     "parse_json",
     "read_text",
     "walk",
@@ -164,6 +165,14 @@ def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | No
                 return kind
             found = found or kind
     return found
+
+
+def make_folder(folder: Path) -> None:
+    """Make a new folder. Raises :class:`TaskError` if it exists or cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise TaskError(f"{folder}: cannot be made ({error.strerror}): choose another name") from error
 
 
 def write_files(folder: Path, files: Iterable[TaskFile]) -> None:

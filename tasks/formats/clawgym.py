@@ -18,6 +18,7 @@ from clawgym.tasks.formats._files import (
     check_files,
     check_task_id,
     executes_agent_code,
+    make_folder,
     parse_json,
     read_text,
     walk,
@@ -83,7 +84,7 @@ def write_task(task: Task, folder: Path) -> None:
         entry["input_mount_dir"] = task.workspace
     if extras := Extras.of(task, "reward_sh"):
         entry["clawgym"] = extras
-    folder.mkdir(parents=True)
+    make_folder(folder)
     (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
     write_files(folder / "reward", reward_sh_files(task))
     for name, files in (("input_files", task.inputs), ("solution", task.solution), ("wrong", task.wrong_solutions)):

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
-from clawgym.tasks.formats._files import check_task_id, decode, executes_agent_code, read_text, write_files
+from clawgym.tasks.formats._files import (
+    check_task_id,
+    decode,
+    executes_agent_code,
+    make_folder,
+    read_text,
+    write_files,
+)
 from clawgym.tasks.formats._reward import harbor_files
 from clawgym.tasks.formats.clawgym import check_script, check_solution, check_wrong, read_verifier, walk_part
 
@@ -106,7 +113,7 @@ def write_task(task: Task, folder: Path) -> None:
         config = _toml.dumps(_config(task))
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{where}: its metadata cannot be written as TOML ({error}): correct it") from error
-    folder.mkdir(parents=True)
+    make_folder(folder)
     (folder / CONFIG).write_bytes(config.encode())
     (folder / "instruction.md").write_bytes(task.instruction.encode())
     environment = [TaskFile(f"inputs/{file.path}", file.source, file.executable) for file in task.inputs]

@@ -1,0 +1,40 @@
+"""A small sound task folder, to be changed by each test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clawgym.tasks.formats._reward import stock_reward_sh
+
+from clawgym.records import DEFAULT_WORKSPACE
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Maker:
+    """``make_task(name, **entry)`` writes a task folder; an entry of ``None`` is left out."""
+
+    def make(name: str = "task_0000", **changes: Any) -> Path:
+        folder = tmp_path / "set" / name
+        (folder / "input_files" / "input").mkdir(parents=True)
+        (folder / "input_files" / "input" / "a.csv").write_text("a,b\n1,2\n")
+        (folder / "reward").mkdir()
+        (folder / "reward" / "check.py").write_text("import json\nprint(json.dumps({'done': 0.0}))\n")
+        (folder / "reward" / "reward.sh").write_bytes(stock_reward_sh())
+        entry = {
+            "task_id": name,
+            "user_query": "Write output/b.csv.",
+            "metadata": {"category": "", "grading_type": "automated"},
+            "input_mount_dir": DEFAULT_WORKSPACE,
+            **changes,
+        }
+        entry = {key: value for key, value in entry.items() if value is not None}
+        (folder / "data_entry.json").write_text(json.dumps(entry, indent=2) + "\n")
+        return folder
+
+    return make
