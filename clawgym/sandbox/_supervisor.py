@@ -119,8 +119,8 @@ class Supervisor:
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
         self.running: dict[str, tuple[int | None, int | None]] = {}
         """Lease -> (pid of bubblewrap, None once reaped; outer uid)."""
-        self.dying: dict[str, int] = {}
-        """Lease -> request to answer once it is gone."""
+        self.dying: dict[str, list[int]] = {}
+        """Lease -> requests to answer once it is gone."""
         self.freezing: dict[str, int] = {}
 
     def serve(self) -> None:
@@ -159,7 +159,7 @@ class Supervisor:
             self.answer(request)
         elif op == "kill":
             self.kill(lease)
-            self.dying[lease] = request
+            self.dying.setdefault(lease, []).append(request)
         elif op == "freeze":
             frozen = message["frozen"]
             if not self.cgroups.freeze(lease, frozen):
@@ -235,7 +235,7 @@ class Supervisor:
                     self.running[lease] = (None, uid)
 
     def advance(self) -> None:
-        for lease, request in list(self.dying.items()):
+        for lease, requests in list(self.dying.items()):
             if self.running.get(lease, (None, None))[0] is not None or self.cgroups.pids(lease):
                 self.kill(lease)
                 continue
@@ -245,7 +245,8 @@ class Supervisor:
                 if uid is not None and self.uids is not None:
                     self.uids.give_back(uid)
                 del self.dying[lease]
-                self.answer(request, **events)
+                for request in requests:
+                    self.answer(request, **events)
         for lease, request in list(self.freezing.items()):
             if self.cgroups.is_frozen(lease) or not self.cgroups.pids(lease):
                 del self.freezing[lease]

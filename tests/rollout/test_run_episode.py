@@ -1,0 +1,144 @@
+"""The one episode loop: who is to blame for what."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import io
+import tarfile
+from typing import Any
+
+import pytest
+
+from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.errors import BudgetExceeded, EngineError, UnsupportedTask
+from clawgym.records import Limits, Outcome, TaskFile
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+
+from ..verifiers.tasks_for_tests import task
+
+SOLVE = b"mkdir -p output; echo 6 > output/sum.txt"
+
+
+class Custom:
+    """An agent made of one coroutine function."""
+
+    name, version = "custom", "1"
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        return await self._run(context) or AgentReport()
+
+    def receipt(self) -> dict[str, Any]:
+        return {}
+
+    async def aclose(self) -> None: ...
+
+
+def boxes(backend: Backend) -> list[str]:
+    return list(backend.boxes)  # type: ignore[attr-defined]
+
+
+async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
+    made = task(solution=(TaskFile("solve.sh", SOLVE),))
+    solved = await run_episode(made, OracleAgent(), backend, seed=7, sample=3, floor=0.5)
+    assert solved.outcome is Outcome.SOLVED
+    assert solved.result is not None
+    assert solved.result.corrected == 1.0
+    assert (solved.seed, solved.sample, solved.key) == (7, 3, "sum#3")
+    assert set(solved.seconds) == {"setup", "agent", "verify", "teardown"}
+    assert solved.isolation["backend"] == "namespace"
+    assert solved.workspace is not None
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(solved.workspace))) as tar:
+        assert {"input/numbers.txt", "output/sum.txt"} <= set(tar.getnames())
+    failed = await run_episode(made, NoopAgent(), backend, seed=0, keep_workspace=False)
+    assert (failed.outcome, failed.cause, failed.workspace) == (Outcome.FAILED, None, None)
+    assert not boxes(backend)
+
+
+async def test_time_budget_truncates_and_is_graded_all_the_same(backend: Backend) -> None:
+    made = task(limits=Limits(agent_seconds=1, verify_seconds=10))
+
+    async def slow(context: AgentContext) -> None:
+        await context.sandbox.exec(["bash", "-c", "mkdir output; touch output/sum.txt"])
+        await asyncio.sleep(60)
+
+    episode = await run_episode(made, Custom(slow), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
+    assert episode.result is not None
+    assert episode.result.official == 0.5
+
+
+async def test_token_budget_truncates(backend: Backend) -> None:
+    async def greedy(context: AgentContext) -> None:
+        raise BudgetExceeded("no tokens are left: raise the budget", cause="tokens")
+
+    episode = await run_episode(task(), Custom(greedy), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "tokens")
+
+
+async def test_an_engine_that_fails_is_infra_and_not_scored(backend: Backend) -> None:
+    async def unlucky(context: AgentContext) -> None:
+        raise EngineError("503 for ten minutes: try later", retryable=True)
+
+    episode = await run_episode(task(), Custom(unlucky), backend, seed=0)
+    assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
+    assert "engine" in str(episode.cause)
+
+
+async def test_an_agent_that_breaks_its_box_has_failed(backend: Backend) -> None:
+    small = task(limits=Limits(memory_mb=128, disk_mb=32, pids=32, verify_seconds=10, agent_seconds=30))
+
+    async def hungry(context: AgentContext) -> None:
+        for _ in range(3):
+            await context.sandbox.exec(["python3", "-c", "x = []\nwhile 1: x.append(bytearray(2**24))"])
+
+    episode = await run_episode(small, Custom(hungry), backend, seed=0)
+    assert episode.outcome is Outcome.FAILED
+    assert episode.result is not None
+    assert episode.result.strict == 0.0
+
+
+async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> None:
+    script = b"for i in 1 2 3; do truncate -s 255M big$i; done"
+    episode = await run_episode(task(), ScriptAgent(script, "sparse"), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace-size")
+    assert episode.result is not None
+    assert episode.result.official == 0.0
+
+
+async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend) -> None:
+    with pytest.raises(UnsupportedTask, match="needs the network"):
+        await run_episode(dataclasses.replace(task(), unsupported="it needs the network"), NoopAgent(), backend, seed=0)
+
+
+async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
+    episode = await run_episode(task(b"raise SystemExit(9)"), NoopAgent(), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.INFRA, "control-crash")
+
+
+async def test_a_bug_of_the_agent_passes_through_and_leaves_no_box(backend: Backend) -> None:
+    async def buggy(context: AgentContext) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run_episode(task(), Custom(buggy), backend, seed=0)
+    assert not boxes(backend)
+
+
+async def test_cancelling_leaves_no_box(backend: Backend) -> None:
+    async def endless(context: AgentContext) -> None:
+        await asyncio.sleep(60)
+
+    running = asyncio.create_task(run_episode(task(), Custom(endless), backend, seed=0))
+    await asyncio.sleep(0.5)
+    assert boxes(backend)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not boxes(backend)

@@ -1,0 +1,104 @@
+"""The numbers: the stock aggregation to the bit, and the arithmetic around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from clawgym.verifiers.grading import STOCK_REWARD_SH
+from clawgym.verifiers.scores import (
+    checks_of,
+    corrected,
+    last_line_score,
+    plain_mean,
+    stock_score,
+    without_composites,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+# The one-liner that the stock script pipes the checker's output into.
+AGGREGATE = STOCK_REWARD_SH.partition("python3 -c '")[2].rpartition("'")[0]
+
+
+def shipped(stdout: str) -> str | None:
+    """What the shipped aggregation prints, None if it fails."""
+    done = subprocess.run([sys.executable, "-c", AGGREGATE], input=stdout, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        '{"a": 1, "b": 0}',
+        '{"a": 0.1, "b": 0.2, "c": 0.7}',
+        '{"reward": 0.5, "a": 1.0, "b": 0.0}',
+        '{"a": true, "b": false}',
+        '{"a": "0.25"}',
+        '{"a": "x"}',
+        '{"a": null}',
+        '{"a": [1]}',
+        "{}",
+        "[]",
+        "[0.5]",
+        "0.75",
+        "true",
+        '"0.5"',
+        "null",
+        "",
+        "not json",
+        '  {"a": 1}\n\n',
+        '{"a": 1} trailing',
+        '{"a": 1, "a": 0}',
+        '{"a": NaN, "b": 1}',
+        '{"a": 1e400}',
+        '{"a": -2, "b": 5}',
+        '{"\\u00e9": 0.3333333333333333, "b": 0.1}',
+    ],
+)
+def test_stock_score_is_what_the_shipped_script_prints(stdout: str) -> None:
+    expected = shipped(stdout)
+    try:
+        got: str | None = str(stock_score(stdout)[0])
+    except (ValueError, TypeError):
+        got = None
+    assert got == expected
+
+
+@given(st.dictionaries(st.text(max_size=8), st.floats(0, 1), min_size=1, max_size=20))
+def test_stock_score_keeps_every_check(values: dict[str, float]) -> None:
+    score, checks = stock_score(json.dumps(values))
+    assert checks == values
+    assert score == sum(values.values()) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("stdout", "score"),
+    [("0.5\n", 0.5), ("noise\n0.25\n\n", 0.25), ("0.5\nnoise", 0.0), ("", 0.0), ("1e-1", 0.1), ("\n \n", 0.0)],
+)
+def test_last_line(stdout: str, score: float) -> None:
+    assert last_line_score(stdout) == score
+
+
+@given(st.dictionaries(st.text(max_size=4), st.floats(allow_nan=True, allow_infinity=True), max_size=9))
+def test_checks_are_held_to_the_unit_interval(values: dict[str, float]) -> None:
+    assert all(0.0 <= v <= 1.0 for v in checks_of(values).values())
+
+
+def test_composite_keys_are_left_out_of_the_mean_but_not_of_a_lone_score() -> None:
+    assert without_composites({"reward": 0.5, "a": 1.0}) == {"a": 1.0}
+    assert plain_mean({"reward": 0.0, "a": 1.0, "b": 0.5}) == 0.75
+    assert plain_mean({"score": 0.5}) == 0.5
+    assert plain_mean({}) == 0.0
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_corrected_is_zero_at_the_floor_and_one_at_the_top(score: float, floor: float) -> None:
+    value = corrected(score, floor)
+    assert 0.0 <= value <= 1.0
+    if score <= floor:
+        assert value == 0.0
+    if score == 1.0 and floor < 1.0:
+        assert value == 1.0
