@@ -195,4 +195,4 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 40 else text[:16] + "..."

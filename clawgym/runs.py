@@ -251,7 +251,7 @@ def _resume(path: Path, receipt: Receipt) -> Receipt:
     stored = _read_receipt(path)
     found = differences(stored.identity, receipt.identity)
     if found:
-        shown = "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
+        shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
         raise RunFolderError(f"{path} belongs to another configuration ({shown}): choose another --out")
     opening = {"created": receipt.created, "library": receipt.library, "platform": receipt.platform}
     return dataclasses.replace(stored, resumed=(*stored.resumed, opening))

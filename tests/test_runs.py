@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import RunFolderError
@@ -93,8 +94,10 @@ def test_a_changed_task_is_refused(tmp_path: Path):
 
 def test_a_second_writer_is_refused_with_the_pid(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", receipt()):
+        began = time.monotonic()
         with pytest.raises(RunFolderError, match=rf"process {os.getpid()}: wait"):
             RunFolder.open(tmp_path / "run", receipt())
+        assert time.monotonic() - began < 3, "a living owner is not waited for"
     RunFolder.open(tmp_path / "run", receipt()).close()
 
 
@@ -216,6 +219,10 @@ ids = st.one_of(st.text(min_size=1, max_size=140), st.from_regex(r"[a-zA-Z0-9._~
 
 
 @given(first=st.tuples(ids, st.integers(0, 12)), second=st.tuples(ids, st.integers(0, 12)))
+@example(first=("a/b", 0), second=("a-b", 0))
+@example(first=("A", 0), second=("a", 0))
+@example(first=("a.1", 0), second=("a", 10))
+@example(first=("x" * 200, 0), second=("x" * 201, 0))
 def test_safe_names_are_safe_and_never_collide(first, second):
     names = [safe_name(*first), safe_name(*second)]
     for name in names:

@@ -1,1 +1,9 @@
+"""Evaluation: run a task set, make numbers of the results, show them (see ``docs/evaluation.md``)."""
 
+from __future__ import annotations
+
+from clawgym.evaluation.runner import EvalConfig, episode_seed, evaluate
+from clawgym.evaluation.statistics import Estimate, pass_at_k, pass_hat_k
+from clawgym.evaluation.summary import Summary, summarize
+
+__all__ = ["Estimate", "EvalConfig", "Summary", "episode_seed", "evaluate", "pass_at_k", "pass_hat_k", "summarize"]

@@ -111,6 +111,7 @@ def test_hostile_text_stays_text(tmp_path: Path):
         for name in attrs:
             assert not name.startswith("on"), (tag, name)
             assert name not in ("style", "src", "href", "srcdoc", "action"), (tag, name)
+    assert not re.search("[<>&]", next(text for _, attrs, text in page.blocks if attrs.get("type")))
     shown = page.data[0]["steps"][0]
     assert shown["text"] == ATTACK
     assert shown["seen"][0][0] == ATTACK
