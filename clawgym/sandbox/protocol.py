@@ -139,8 +139,8 @@ class Sandbox(Protocol):
     def isolation(self) -> Isolation: ...
 
     def tool(self, name: str) -> list[str]:
-        """How to start the image's own ``/usr/bin/<name>``, whatever was done to the box's files
-        (``pristine_tools``); otherwise just its path."""
+        """How to start the image's own program ``name``, whatever was done to the box's files
+        (``pristine_tools``); otherwise just its name, looked up as ever."""
         ...
 
     async def shell(self, *, pty: bool = False) -> Shell:
