@@ -36,8 +36,10 @@ _CALLED_BEFORE = re.compile(rf"\b(?:{_CHANGED}|in[ -]place (?:at|in))\W+(?:the\W
 _CALLED_AFTER = re.compile(rf"\W{{0,3}}{_CHANGED}\b|.*\bin[ -]place\b", re.IGNORECASE)
 _IN_IT = re.compile(rf"\W{{0,3}}{_VERB}\b", re.IGNORECASE)
 _NEGATED = re.compile(r"\b(?:not|never|don['’]t|without|avoid|no)\b[^,;:]*$", re.IGNORECASE)
+_PATH = r"\W+(?:a new |the )?(?:file )?\W*(?P<{}>[\w.-]+/[\w./-]*\w)"
 _ELSEWHERE = re.compile(
-    r"\b(?:in)?to\b\W+(?:a new |the )?(?:file )?\W*(?P<path>[\w.-]+/[\w./-]+)|\b(?:save|saved|write|produce|create)\b",
+    rf"^\W*(?:in)?to{_PATH.format('next')}"
+    rf"|^(?:(?!\bso (?:that|it)\b).)*?\bsav(?:e|ed|ing)\b.*?\b(?:to|as|at){_PATH.format('saved')}",
     re.IGNORECASE,
 )
 
@@ -65,6 +67,6 @@ def _asks(sentence: str, path: str) -> bool:
             continue
         other = _ELSEWHERE.search(after)
         governed = _GOVERNS.search(before) or (re.search(r"\bIn\W+$", before) and _IN_IT.match(after))
-        if governed and not (other and other["path"] not in (None, path)):
+        if governed and not (other and path not in other.groups()):
             return True
     return False

@@ -16,10 +16,8 @@ __all__ = ["Execution", "scan_checker", "third_party_imports"]
 
 Execution = Literal["in_process", "subprocess"]
 
-_IN_PROCESS = {
-    "exec",
-    "eval",
-    "execfile",
+_EVALUATORS = {"exec", "eval", "execfile"}
+_RUNNERS = {
     "code.InteractiveInterpreter",
     "runpy.run_module",
     "runpy.run_path",
@@ -123,7 +121,7 @@ def _runs_in_process(call: ast.Call, names: dict[str, str]) -> bool:
     constant = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     if name in _IMPORTERS:
         return not isinstance(constant, str) or constant.partition(".")[0] not in sys.stdlib_module_names
-    return name in _IN_PROCESS and constant is None
+    return name in _RUNNERS or (name in _EVALUATORS and constant is None)
 
 
 def _changes_import_path(nodes: list[ast.AST], names: dict[str, str]) -> bool:

@@ -132,7 +132,7 @@ def validate(
         out.print(f"[red]{finding.status}[/red] {escape(finding.task_id)} {finding.rule}: {escape(finding.detail)}")
     counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
-    out.print(f"{len(tasks)} tasks, {len(tasks.problems)} unreadable; {summary}")
+    out.print(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}")
     if bad or tasks.problems:
         raise typer.Exit(1)
 
@@ -143,6 +143,7 @@ async def _validate(tasks: TaskSet, backend_name: str, jobs: int) -> list[Findin
     boxes = backend(backend_name)
     slots = asyncio.Semaphore(jobs)
     try:
+        await boxes.probe()
         with _progress() as progress:
             bar = progress.add_task("validating", total=len(tasks))
 

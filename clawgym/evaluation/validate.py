@@ -5,7 +5,7 @@ Invariant: a task is only called sound by running it; what could not be tried is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,13 +13,14 @@ from clawgym.agents.noop import NoopAgent
 from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.protocol import Agent
 from clawgym.agents.script import ScriptAgent
+from clawgym.errors import AgentError, UnsupportedTask
 from clawgym.records import Episode, Outcome, Task
+from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
 __all__ = ["Finding", "Status", "validate_task"]
 
 Status = Literal["pass", "fail", "skip", "infra"]
-Attempt = Callable[[Agent], Awaitable[Episode]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +39,33 @@ async def validate_task(task: Task, backend: Backend) -> list[Finding]:
 
     Raises nothing that the task or its scripts can cause: that is a finding.
     """
-    from clawgym.rollout import run_episode
-
     if task.unsupported:
         return [Finding(task.id, "supported", "skip", task.unsupported)]
 
-    async def attempt(agent: Agent) -> Episode:
-        return await run_episode(task, agent, backend, seed=0, keep_workspace=False)
+    async def attempt(make: Callable[[], Agent]) -> Episode | str:
+        try:
+            return await run_episode(task, make(), backend, seed=0, keep_workspace=False)
+        except (AgentError, UnsupportedTask) as error:
+            return str(error)
 
-    found = [_must_fail(task, "noop", await attempt(NoopAgent()))]
+    found: list[Finding] = []
     if task.solution:
-        first = await attempt(OracleAgent())
-        found.insert(0, _must_pass(task, first))
+        first = await attempt(OracleAgent)
+        found.append(_must_pass(task, first))
         if found[0].status == "pass":
-            found.insert(1, _must_repeat(task, first, await attempt(OracleAgent())))
+            found.append(_must_repeat(task, first, await attempt(OracleAgent)))
     else:
-        found.insert(0, Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh"))
+        found.append(Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh"))
+    found.append(_must_fail(task, "noop", await attempt(NoopAgent)))
     for script in task.wrong_solutions:
-        found.append(_must_fail(task, f"wrong/{script.path}", await attempt(ScriptAgent(script.read(), script.path))))
+        episode = await attempt(lambda script=script: ScriptAgent(script.read(), script.path))
+        found.append(_must_fail(task, f"wrong/{script.path}", episode))
     return found
 
 
-def _must_pass(task: Task, episode: Episode) -> Finding:
+def _must_pass(task: Task, episode: Episode | str) -> Finding:
+    if isinstance(episode, str):
+        return Finding(task.id, "oracle", "fail", episode)
     if episode.outcome is Outcome.INFRA:
         return Finding(task.id, "oracle", "infra", episode.cause or "")
     if episode.outcome is Outcome.SOLVED:
@@ -71,7 +77,9 @@ def _must_pass(task: Task, episode: Episode) -> Finding:
     return Finding(task.id, "oracle", "fail", f"{episode.outcome}: {why}: mend solution/ or the verifier")
 
 
-def _must_fail(task: Task, rule: str, episode: Episode) -> Finding:
+def _must_fail(task: Task, rule: str, episode: Episode | str) -> Finding:
+    if isinstance(episode, str):
+        return Finding(task.id, rule, "fail", episode)
     if episode.outcome is Outcome.INFRA:
         return Finding(task.id, rule, "infra", episode.cause or "")
     if episode.outcome is Outcome.SOLVED or (episode.result and episode.result.strict >= 1):
@@ -79,8 +87,10 @@ def _must_fail(task: Task, rule: str, episode: Episode) -> Finding:
     return Finding(task.id, rule, "pass", f"official {episode.result.official:.3f}" if episode.result else "")
 
 
-def _must_repeat(task: Task, first: Episode, second: Episode) -> Finding:
+def _must_repeat(task: Task, first: Episode | str, second: Episode | str) -> Finding:
     """Two gradings of the same work give the same checks."""
+    if isinstance(first, str) or isinstance(second, str):
+        return Finding(task.id, "repeat", "fail", f"could be tried only once: {second}")
     if second.outcome is Outcome.INFRA or not (first.result and second.result):
         return Finding(task.id, "repeat", "infra", second.cause or "")
     one, two = first.result, second.result

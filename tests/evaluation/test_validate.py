@@ -1,0 +1,81 @@
+"""``validate_task`` calls sound what is sound, in real boxes, and finds each way not to be."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from clawgym.tasks.formats._reward import stock_reward_sh
+from clawgym.tasks.scaffold import starter
+
+from clawgym.evaluation import validate
+from clawgym.evaluation.validate import validate_task
+from clawgym.records import Episode, Outcome, Task, TaskFile, VerifierResult
+from clawgym.sandbox import Backend
+
+
+def statuses(findings) -> dict[str, str]:
+    return {finding.rule: finding.status for finding in findings}
+
+
+def graded_by(check: str, **changes) -> Task:
+    files = (TaskFile("check.py", check.encode()), TaskFile("reward.sh", stock_reward_sh(), executable=True))
+    verifier = dataclasses.replace(starter("t").verifier, files=files)
+    return dataclasses.replace(starter("t"), verifier=verifier, **changes)
+
+
+async def test_the_starter_task_is_sound(backend: Backend):
+    found = statuses(await validate_task(starter("t"), backend))
+    assert found.pop("wrong/tampers.sh") == "pass"
+    assert found == {
+        "oracle": "pass",
+        "repeat": "pass",
+        "noop": "pass",
+        "wrong/no-refunds.sh": "pass",
+        "wrong/text-numbers.sh": "pass",
+    }
+
+
+async def test_a_checker_that_accepts_everything_is_found(backend: Backend):
+    found = await validate_task(graded_by("print('{\"ok\": 1.0}')\n"), backend)
+    assert statuses(found)["noop"] == "fail"
+    assert {status for rule, status in statuses(found).items() if rule.startswith("wrong/")} == {"fail"}
+    assert all("add a check" in finding.detail for finding in found if finding.status == "fail")
+
+
+async def test_a_solution_that_does_not_pass_is_found(backend: Backend):
+    bad = dataclasses.replace(starter("t"), solution=(TaskFile("solve.sh", b"true\n"),), wrong_solutions=())
+    found = {finding.rule: finding for finding in await validate_task(bad, backend)}
+    assert found["oracle"].status == "fail"
+    assert "totals" in found["oracle"].detail
+    assert "repeat" not in found
+
+
+async def test_a_checker_that_varies_is_found(backend: Backend):
+    check = "import json, time\nprint(json.dumps({'same': 1.0, f'at_{time.time_ns()}': 1.0}))\n"
+    found = {f.rule: f for f in await validate_task(graded_by(check, wrong_solutions=()), backend)}
+    assert found["repeat"].status == "fail"
+    assert "at_" in found["repeat"].detail
+
+
+async def test_what_cannot_be_tried_is_skipped(backend: Backend):
+    unsupported = dataclasses.replace(starter("t"), unsupported="needs a printer")
+    assert statuses(await validate_task(unsupported, backend)) == {"supported": "skip"}
+    bare = dataclasses.replace(starter("t"), solution=(), wrong_solutions=())
+    assert statuses(await validate_task(bare, backend)) == {"oracle": "skip", "noop": "pass"}
+
+
+async def test_a_wrong_solution_that_is_no_text_is_a_finding(backend: Backend):
+    task = dataclasses.replace(starter("t"), solution=(), wrong_solutions=(TaskFile("w.sh", b"\xff"),))
+    assert statuses(await validate_task(task, backend))["wrong/w.sh"] == "fail"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INFRA, Outcome.TRUNCATED])
+async def test_a_host_failure_is_never_a_pass(monkeypatch, outcome):
+    async def run_episode(task, agent, backend, **_):
+        result = None if outcome is Outcome.INFRA else VerifierResult({"a": 1.0}, 1.0, 1.0, None)
+        return Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, cause="disk gone", result=result)
+
+    monkeypatch.setattr(validate, "run_episode", run_episode)
+    found = await validate_task(starter("t"), backend=None)  # type: ignore[arg-type]
+    assert {f.status for f in found} == ({"infra"} if outcome is Outcome.INFRA else {"fail"})

@@ -1,0 +1,84 @@
+"""The two rules that fill what the published data leaves out: the category, and which inputs may change."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+from clawgym.tasks.categories import KEYWORDS, RULE, categorize, with_category, without_rule_category
+from clawgym.tasks.mutable import inputs_to_change
+
+PATHS = ["config/app.json", "docs/plan.md", "input/data.csv", "scripts/run.py", "data/a.csv"]
+
+CHANGED = [
+    ("Modify config/app.json so that debug is off.", "config/app.json"),
+    ("3) Edit the existing file docs/plan.md by replacing the marked lines.", "docs/plan.md"),
+    ("Append these two tasks to config/app.json under tasks.", "config/app.json"),
+    ("Please debug and fix scripts/run.py so it runs.", "scripts/run.py"),
+    ("Deliverables: the updated docs/plan.md and output/x.csv.", "docs/plan.md"),
+    ("- docs/plan.md (modified)", "docs/plan.md"),
+    ("In scripts/run.py, implement the three TODOs.", "scripts/run.py"),
+    ("After implementing the functions in scripts/run.py, run it.", "scripts/run.py"),
+    ("Read input/data.csv and apply these changes in place: drop column b.", "input/data.csv"),
+    ("Leave the corrected CSV in place at input/data.csv.", "input/data.csv"),
+    ("Update input/data.csv in place by sorting it.", "input/data.csv"),
+    ("Overwrite docs/plan.md to become the release brief.", "docs/plan.md"),
+]
+
+KEPT = [
+    "Do not modify config/app.json.",
+    "Don’t change data/a.csv or docs/plan.md.",
+    "You must never edit scripts/run.py in place.",
+    "Read data/a.csv and update output/summary.json.",
+    "Rewrite docs/plan.md to output/plan_final.md.",
+    "Update docs/plan.md and save to output/plan_updated.md.",
+    "Rewrite input/data.csv as a friendly letter.",
+    'Add a line: "Update scripts/run.py X from 1 to 2".',
+    "Modify the script based on config/app.json.",
+    "Compare docs/plan.md with data/a.csv.",
+    "Modify otherconfig/app.json and config/app.json.bak",
+]
+
+
+@pytest.mark.parametrize(("instruction", "path"), CHANGED)
+def test_an_input_that_the_task_asks_to_change(instruction, path):
+    assert inputs_to_change(instruction, PATHS) == (path,)
+
+
+@pytest.mark.parametrize("instruction", KEPT)
+def test_an_input_that_stays_protected(instruction):
+    assert inputs_to_change(instruction, PATHS) == ()
+
+
+def test_the_patterns_match_their_file_only():
+    (pattern,) = inputs_to_change("Edit docs/a[1]*.md in place.", ["docs/a[1]*.md", "docs/a1.md"])
+    assert fnmatch.fnmatchcase("docs/a[1]*.md", pattern)
+    assert not fnmatch.fnmatchcase("docs/a1x.md", pattern)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "category"),
+    [
+        ("Reply to the meeting invites in my inbox and remind each attendee.", "Productivity & Collaboration"),
+        ("Rotate the server logs, check the backup and write a cron entry.", "Systems & Automation"),
+        ("Compute the median and the correlation, and name the outliers of the dataset.", "Analysis & Reasoning"),
+        ("Draft a blog post with a friendly tone and a headline.", "Content & Domain"),
+        ("Plan the trip: a schedule with milestones and a budget.", "Planning & Knowledge"),
+        ("Refactor the module and add unit tests for each function.", "Software Development"),
+    ],
+)
+def test_categories(instruction, category):
+    assert categorize(instruction) == category
+
+
+def test_a_given_category_is_kept_and_ours_is_marked():
+    assert with_category({"category": "mine"}, "Plan the trip.") == {"category": "mine"}
+    filled = with_category({"category": "", "x": 1}, "Plan the trip.")
+    assert filled == {"category": "Planning & Knowledge", "category_source": RULE, "x": 1}
+    assert without_rule_category(filled) == {"category": "", "x": 1}
+    assert without_rule_category({"category": "mine"}) == {"category": "mine"}
+
+
+def test_no_keyword_means_two_things():
+    words = [word for line in KEYWORDS.values() for word in line.split()]
+    assert len(words) == len(set(words))

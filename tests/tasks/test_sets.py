@@ -1,0 +1,222 @@
+"""Task sets by name: where they are looked for, what is said when they are not there."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import types
+from pathlib import Path
+
+import platformdirs
+import pytest
+from clawgym.tasks import _hub, available, load, names, packs, write
+from clawgym.tasks.formats.rows import write_row
+from clawgym.tasks.scaffold import starter
+
+from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
+from clawgym.records import TaskSet
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """No data folder, an empty cache, no Hub."""
+    monkeypatch.delenv("CLAWGYM_DATA", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *a, **k: str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: pytest.fail("the Hub was asked"))
+
+
+def fake_hub(monkeypatch, files: dict[str, bytes], asked: list[tuple] | None = None):
+    class Api:
+        def dataset_info(self, repo, revision=None):
+            if asked is not None:
+                asked.append((repo, revision))
+            return types.SimpleNamespace(sha=SHA, siblings=[types.SimpleNamespace(rfilename=name) for name in files])
+
+    def download(repo, filename, *, repo_type, revision, local_dir):
+        assert (repo_type, revision) == ("dataset", SHA)
+        Path(local_dir).mkdir(parents=True)
+        (Path(local_dir) / filename).write_bytes(files[filename])
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+
+
+def rows(*ids: str) -> bytes:
+    return b"".join(write_row(starter(task_id)) for task_id in ids)
+
+
+@pytest.mark.parametrize("below", ["", "data", "RL/data"])
+def test_the_data_folder_may_be_given_at_any_level(tmp_path, monkeypatch, below):
+    write([starter("a"), starter("b")], tmp_path / "root" / below / "clawgym_eval")
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "root"))
+    tasks = load("ClawGym-Bench")
+    assert (tasks.name, [task.id for task in tasks.tasks]) == ("ClawGym-Bench", ["a", "b"])
+    assert available("ClawGym-Bench").startswith("in ")
+    assert load(f"ClawGym-Bench@{tasks.content_hash[:8]}").version == tasks.content_hash
+
+
+def test_a_local_copy_of_another_version_is_not_used(tmp_path, monkeypatch):
+    write([starter("a")], tmp_path / "clawgym_eval")
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
+    fake_hub(monkeypatch, {"bench.jsonl": rows("h")})
+    assert [task.id for task in load("ClawGym-Bench@feedbeef").tasks] == ["h"]
+
+
+def test_the_hub_is_the_last_place_and_lands_in_the_cache(tmp_path, monkeypatch):
+    asked: list[tuple] = []
+    fake_hub(monkeypatch, {"syn_task.jsonl": rows("a", "b"), "other.jsonl": b""}, asked)
+    tasks = load("ClawGym-Task")
+    assert (tasks.version, len(tasks)) == (SHA, 2)
+    assert asked == [("RUC-AIBOX/ClawGym-Task", None)]
+    assert [p.name for p in (tmp_path / "cache/tasksets/ClawGym-Task").iterdir()] == [SHA]
+    assert load("ClawGym-Task").content_hash == tasks.content_hash
+    assert load(f"ClawGym-Task@{SHA[:7]}").version == SHA
+    assert len(asked) == 1
+    assert SHA[:12] in available("ClawGym-Task")
+    load("ClawGym-Task@main")
+    assert asked[1] == ("RUC-AIBOX/ClawGym-Task", "main")
+
+
+def test_a_broken_download_leaves_nothing(tmp_path, monkeypatch):
+    fake_hub(monkeypatch, {"syn_task.jsonl": rows("a")})
+
+    def cut(*args, local_dir, **kwargs):
+        Path(local_dir).mkdir(parents=True)
+        (Path(local_dir) / "syn_task.jsonl").write_bytes(b"{")
+        raise OSError("connection lost")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", cut)
+    with pytest.raises(TaskSetNotFound, match="connection lost"):
+        load("ClawGym-Task")
+    assert list((tmp_path / "cache/tasksets/ClawGym-Task").iterdir()) == []
+
+
+def test_offline_names_all_three_places_and_the_way_out(tmp_path, monkeypatch):
+    class Api:
+        def dataset_info(self, *args, **kwargs):
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    with pytest.raises(TaskSetNotFound) as error:
+        load("ClawGym-Bench")
+    places = ("$CLAWGYM_DATA is not set", str(tmp_path / "cache"), "RUC-AIBOX/ClawGym-Bench")
+    for part in (*places, "no route", "Go online"):
+        assert part in str(error.value)
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
+    with pytest.raises(TaskSetNotFound, match="has no clawgym_train"):
+        load("ClawGym-Train")
+
+
+def test_a_hub_data_set_without_one_jsonl_file_is_refused(monkeypatch):
+    fake_hub(monkeypatch, {"a.jsonl": b"", "b.jsonl": b""})
+    with pytest.raises(TaskSetNotFound, match="not one JSONL file"):
+        load("ClawGym-Bench")
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "huggingface_hub":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingDependency, match=r"clawgym\[hub\]"):
+        load("ClawGym-Task")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("clawgym-bnch", "ClawGym-Bench"), ("ClawGym-bench", "ClawGym-Bench"), ("terminal_basic", "terminal-basic")],
+)
+def test_did_you_mean(wrong, right):
+    with pytest.raises(TaskSetNotFound, match=f"did you mean '{right}'"):
+        load(wrong)
+
+
+def test_nonsense_lists_what_there_is():
+    with pytest.raises(TaskSetNotFound) as error:
+        load("qqq")
+    assert all(name in str(error.value) for name in names())
+
+
+def test_limit_and_ids(tmp_path):
+    write([starter(name) for name in "abcd"], tmp_path / "set")
+    where = str(tmp_path / "set")
+    assert [task.id for task in load(where, limit=2).tasks] == ["a", "b"]
+    assert [task.id for task in load(where, ids=["d", "b"]).tasks] == ["d", "b"]
+    assert [task.id for task in load(where, ids=["d", "b"], limit=1).tasks] == ["d"]
+    with pytest.raises(TaskSetNotFound, match="no task 'abc'"):
+        load(where, ids=["abc"])
+
+
+def test_asking_for_an_unreadable_task_says_why(tmp_path):
+    write([starter("a"), starter("b")], tmp_path / "set")
+    (tmp_path / "set/b/reward/reward.sh").unlink()
+    with pytest.raises(TaskError, match=r"reward\.sh"):
+        load(str(tmp_path / "set"), ids=["b"])
+
+
+@pytest.mark.parametrize("format", ["clawgym", "rows", "harbor"])
+def test_a_path_is_detected(tmp_path, format):
+    dest = tmp_path / ("set.jsonl" if format == "rows" else "set")
+    expected = [starter("a"), starter("b")]
+    assert write(expected, dest, format) == 2
+    tasks = load(str(dest))
+    assert tasks.content_hash == TaskSet("x", tuple(expected)).content_hash
+    assert (tasks.name, tasks.problems) == ("set", {})
+    if format != "rows":
+        assert [task.id for task in load(str(dest / "b")).tasks] == ["b"]
+
+
+def test_a_missing_path_says_so(tmp_path):
+    with pytest.raises(TaskError, match="does not exist"):
+        load(str(tmp_path / "nope"))
+
+
+def test_writing_is_all_or_nothing(tmp_path):
+    def tasks():
+        yield starter("a")
+        raise RuntimeError("interrupted")
+
+    for dest, format in ((tmp_path / "set", "clawgym"), (tmp_path / "set.jsonl", "rows")):
+        with pytest.raises(RuntimeError):
+            write(tasks(), dest, format)
+    assert list(tmp_path.iterdir()) == [] or [p.name for p in tmp_path.iterdir()] == ["cache"]
+    write([starter("a")], tmp_path / "set")
+    with pytest.raises(TaskError, match="already there"):
+        write([starter("b")], tmp_path / "set")
+    assert [task.id for task in load(str(tmp_path / "set")).tasks] == ["a"]
+
+
+def test_packs_have_splits_and_versions(monkeypatch):
+    calls: list[str] = []
+
+    def pack_load(split="heldout", seeds=None):
+        calls.append(split)
+        return TaskSet(f"p:{split}", (starter("a"),), version="1")
+
+    monkeypatch.setitem(packs.PACKS, "p-pack", "x")
+    monkeypatch.setattr(
+        "clawgym.tasks.sets.pack", lambda name: types.SimpleNamespace(NAME="p-pack", VERSION="1", load=pack_load)
+    )
+    for name in ("p-pack", "p-pack:train", "p-pack@1", "p-pack@1:train", "p-pack:heldout"):
+        assert len(load(name)) == 1
+    assert calls == ["heldout", "train", "heldout", "train", "heldout"]
+    for name, message in (("p-pack@2", "version 1"), ("p-pack:dev", "no split 'dev'")):
+        with pytest.raises(TaskSetNotFound, match=message):
+            load(name)
+
+
+def test_terminal_basic_is_a_pack():
+    tasks = load("terminal-basic", limit=3)
+    assert (tasks.version, len(tasks)) == (packs.pack("terminal-basic").VERSION, 3)
+    assert all(task.solution and task.unsupported is None for task in tasks.tasks)
+
+
+def test_the_cache_is_per_set():
+    assert _hub.cache_folder("A") != _hub.cache_folder("B")
+    assert json.dumps(_hub.cached("A", None)) == "null"
