@@ -455,6 +455,8 @@ def main():
     os.umask(0o022)
     for path in config.get("mkdirs", ()):
         os.makedirs(path, exist_ok=True)
+    for path in config.get("passable", ()):
+        os.chmod(path, 0o755)
     wake_r, wake_w = os.pipe()
     for fd in (wake_r, wake_w):
         os.set_blocking(fd, False)

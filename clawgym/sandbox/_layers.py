@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -49,7 +50,12 @@ def _copy(folder: int, child: str, target: Path) -> int | None:
     mode = stat.S_IMODE(info.st_mode) & 0o777
     if stat.S_ISDIR(info.st_mode):
         target.mkdir(mode=0o700)
-        return _linux.open_beneath(folder, child, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _linux.open_beneath(folder, child, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno == errno.EXDEV:  # another mount, so not of this layer
+                return None
+            raise
     if stat.S_ISLNK(info.st_mode):
         target.symlink_to(os.readlink(child, dir_fd=folder))
     elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # a whiteout; anybody may make one

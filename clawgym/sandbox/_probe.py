@@ -6,7 +6,7 @@ import json
 
 from clawgym.sandbox.protocol import Isolation, Sandbox
 
-__all__ = ["probe"]
+__all__ = ["probe", "questions"]
 
 # Every line is a question that the box itself answers; each is harmless where isolation fails.
 _QUESTIONS = r"""
@@ -43,10 +43,15 @@ print(json.dumps({
 """
 
 
+async def questions(box: Sandbox) -> dict[str, bool]:
+    """Ask the questions in ``box``: feature -> holds."""
+    answer = await box.exec([*box.tool("python3"), "-I", "-S", "-c", _QUESTIONS], timeout=20, stdout_only=True)
+    return json.loads(answer.output)
+
+
 async def probe(box: Sandbox, limits: list[str], own_uid: bool) -> Isolation:
-    """Ask the questions in ``box``. ``limits`` are the cgroup controllers in force."""
-    answer = await box.exec(["/usr/bin/python3", "-I", "-S", "-c", _QUESTIONS], timeout=20, stdout_only=True)
-    features: dict[str, bool] = json.loads(answer.output)
+    """A namespace box. ``limits`` are the cgroup controllers in force."""
+    features = await questions(box)
     features["own_outer_uid"] = own_uid
     for name, controller in (("memory_limit", "memory"), ("pids_limit", "pids"), ("cpu_limit", "cpu")):
         features[name] = controller in limits

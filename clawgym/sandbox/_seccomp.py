@@ -13,13 +13,13 @@ from __future__ import annotations
 import platform
 import struct
 
-__all__ = ["DENIED", "program"]
+__all__ = ["CLONE_NEWUSER", "DENIED", "FAMILIES", "TERMINAL_INPUT", "program"]
 
 _LD_W_ABS, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
-_CLONE_NEWUSER = 0x10000000
+CLONE_NEWUSER = 0x10000000
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -81,9 +81,9 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
 }
 _SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198)}
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 # AF_UNIX, AF_INET, AF_INET6: the others (netlink, packet, alg, vsock, bluetooth, ...) have no business in a box.
-_FAMILIES = (1, 2, 10)
+FAMILIES = (1, 2, 10)
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -114,19 +114,19 @@ def program(machine: str | None = None) -> bytes:
     emit(_RET, _ERRNO | _ENOSYS)
     emit(_JEQ, _SPECIAL["clone"][column], 0, 4)
     emit(_LD_W_ABS, _ARG0)
-    emit(_JSET, _CLONE_NEWUSER, 0, 1)
+    emit(_JSET, CLONE_NEWUSER, 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
     emit(_JEQ, _SPECIAL["ioctl"][column], 0, 5)
     emit(_LD_W_ABS, _ARG1)
-    emit(_JEQ, _TIOCSTI, 1, 0)
-    emit(_JEQ, _TIOCLINUX, 0, 1)
+    emit(_JEQ, TERMINAL_INPUT[0], 1, 0)
+    emit(_JEQ, TERMINAL_INPUT[1], 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
-    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(_FAMILIES))
+    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(FAMILIES))
     emit(_LD_W_ABS, _ARG0)
-    for index, family in enumerate(_FAMILIES):
-        emit(_JEQ, family, len(_FAMILIES) - index, 0)
+    for index, family in enumerate(FAMILIES):
+        emit(_JEQ, family, len(FAMILIES) - index, 0)
     emit(_RET, _ERRNO | _EAFNOSUPPORT)
     emit(_RET, _ALLOW)
     emit(_RET, _ALLOW)
