@@ -1,1 +1,45 @@
+"""The command line; one file a command."""
 
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from clawgym.cli import leaderboard, tasks
+from clawgym.cli.demo import demo
+from clawgym.cli.doctor import doctor
+from clawgym.cli.eval import eval_command
+from clawgym.errors import ClawGymError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="clawgym",
+    help="Claw-style agent tasks in real sandboxes, graded in a clean box.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("eval")(eval_command)
+app.command("demo")(demo)
+app.command("doctor")(doctor)
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(leaderboard.app, name="leaderboard")
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from clawgym import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: our own errors are one line, not a traceback."""
+    try:
+        app()
+    except ClawGymError as error:
+        typer.echo(f"clawgym: {error}", err=True)
+        sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import os
 import re
@@ -16,8 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from clawgym.evaluation.runner import EvalConfig
     from clawgym.evaluation.summary import Summary
+    from clawgym.records import TaskSet
+    from clawgym.sandbox import Backend
 
 __all__ = ["eval_command"]
 
@@ -84,6 +89,10 @@ async def _run(config: EvalConfig) -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop, console.print)
     try:
+        await config.backend.probe()
+        config = dataclasses.replace(
+            config, floors=await floors_with_progress(config.task_set, config.backend, console)
+        )
         summary = await evaluate(config, progress=RichProgress(console), stop=stop)
     finally:
         await config.agent.aclose()
@@ -98,6 +107,19 @@ async def _run(config: EvalConfig) -> int:
         soft_wrap=True,
     )
     return 130 if stop.is_set() else 1
+
+
+async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Console) -> dict[str, float]:
+    """The floors of ``task_set``; those not known yet are measured under a progress bar."""
+    from rich.progress import Progress
+
+    from clawgym.evaluation.floors import measure_floors
+
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("what doing nothing pays", total=None)
+        return await measure_floors(
+            task_set, backend, lambda done, total: progress.update(bar, completed=done, total=total)
+        )
 
 
 def _stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:

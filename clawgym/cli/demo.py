@@ -1,0 +1,57 @@
+"""``clawgym demo``: three agents on our own pack, ranked; the two-minute tour."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["demo"]
+
+AGENTS = ("oracle", "sloppy", "noop")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs/demo"),
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, docker.")] = "auto",
+) -> None:
+    """Grade three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
+    that does nothing. Ends with the ranking and the paths of the reports."""
+    from rich.console import Console
+
+    from clawgym.leaderboards import load_entry, rank, to_view
+
+    runs = [out / agent for agent in AGENTS]
+    asyncio.run(_run(list(zip(AGENTS, runs, strict=True)), backend))
+    console = Console()
+    console.print(to_view(rank([load_entry(run) for run in runs], "strict")))
+    for run in runs:
+        console.print(f"report: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+async def _run(plan: list[tuple[str, Path]], backend: str) -> None:
+    from rich.console import Console
+
+    from clawgym.agents import make_agent
+    from clawgym.cli.eval import floors_with_progress
+    from clawgym.evaluation.progress import RichProgress
+    from clawgym.evaluation.runner import EvalConfig, evaluate
+    from clawgym.sandbox import backend as make_backend
+    from clawgym.tasks import sets
+
+    console = Console(stderr=True)
+    task_set = sets.load("terminal-basic")
+    boxes = make_backend(backend)
+    try:
+        await boxes.probe()
+        floors = await floors_with_progress(task_set, boxes, console)
+        for name, run in plan:
+            agent = make_agent(name)
+            config = EvalConfig(task_set, agent, boxes, run, floors=floors)
+            console.print(f"{name} on {task_set.name} ({len(task_set)} tasks)", highlight=False)
+            await evaluate(config, progress=RichProgress(console))
+            await agent.aclose()
+    finally:
+        await boxes.aclose()

@@ -1,0 +1,155 @@
+"""``clawgym doctor``: what works here and, for each thing that does not, the command that mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from clawgym.errors import ClawGymError
+
+__all__ = ["Finding", "doctor", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    """The command that mends it; empty where nothing is wrong."""
+    needed: bool = False
+    """Whether ClawGym is of no use without it."""
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    ok = sys.version_info >= (3, 11)
+    return Finding("Python", ok, version, "" if ok else "install Python 3.11 or newer", needed=True)
+
+
+def _package(module: str, extra: str, purpose: str) -> Finding:
+    found = importlib.util.find_spec(module) is not None
+    return Finding(purpose, found, f"package {module}", "" if found else f"pip install 'clawgym[{extra}]'")
+
+
+def _backend(name: str) -> list[Finding]:
+    """A real box is started, and asked."""
+    from clawgym.sandbox import backend
+
+    what = f"sandbox: {name}"
+    try:
+
+        async def probe() -> Finding:
+            made = backend(name)
+            try:
+                isolation = await made.probe()
+            finally:
+                await made.aclose()
+            missing = [feature for feature, holds in isolation.features.items() if not holds]
+            detail = f"tier {isolation.tier}; " + (
+                "everything isolated" if not missing else "not: " + ", ".join(missing)
+            )
+            return Finding(what, True, detail + "".join(f"; {note}" for note in isolation.notes))
+
+        return [asyncio.run(probe())]
+    except ClawGymError as error:
+        text, _, mend = str(error).rpartition(": ")
+        return [Finding(what, False, text or str(error), mend or str(error))]
+
+
+def _namespaces() -> list[Finding]:
+    if sys.platform != "linux":
+        return [
+            Finding("user namespaces", False, f"{sys.platform} has none", "use the Docker backend: --backend docker")
+        ]
+    found: list[Finding] = []
+    for path, wanted, mend in (
+        ("/proc/sys/kernel/unprivileged_userns_clone", "1", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "0",
+         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+    ):  # fmt: skip
+        try:
+            with open(path) as file:
+                value = file.read().strip()
+        except OSError:
+            continue
+        if value != wanted and os.geteuid() != 0:
+            found.append(Finding("user namespaces", False, f"{path} is {value}", mend))
+    return found or [Finding("user namespaces", True, "allowed")]
+
+
+def _checker_libraries() -> Finding:
+    """A few public checkers use these if they can be imported, and score differently if not."""
+    script = "import importlib.util as u; print(','.join(m for m in ('yaml', 'cryptography') if not u.find_spec(m)))"
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None:
+        return Finding("python3 in boxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
+    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True)
+    missing = [name for name in done.stdout.strip().split(",") if name]
+    mend = f"apt-get install {' '.join(f'python3-{name}' for name in missing)}" if missing else ""
+    detail = (
+        f"missing in boxes: {', '.join(missing)} (22 of the 2,200 public checkers try them)" if missing else "present"
+    )
+    return Finding("libraries of checkers", not missing, detail, mend)
+
+
+def _task_sets() -> Finding:
+    root = os.environ.get("CLAWGYM_DATA")
+    if root and os.path.isdir(root):
+        return Finding("public task sets", True, f"CLAWGYM_DATA={root}")
+    return Finding(
+        "public task sets",
+        False,
+        "CLAWGYM_DATA is not set (the Hub is asked instead)" if not root else f"CLAWGYM_DATA={root} is not a folder",
+        "git clone https://github.com/ClawGym/ClawGym-Agents && export CLAWGYM_DATA=$PWD/ClawGym-Agents/RL/data",
+    )
+
+
+def examine() -> list[Finding]:
+    """Everything the doctor looks at, in order."""
+    linux = sys.platform == "linux"
+    checks: list[Callable[[], list[Finding]]] = [
+        lambda: [_python()],
+        _namespaces,
+        lambda: _backend("namespace"),
+        lambda: [_package("docker", "docker", "Docker SDK")],
+        lambda: _backend("docker") if importlib.util.find_spec("docker") else [],
+        lambda: [_checker_libraries()] if linux else [],
+        lambda: [_package("openai", "openai", "model endpoints")],
+        lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],
+        lambda: [_task_sets()],
+    ]
+    findings = [finding for check in checks for finding in check()]
+    boxes = [f for f in findings if f.what.startswith("sandbox:")]
+    if not any(f.ok for f in boxes):
+        mend = "mend one of the sandboxes above"
+        findings.append(Finding("somewhere to run tasks", False, "no sandbox backend works", mend, needed=True))
+    return findings
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what works here and how to mend what does not. Exit status 1 if nothing can run."""
+    findings = examine()
+    if as_json:
+        rows = [{k: getattr(f, k) for k in Finding.__slots__} for f in findings]
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        width = max(len(f.what) for f in findings)
+        for f in findings:
+            typer.echo(f"{'ok ' if f.ok else 'NO '} {f.what:<{width}}  {f.detail}")
+            if f.mend:
+                typer.echo(f"    {'':<{width}}  mend: {f.mend}")
+    raise typer.Exit(1 if any(f.needed and not f.ok for f in findings) else 0)
