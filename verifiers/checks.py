@@ -117,13 +117,16 @@ def read_bytes(path: str | Path, cap: int = SIZE_CAP) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Failed(f"{path}: {error.strerror}") from error
-    with open(handle, "rb") as file:
+    try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode):
             raise Failed(f"{path}: not a regular file")
         if info.st_size > cap:
             raise Failed(f"{path}: {info.st_size} bytes, more than {cap}")
-        return file.read(cap)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(cap)
+    finally:
+        os.close(handle)
 
 
 def read_text(path: str | Path, cap: int = SIZE_CAP) -> str:
@@ -289,7 +292,10 @@ def _below(root: int) -> set[int]:
 
 @contextlib.contextmanager
 def scratch(source: str | Path | None = None, cap: int = 16 << 20) -> Iterator[Path]:
-    """A temporary folder, with a copy of the regular files below ``source`` (no links, no dot names)."""
+    """A temporary folder, with a copy of the regular files below ``source``.
+
+    Without links, names that start with a dot, and the folder ``reward``, where some graders mount the checker.
+    """
     folder = Path(tempfile.mkdtemp(prefix="check-"))
     try:
         if source is not None:
@@ -301,7 +307,8 @@ def scratch(source: str | Path | None = None, cap: int = 16 << 20) -> Iterator[P
 
 def _copy(source: Path, target: Path, cap: int) -> None:
     for root, folders, names in os.walk(source):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        hidden = {"reward"} if Path(root) == source else set()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in hidden)
         place = target / os.path.relpath(root, source)
         place.mkdir(exist_ok=True)
         for name in sorted(names):

@@ -16,6 +16,7 @@ from textwrap import dedent
 from typing import Any, Literal
 
 import clawgym.verifiers.checks
+from clawgym.verifiers.grading import STOCK_REWARD_SH
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
@@ -46,22 +47,11 @@ shadow silver spruce squid summit sunset
 WORDS = tuple(_WORDS.split())
 """Plain words; none is part of another, so that a substring search finds whole words only."""
 
-REWARD_SH = (
-    "#!/usr/bin/env bash\nset -euo pipefail\n\n"
-    "python3 /root/.openclaw/workspace/reward/check.py /root/.openclaw/workspace | python3 -c 'import json, sys; "
-    "raw = sys.stdin.read().strip(); data = json.loads(raw); print(sum(float(v) for v in data.values()) / len(data) "
-    "if isinstance(data, dict) and data else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
-)
-"""The text that every published ClawGym task has, byte for byte: the mean of the checks is the score."""
-
 CHECK_PY = '''\
 """Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
 
 import json
-import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent))
 import clawgym_checks as cg
 
 DATA = json.loads(r"""
@@ -178,7 +168,7 @@ def build(made_by: Generator, seed: int) -> Task:
         verifier=VerifierSpec(
             protocol="reward_sh",
             files=(
-                TaskFile("reward.sh", REWARD_SH.encode(), executable=True),
+                TaskFile("reward.sh", STOCK_REWARD_SH.encode(), executable=True),
                 TaskFile("check.py", check.encode()),
                 TaskFile("clawgym_checks.py", helpers),
             ),
@@ -197,7 +187,7 @@ def build(made_by: Generator, seed: int) -> Task:
             "seed": seed,
         },
         solution=(_script("solve.sh", draft.solve),),
-        wrong_solutions=tuple(_script(f"wrong/{what}.sh", text) for what, text in draft.wrong.items()),
+        wrong_solutions=tuple(_script(f"{what}.sh", text) for what, text in draft.wrong.items()),
         origin=f"terminal-basic:{made_by.name}:{seed}",
     )
 

@@ -119,7 +119,7 @@ def csv_join(rng: random.Random) -> Draft:
             f"{people}.csv lists customers, {orders}.csv their orders. Write output/{report}.csv with the header "
             "`customer,name,orders,total`: one row for every customer (those without orders too), with the number "
             "of orders and the total of their amounts with two decimals. Refunds count as orders with a negative "
-            f"amount; orders with the status {void} do not count at all. Sort by total, highest first; equal totals "
+            f"amount; orders with the status `{void}` do not count at all. Sort by total, highest first; equal totals "
             "by customer number, lowest first. Quote names as CSV needs it.\n"
             "Write output/unmatched.txt with the numbers of the orders whose customer is not listed, one per line, "
             "lowest first."
@@ -210,7 +210,7 @@ def json_tree(rng: random.Random) -> Draft:
             f"`{root}/{tree['units'][0]['name']}`, an object with `people`, the number of different people (by id) "
             "in the unit or anywhere below it, and `pay`, the sum of their pay, each of them once.\n"
             f"Write output/small.txt: the paths of the units with fewer than {few} people so counted, one per line, "
-            "sorted."
+            "sorted in byte order."
         ),
         inputs={f"{source}.json": json.dumps(tree, indent=2) + "\n"},
         data={

@@ -248,7 +248,7 @@ case "${{1:-}}" in
     if running; then echo "already running $pid"; exit 0; fi
     setsid bash ./worker.sh < /dev/null > run/worker.log 2>&1 &
     pid=$!
-    sleep 0.3
+    sleep 0.5
     if ! kill -0 "$pid" 2> /dev/null; then rm -f "$pidfile"; echo failed; exit {failed}; fi
     echo "$pid" > "$pidfile"
     echo "started $pid" ;;
@@ -401,7 +401,7 @@ def service_script(rng: random.Random) -> Draft:
             f"Write {name}.sh, a service script for worker.sh, which lies beside it and runs until it is told to "
             f"end. It is called as `bash {name}.sh start|stop|status` and prints exactly one line on stdout:\n"
             f"- start: starts `bash ./worker.sh` in the background, writes its pid to run/{pid}.pid, prints `started "
-            "PID` and returns within 2 seconds while the worker goes on. If the worker has ended 0.3 seconds after "
+            "PID` and returns within 2 seconds while the worker goes on. If the worker has ended 0.5 seconds after "
             f"its start, print `failed`, leave no pid file and exit with status {failed}. If it is running already, "
             "start nothing and print `already running PID`.\n"
             f"- status: `running PID`, or `stopped` with exit status {down}.\n"

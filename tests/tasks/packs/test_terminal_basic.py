@@ -26,9 +26,16 @@ from clawgym.records import Task, TaskFile
 SLOW = {"service-script", "exit-codes"}
 """Generators whose scripts wait for processes: fewer seeds."""
 
-CASES = [(name, seed) for name in pack.GENERATORS for seed in ((1,) if name in SLOW else (0, 1, 5))]
+CASES = [(name, seed) for name in pack.GENERATORS for seed in ((1,) if name in SLOW else (0, 1))]
+MORE = [(name, seed) for name in pack.GENERATORS if name not in SLOW for seed in (5, 8)]
 each_case = pytest.mark.parametrize(("name", "seed"), CASES)
 each_generator = pytest.mark.parametrize("name", pack.GENERATORS)
+
+RUN_CHECK = (
+    "import sys, runpy; path = sys.argv[1]; sys.argv = sys.argv[1:]; "
+    "sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
+)
+"""As the grader runs a checker: isolated, with the checker's own folder to import from."""
 
 ENDINGS = (
     "json|jsonl|csv|tsv|txt|md|html|htm|yaml|yml|py|sh|js|ts|xml|ini|toml|log|svg|sql|ics|cfg|conf|css|env|patch|diff|"
@@ -57,7 +64,7 @@ class Host:
     def scores(self) -> dict[str, float]:
         """The checks, from an isolated interpreter in another folder."""
         before = self.snapshot()
-        command = [sys.executable, "-I", "-S", str(self.verifier / "check.py"), str(self.workspace)]
+        command = [sys.executable, "-I", "-S", "-c", RUN_CHECK, str(self.verifier / "check.py"), str(self.workspace)]
         done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=110)
         assert done.returncode == 0, done.stderr
         assert self.snapshot() == before, "the checker changed the workspace"
@@ -86,7 +93,7 @@ class Host:
         return [str(p.relative_to(other.workspace)) for p in files if before.get(p) != p.read_bytes()]
 
 
-@each_case
+@pytest.mark.parametrize(("name", "seed"), CASES + MORE)
 def test_solution_passes(name: str, seed: int, tmp_path: Path) -> None:
     host = Host(pack.make(name, seed), tmp_path)
     assert host.mean() <= 0.2, "doing nothing must be worth next to nothing"
@@ -104,7 +111,7 @@ def test_wrong_solutions_fail(name: str, seed: int, tmp_path: Path) -> None:
     task = pack.make(name, seed)
     assert len({file.path for file in task.wrong_solutions}) == 3
     for file in task.wrong_solutions:
-        assert re.fullmatch(r"wrong/[a-z0-9-]+\.sh", file.path)
+        assert re.fullmatch(r"[a-z0-9-]+\.sh", file.path)
         host = Host(task, tmp_path / Path(file.path).stem)
         host.run(file)
         assert min(host.scores().values()) < 1.0, f"{file.path} passes"
@@ -184,7 +191,7 @@ def test_instances_are_pinned(name: str) -> None:
     task = pack.make(name, 7)
     assert task.content_hash == pack.make(name, 7).content_hash
     golden = json.loads((Path(__file__).parent / "terminal_basic_hashes.json").read_text())
-    assert task.content_hash == golden[name]
+    assert task.content_hash == golden.get(name)
 
 
 @each_generator
@@ -233,10 +240,11 @@ def test_form(name: str) -> None:
 
 
 def test_reward_script_is_the_published_one(tmp_path: Path) -> None:
-    assert hashlib.md5(_build.REWARD_SH.encode()).hexdigest() == "7834ff385e85b19803e12645932f7a33"
     host = Host(pack.make("csv-join", 1), tmp_path)
+    text = host.task.verifier.files[0].read()
+    assert hashlib.md5(text).hexdigest() == "7834ff385e85b19803e12645932f7a33"
     host.run(host.task.wrong_solutions[0])
-    reward = _build.REWARD_SH.replace("/root/.openclaw/workspace/reward", str(host.verifier))
+    reward = text.decode().replace("/root/.openclaw/workspace/reward", str(host.verifier))
     reward = reward.replace("/root/.openclaw/workspace", str(host.workspace))
     done = subprocess.run(["bash", "-c", reward], capture_output=True, text=True, check=True)
     assert float(done.stdout.split()[-1]) == pytest.approx(host.mean())
