@@ -123,7 +123,7 @@ def main():
                 sys.exit(3)
         take(paths)
     finally:
-        if what == "stop":
+        if what == "stop" and others():
             os.kill(-1, signal.SIGCONT)
     return None
 

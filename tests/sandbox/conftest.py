@@ -40,7 +40,7 @@ class Traits:
 
 
 BACKENDS = [
-    pytest.param(Traits("namespace", joins_network=os.geteuid() == 0), id="namespace"),
+    pytest.param(Traits("namespace", private_usr=os.geteuid() == 0, joins_network=os.geteuid() == 0), id="namespace"),
     pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
 ]
 
