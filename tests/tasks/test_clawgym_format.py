@@ -278,6 +278,18 @@ def test_our_additions_survive_writing_and_reading(make_task, tmp_path):
     assert [f.path for f in (*again.solution, *again.wrong_solutions)] == ["solve.sh", "a.sh"]
 
 
+def test_an_empty_list_of_mutable_inputs_beats_the_rule(make_task, tmp_path):
+    query = "Update input/a.csv in place."
+    by_rule = read_task(make_task("ruled", user_query=query))
+    assert by_rule.verifier.mutable_inputs == ("input/a.csv",)
+    given = read_task(make_task("given", user_query=query, clawgym={"mutable_inputs": []}))
+    assert given.verifier.mutable_inputs == ()
+    assert given.content_hash != by_rule.content_hash
+    for number, task in enumerate((by_rule, given)):
+        write_task(task, tmp_path / str(number))
+        assert read_task(tmp_path / str(number)).content_hash == task.content_hash
+
+
 def test_writing_refuses_an_existing_folder(make_task):
     folder = make_task()
     with pytest.raises(TaskError, match="cannot be made"):

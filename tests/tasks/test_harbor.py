@@ -146,6 +146,12 @@ def test_what_can_run_here_is_not_refused(folder, name, text):
     assert harbor.read_task(folder).unsupported is None
 
 
+def test_deprecated_sizes_are_mebibytes(folder):
+    (folder / "task.toml").write_text("[environment]\nmemory = '2G'\nstorage = '1.5M'\n")
+    limits = harbor.read_task(folder).limits
+    assert (limits.memory_mb, limits.disk_mb) == (2048, 1)
+
+
 def test_copy_follows_docker(folder):
     (folder / "environment/Dockerfile").write_text(
         "FROM ubuntu\nWORKDIR /app\nCOPY data new\nCOPY data/a.txt renamed.txt\nCOPY data/a.txt sub/\nCOPY *.sh bin/\n"
@@ -276,8 +282,16 @@ def test_what_harbor_would_misread_is_not_written(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="runs bash")
-@pytest.mark.parametrize(("work", "reward"), [("", "0.0"), ('{"north": 42, "south": 5, "west": 5}', "1.0")])
-def test_the_exported_test_sh_writes_the_reward(tmp_path, work, reward):
+@pytest.mark.parametrize(
+    ("work", "more", "reward"),
+    [
+        ("", "", "0.0"),
+        ('{"north": 42, "south": 5, "west": 5}', "", "1.0"),
+        ('{"north": 42, "south": 5, "west": 5}', "\necho nan", "0.0"),
+        ('{"north": 42, "south": 5, "west": 5}', "\nexit 3", "0.0"),
+    ],
+)
+def test_the_exported_test_sh_writes_the_reward(tmp_path, work, more, reward):
     """The script as written, with its three absolute folders moved below a scratch folder."""
     workspace = tmp_path / "ws"
     harbor.write_task(dataclasses.replace(starter("x"), workspace=str(workspace)), tmp_path / "x")
@@ -287,7 +301,7 @@ def test_the_exported_test_sh_writes_the_reward(tmp_path, work, reward):
         (workspace / "output/totals.json").write_text(work)
     tests = tmp_path / "x/tests"
     reward_sh = (tests / "reward.sh").read_text()
-    (tests / "reward.sh").write_text(reward_sh.replace("/root/.openclaw/workspace", str(workspace)))
+    (tests / "reward.sh").write_text(reward_sh.replace("/root/.openclaw/workspace", str(workspace)) + more)
     script = (tests / "test.sh").read_text()
     script = script.replace("/logs/", f"{tmp_path}/logs/").replace("/tests/.", f"{tests}/.")
     subprocess.run(["bash", "-c", script], check=True, timeout=60)

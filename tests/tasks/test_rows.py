@@ -66,6 +66,11 @@ def test_another_hook_is_kept_and_found_again():
     assert task.content_hash != read_row(ROW).content_hash
 
 
+def test_a_script_whose_hook_would_be_rewritten_is_not_a_hook():
+    assert hook_of(stock_reward_sh("python3 reward/test.py .")) is None
+    assert hook_of(stock_reward_sh("")) is None
+
+
 def test_a_hook_with_check_py_in_another_name_is_left_alone():
     assert normal_hook("python3 my_reward/test.py .") == "python3 my_reward/test.py ."
     assert normal_hook("python3 reward/test.pyc .") == "python3 reward/test.pyc ."
@@ -156,6 +161,7 @@ def test_a_file_of_rows_keeps_the_good_ones(tmp_path):
         b"{not json",
         b'"scalar"',
         json.dumps(row(origin_template="")).encode() + b"\r",
+        json.dumps(row(origin_template=None)).encode(),
         json.dumps(row(origin_template="id: first")).encode(),
         b"\xff",
         json.dumps(row(origin_template="id: 'quoted'")).encode(),
@@ -163,9 +169,9 @@ def test_a_file_of_rows_keeps_the_good_ones(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
     tasks = read(path)
-    assert [task.id for task in tasks.tasks] == ["first", "task_00001", "quoted"]
-    assert sorted(tasks.problems) == [f"rows.jsonl:{n}" for n in (3, 4, 6, 7)]
-    assert "taken" in tasks.problems["rows.jsonl:6"]
+    assert [task.id for task in tasks.tasks] == ["first", "task_00001", "task_00002", "quoted"]
+    assert sorted(tasks.problems) == [f"rows.jsonl:{n}" for n in (3, 4, 7, 8)]
+    assert "taken" in tasks.problems["rows.jsonl:7"]
 
 
 def test_limit_stops_early(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import types
 from pathlib import Path
 
@@ -219,4 +218,10 @@ def test_terminal_basic_is_a_pack():
 
 def test_the_cache_is_per_set():
     assert _hub.cache_folder("A") != _hub.cache_folder("B")
-    assert json.dumps(_hub.cached("A", None)) == "null"
+    assert _hub.cached("A", None) is None
+
+
+def test_an_unfinished_download_is_not_in_the_cache():
+    (_hub.cache_folder("A") / ".scratch").mkdir(parents=True)
+    (_hub.cache_folder("A") / ".scratch/x.jsonl").write_text("{")
+    assert _hub.cached("A", None) is None
