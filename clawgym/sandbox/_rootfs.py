@@ -98,6 +98,7 @@ _FILES = {
     "etc/apt/apt.conf.d/00box": 'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\n',
     "etc/apt/sources.list": "",
     "var/lib/dpkg/available": "",
+    "var/lib/dpkg/info/format": "1\n",
     "var/lib/dpkg/diversions": "",
     "var/lib/dpkg/statoverride": "",
     "var/lib/dpkg/triggers/File": "",
@@ -127,10 +128,10 @@ class Root:
     """Hex digest of what the root was made from."""
 
 
-def _packages() -> str:
-    """A dpkg database that says what ``/usr`` holds, without dependencies; '' where there is no dpkg."""
+def _packages() -> dict[str, str]:
+    """A dpkg database that says what ``/usr`` holds, without dependencies; nearly empty where there is no dpkg."""
     if not shutil.which("dpkg-query") or not Path("/var/lib/dpkg/status").exists():
-        return ""
+        return {"var/lib/dpkg/status": ""}
     fields = "Package: ${Package}\\nStatus: install ok installed\\nPriority: ${Priority}\\nSection: ${Section}\\n"
     fields += "Maintainer: host\\nArchitecture: ${Architecture}\\nMulti-Arch: ${Multi-Arch}\\nVersion: ${Version}\\n"
     fields += "Provides: ${Provides}\\nDescription: part of the box's /usr\\n\\n"
@@ -138,11 +139,16 @@ def _packages() -> str:
         ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t" + fields], capture_output=True, text=True, check=True
     )
     blocks: list[str] = []
+    lists: dict[str, str] = {}
     for block in done.stdout.split("\n\n"):
         state, _, rest = block.partition("\t")
         if state.strip().endswith("ii") or state.startswith("ii"):
-            blocks.append("\n".join(x for x in rest.splitlines() if not x.endswith(": ")))
-    return "\n\n".join(blocks) + "\n"
+            known = dict(x.split(": ", 1) for x in rest.splitlines() if not x.endswith(": "))
+            blocks.append("\n".join(f"{key}: {value}" for key, value in known.items()))
+            # dpkg names the list of a co-installable package after its architecture as well
+            own = f":{known['Architecture']}" if known.get("Multi-Arch") == "same" else ""
+            lists[f"var/lib/dpkg/info/{known['Package']}{own}.list"] = "/.\n"
+    return {"var/lib/dpkg/status": "\n\n".join(blocks) + "\n", **lists}
 
 
 def _alternatives() -> dict[str, str]:
@@ -173,11 +179,11 @@ def _foreign_folders(owner: int) -> list[str]:
     return sorted(found)
 
 
-def _build(target: Path, status: str, links: dict[str, str]) -> None:
+def _build(target: Path, packages: dict[str, str], links: dict[str, str]) -> None:
     base, skeleton = target / "base", target / "usr"
     for name in _FOLDERS:
         (base / name).mkdir(parents=True, exist_ok=True)
-    for name, text in {**_FILES, "var/lib/dpkg/status": status}.items():
+    for name, text in {**_FILES, **packages}.items():
         (base / name).write_text(text)
     for name, to in {**_LINKS, **links}.items():
         (base / name).symlink_to(to)
