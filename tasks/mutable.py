@@ -55,10 +55,11 @@ def inputs_to_change(instruction: str, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _asks(sentence: str, path: str) -> bool:
-    if path not in sentence:
-        return False
-    for found in re.finditer(rf"(?<![\w/-]){re.escape(path)}(?![\w/-])", sentence):
-        before, after = sentence[max(0, found.start() - 160) : found.start()], sentence[found.end() :]
+    start = -1
+    while (start := sentence.find(path, start + 1)) >= 0:
+        before, after = sentence[max(0, start - 160) : start], sentence[start + len(path) :]
+        if re.search(r"[\w/-]$", before) or re.match(r"[\w/-]", after):
+            continue
         if _NEGATED.search(before):
             continue
         if _CALLED_BEFORE.search(before) or _CALLED_AFTER.match(after):

@@ -32,6 +32,7 @@ SUBPROCESS = [
     "import os\nos.posix_spawn('x', ['x'], {})",
     "import asyncio\nasyncio.create_subprocess_exec('x')",
     "import pty\npty.spawn('x')",
+    "import subprocess\ndef go(run=subprocess.run): run(['x'])",
     "import subprocess\nrunner = subprocess.run\nrunner(['x'])",
     "import clawgym_checks as cg\ncg.run_program(['bash', 'x.sh'])",
 ]
