@@ -1,0 +1,79 @@
+"""``import clawgym``: light, and the same on every platform."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import clawgym
+
+ROOT = Path(__file__).parent.parent
+HEAVY = [
+    "torch",
+    "docker",
+    "transformers",
+    "aiohttp",
+    "fastapi",
+    "openai",
+    "huggingface_hub",
+    "pydantic",
+    "rich",
+    "typer",
+]
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_heavy_is_imported() -> None:
+    loaded = run("import sys, clawgym; print(*sorted(m.partition('.')[0] for m in sys.modules))").split()
+    assert not set(loaded) & set(HEAVY)
+
+
+def test_the_environment_is_registered() -> None:
+    assert run("import clawgym, gymnasium as g; print('ClawGym/terminal-v0' in g.registry)").strip() == "True"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_it_imports_and_the_first_use_names_docker(platform: str) -> None:
+    """Without Linux's own modules; a stand-in for the other platforms' interpreters."""
+    code = f"""
+import asyncio, gymnasium, multiprocessing, subprocess, sys
+for name in ("fcntl", "resource", "termios") if {platform!r} == "win32" else ():
+    sys.modules[name] = None
+sys.platform = {platform!r}
+import clawgym
+from clawgym.errors import SandboxUnavailable
+try:
+    clawgym.backend("namespace")
+except SandboxUnavailable as error:
+    print(error)
+"""
+    assert "docker" in run(code).lower()
+
+
+def test_public_names_exist_and_are_few() -> None:
+    assert len(clawgym.__all__) <= 30
+    for name in clawgym.__all__:
+        assert getattr(clawgym, name) is not None
+
+
+def test_versions_agree() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == clawgym.__version__
+
+
+def test_every_package_is_shipped() -> None:
+    """A package that pyproject.toml forgets is missing from the wheel only."""
+    shipped = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = set()
+    for top, name in (("clawgym", "clawgym"), *((t, f"clawgym.{t}") for t in ("tasks", "verifiers", "leaderboards"))):
+        for init in (ROOT / top).rglob("__init__.py"):
+            found.add(".".join([name, *init.parent.relative_to(ROOT / top).parts]))
+    assert shipped == found
