@@ -41,6 +41,10 @@ def backend(name: str = "auto") -> Backend:
     if name == "auto":
         name = "namespace" if sys.platform == "linux" else "docker"
     if name == "namespace":
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f"the namespace backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
+            )
         from clawgym.sandbox.namespace import NamespaceBackend
 
         return NamespaceBackend()

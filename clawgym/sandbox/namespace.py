@@ -17,7 +17,6 @@ import platform
 import secrets
 import shutil
 import socket
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -148,10 +147,6 @@ class NamespaceBackend:
     name = "namespace"
 
     def __init__(self) -> None:
-        if sys.platform != "linux":
-            raise SandboxUnavailable(
-                f"the namespace backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
-            )
         self.supervised = Supervised()
         self.boxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
