@@ -32,31 +32,6 @@ _DEFAULT_TOO = ("/mnt", "/opt", "/srv")
 LEASE_LABEL = "clawgym.lease"
 
 
-def _seccomp_profile() -> str:
-    """Docker's form of the same deny list as the other backends have.
-
-    Docker has no way to add to its built-in profile, only to replace it. Default allow loses little here: what
-    that profile forbids beyond this list needs a capability, and a box has none; what this list forbids beyond
-    that profile (io_uring, vsock, new user namespaces, TIOCSTI) is the reason to have one.
-    """
-    deny, missing = {"action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"action": "SCMP_ACT_ERRNO", "errnoRet": 38}
-    family = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": 97}
-
-    def masked(index: int, mask: int, value: int) -> dict[str, Any]:
-        return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
-
-    rules: list[dict[str, Any]] = [{"names": sorted(_seccomp.DENIED), **deny}, {"names": ["clone3"], **missing}]
-    rules.append({"names": ["clone"], **deny, "args": [masked(0, _seccomp.CLONE_NEWUSER, _seccomp.CLONE_NEWUSER)]})
-    rules += [{"names": ["ioctl"], **deny, "args": [masked(1, 0xFFFFFFFF, c)]} for c in _seccomp.TERMINAL_INPUT]
-    top = max(_seccomp.FAMILIES)
-    for number in range(top):
-        if number not in _seccomp.FAMILIES:
-            rules.append({**family, "args": [masked(0, 0xFFFFFFFF, number)]})
-    rules.append({**family, "args": [{"index": 0, "value": top, "op": "SCMP_CMP_GT"}]})
-    # Only the machine's own call table: the 32-bit one of the same processor is not filtered by these numbers.
-    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
-
-
 @dataclass(frozen=True)
 class Image:
     """A local image, and what a box over it needs to know."""
@@ -106,12 +81,12 @@ class Engine:
                 mend = "join its group (sudo usermod -aG docker $USER) and log in again"
             else:
                 mend = "start it (sudo systemctl start docker, or sudo dockerd), or set DOCKER_HOST"
-            raise SandboxUnavailable(f"no Docker engine answers at {self.address} ({error}): {mend}") from error
+            raise SandboxUnavailable(f"no Docker engine answers at {self.address} ({error}): {mend}") from None
         self._default_image = default_image
         self._images: dict[str, Image] = {}
         options = " ".join(self.info.get("SecurityOptions") or ())
         self.remapped = "name=userns" in options or "name=rootless" in options
-        self._seccomp = _seccomp_profile()
+        self._seccomp = _seccomp.docker_profile()
 
     @property
     def socket_path(self) -> str | None:
@@ -326,7 +301,8 @@ class Engine:
     ) -> tuple[int, bytes, str]:
         """``docker exec``, for the few things that the box's own process 1 is not to be asked for.
 
-        Returns the exit code, stdout, and the end of what stderr began with. Raises :class:`SandboxError` over ``max_bytes`` or ``seconds``.
+        Returns the exit code, stdout, and what stderr began with. Raises :class:`SandboxError` over ``max_bytes`` or
+        ``seconds``.
         """
         try:
             ticket = self.api.exec_create(container, argv, stdin=bool(stdin), user=user)["Id"]

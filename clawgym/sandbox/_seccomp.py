@@ -10,16 +10,18 @@ Format: struct sock_filter of linux/filter.h; return values of linux/seccomp.h.
 
 from __future__ import annotations
 
+import json
 import platform
 import struct
+from typing import Any
 
-__all__ = ["CLONE_NEWUSER", "DENIED", "FAMILIES", "TERMINAL_INPUT", "program"]
+__all__ = ["DENIED", "docker_profile", "program"]
 
 _LD_W_ABS, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
-CLONE_NEWUSER = 0x10000000
+_CLONE_NEWUSER = 0x10000000
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -81,9 +83,9 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
 }
 _SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198)}
-TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 # AF_UNIX, AF_INET, AF_INET6: the others (netlink, packet, alg, vsock, bluetooth, ...) have no business in a box.
-FAMILIES = (1, 2, 10)
+_FAMILIES = (1, 2, 10)
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -114,20 +116,45 @@ def program(machine: str | None = None) -> bytes:
     emit(_RET, _ERRNO | _ENOSYS)
     emit(_JEQ, _SPECIAL["clone"][column], 0, 4)
     emit(_LD_W_ABS, _ARG0)
-    emit(_JSET, CLONE_NEWUSER, 0, 1)
+    emit(_JSET, _CLONE_NEWUSER, 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
     emit(_JEQ, _SPECIAL["ioctl"][column], 0, 5)
     emit(_LD_W_ABS, _ARG1)
-    emit(_JEQ, TERMINAL_INPUT[0], 1, 0)
-    emit(_JEQ, TERMINAL_INPUT[1], 0, 1)
+    emit(_JEQ, _TERMINAL_INPUT[0], 1, 0)
+    emit(_JEQ, _TERMINAL_INPUT[1], 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
-    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(FAMILIES))
+    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(_FAMILIES))
     emit(_LD_W_ABS, _ARG0)
-    for index, family in enumerate(FAMILIES):
-        emit(_JEQ, family, len(FAMILIES) - index, 0)
+    for index, family in enumerate(_FAMILIES):
+        emit(_JEQ, family, len(_FAMILIES) - index, 0)
     emit(_RET, _ERRNO | _EAFNOSUPPORT)
     emit(_RET, _ALLOW)
     emit(_RET, _ALLOW)
     return b"".join(struct.pack("=HBBI", code, jt, jf, k) for code, jt, jf, k in out)
+
+
+def docker_profile() -> str:
+    """The same filter in the form that Docker takes.
+
+    Docker has no way to add to its built-in profile, only to replace it. Default allow loses little here: what
+    that profile forbids beyond this list needs a capability, and a box has none; what this list forbids beyond
+    that profile (io_uring, vsock, new user namespaces, TIOCSTI) is the reason to have one.
+    """
+    deny, missing = {"action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"action": "SCMP_ACT_ERRNO", "errnoRet": 38}
+    family = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": 97}
+
+    def masked(index: int, mask: int, value: int) -> dict[str, Any]:
+        return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+    rules: list[dict[str, Any]] = [{"names": sorted(DENIED), **deny}, {"names": ["clone3"], **missing}]
+    rules.append({"names": ["clone"], **deny, "args": [masked(0, _CLONE_NEWUSER, _CLONE_NEWUSER)]})
+    rules += [{"names": ["ioctl"], **deny, "args": [masked(1, 0xFFFFFFFF, c)]} for c in _TERMINAL_INPUT]
+    top = max(_FAMILIES)
+    for number in range(top):
+        if number not in _FAMILIES:
+            rules.append({**family, "args": [masked(0, 0xFFFFFFFF, number)]})
+    rules.append({**family, "args": [{"index": 0, "value": top, "op": "SCMP_CMP_GT"}]})
+    # Only the machine's own call table: the 32-bit one of the same processor is not filtered by these numbers.
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})

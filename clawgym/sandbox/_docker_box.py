@@ -1,0 +1,336 @@
+"""One container as a box: its stream, its files on the way out, its end.
+
+``stop()`` keeps the files. As root beside the engine the owner holds a descriptor of every tmpfs, which outlives
+the container. Elsewhere (a group member, a machine away) the trees are taken as one tar, by a process of ours
+inside, after every other one there has been killed; then the container goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import posixpath
+import secrets
+import shutil
+import socket
+import struct
+import tarfile
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clawgym.errors import InfraError, SandboxDied, SandboxError
+from clawgym.sandbox import _extract
+from clawgym.sandbox._engine import Frames, Image
+from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox.protocol import Archive, Isolation, SandboxSpec, Snapshot
+
+if TYPE_CHECKING:
+    from clawgym.sandbox.docker import DockerBackend
+
+__all__ = ["Attached", "DockerSandbox", "Started", "inside"]
+
+_MiB = 2**20
+_HELLO = struct.Struct(">IBI")
+_TAR_SLACK = 4 * _MiB
+"""What a tar may be over its contents (headers), on the way out of a box."""
+_T = TypeVar("_T")
+
+
+@cache
+def inside(*words: str) -> list[str]:
+    """The command line of ``_inside.py``."""
+    source = resources.files("clawgym.sandbox").joinpath("_inside.py").read_text()
+    return ["python3", "-I", "-S", "-B", "-c", source, *words]
+
+
+class Attached:
+    """The attached stream as a :class:`~clawgym.sandbox._link.Stream`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.frames = Frames()
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, size: int) -> bytes:
+        while received := await self._loop.sock_recv(self.socket, size):
+            if data := b"".join(self.frames.feed(received)):
+                return data
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self.socket, data)
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Started:
+    """A container that runs, before it is a box."""
+
+    def __init__(self, container: str, stream: Attached, pid: int, writable: list[str]) -> None:
+        self.container = container
+        self.stream = stream
+        self.pid = pid
+        self.writable = writable
+        self.held: dict[str, int] = {}
+
+    async def hello(self, nonce: str) -> None:
+        """Wait for process 1. Raises :class:`InfraError` with what it wrote to stderr."""
+        data = b""
+        try:
+            async with asyncio.timeout(60):
+                while len(data) < _HELLO.size or len(data) < _HELLO.size + _HELLO.unpack_from(data)[0]:
+                    more = await self.stream.read(4096)
+                    if not more or len(data) > 4096:
+                        why = self.stream.frames.errors.decode(errors="replace").strip()[-500:]
+                        raise InfraError(f"a box could not be started ({why or 'it ended at once'}): see `docker info`")
+                    data += more
+        except TimeoutError:
+            raise InfraError("a box did not start within 60 s: the host is overloaded; lower --concurrency") from None
+        if nonce.encode() not in data:
+            raise InfraError("a box answered with another one's name: run `clawgym doctor`")
+
+    def hold(self, nonce: str) -> None:
+        """Open every writable folder, if the container's pid is this machine's and we may."""
+        try:
+            if nonce.encode() not in Path(f"/proc/{self.pid}/cmdline").read_bytes():
+                return
+            for folder in self.writable:
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                self.held[folder] = os.open(f"/proc/{self.pid}/root{folder}", flags)
+        except OSError:
+            self.release()
+
+    def release(self) -> None:
+        for fd in self.held.values():
+            os.close(fd)
+        self.held.clear()
+
+
+class DockerSandbox(GuestLink):
+    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+
+    def __init__(
+        self, backend: DockerBackend, lease: str, spec: SandboxSpec, image: Image, user: int, started: Started
+    ) -> None:
+        super().__init__(started.stream, spec, self._autopsy)
+        self.id = lease
+        self.container = started.container
+        self._backend = backend
+        self._image = image
+        self._user = f"{user}:{user}"
+        self._stream_held = started.stream
+        self._writable = started.writable
+        self._held = started.held
+        """Writable folder -> descriptor; empty where the owner cannot reach them."""
+        self._born = time.time()
+        self._saved: Path | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._freed = False
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._backend.isolation
+
+    def tool(self, name: str) -> list[str]:
+        # The image is read-only: its tools are as they were, also without the second mount.
+        return [f"/usr/bin/{name}"] if self._image.default else [name]
+
+    async def _autopsy(self) -> str:
+        """Why the box died: the engine's events say it."""
+        return "oom" if await self._backend.call(self._backend.engine.oom, self.container, self._born) else "died"
+
+    # -- files out
+
+    def _place(self, path: str) -> tuple[int, str] | None:
+        """A descriptor (to be closed) of the writable folder that holds ``path``, and the rest of the path."""
+        if self._freed:
+            raise SandboxError("this box is closed: take files before close()")
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise SandboxError(f"{path!r} is not an absolute path without '..': correct it")
+        clean = posixpath.normpath("/" + path.lstrip("/"))
+        for folder in sorted(self._held, key=len, reverse=True):
+            if clean == folder or clean.startswith(folder + "/"):
+                return os.dup(self._held[folder]), clean[len(folder) + 1 :] or "."
+        return None
+
+    async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
+        place = self._place(path)
+        if place is not None:
+            return await _with_fd(place[0], _extract.take_file, place[1], max_bytes)
+        archive = await self._fetch(path, posixpath.dirname(path.rstrip("/")), max_bytes, 1)
+        with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+            for member in tar:
+                held = tar.extractfile(member) if member.isreg() else None
+                if held is not None and "/" not in member.name:
+                    return held.read()
+        raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+
+    async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
+        place = self._place(path)
+        if place is not None:
+            return await _with_fd(place[0], _extract.take_tree, place[1], max_bytes, max_files)
+        return await self._fetch(path, path, max_bytes, max_files)
+
+    async def _fetch(self, path: str, strip: str, max_bytes: int, max_files: int) -> Archive:
+        """The tree (or file) at ``path`` by way of a tar, names relative to ``strip``."""
+        clean, strip = posixpath.normpath(path), posixpath.normpath(strip).strip("/")
+        cap = max_bytes + _TAR_SLACK + 2048 * max_files
+        if self._saved is not None:
+            data = await asyncio.to_thread(_select, self._saved, clean.strip("/"), cap)
+        elif self._stopping is not None:
+            raise SandboxError(f"{path}: this box's files are gone with it: take files before it dies")
+        else:
+            data = await self._run_inside("take", [clean], cap)
+        wants_folder = strip == clean.strip("/")
+        return await asyncio.to_thread(_filtered, data, path, strip, wants_folder, max_bytes, max_files)
+
+    async def _run_inside(self, what: str, paths: list[str], max_bytes: int) -> bytes:
+        call = self._backend.engine.run_inside
+        seconds = self.spec.limits.teardown_seconds
+        code, data, why = await self._backend.call(
+            call, self.container, inside(what, *paths), self._user, b"", max_bytes, seconds
+        )
+        if code == 3:
+            raise SandboxError(f"{paths[0]}: not there, or behind a link: links are not followed")
+        if code:
+            raise SandboxDied(f"files could not be taken from the box ({why or code})", cause="unresponsive")
+        return data
+
+    # -- the end, and copies
+
+    async def stop(self) -> None:
+        if self._stopping is None:
+            self.closed = True  # whatever fails from now on is our doing, not the box's
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if not self._held and self.death is None:
+            target = self._backend.folder / f"stopped-{self.id}.tar"
+            try:
+                await self._save_inside("kill", target)
+                self._saved = target
+            except SandboxError:
+                pass  # it died meanwhile: its files are gone
+        await self.end()
+        await self._backend.call(self._backend.engine.remove, self.container)
+
+    async def _save_inside(self, what: str, target: Path) -> None:
+        limits = self.spec.limits
+        cap = (limits.disk_mb * len(self._writable)) * _MiB + _TAR_SLACK + 2048 * max(20_000, limits.disk_mb * 100)
+        data = await self._run_inside(what, self._writable, cap)
+        await asyncio.to_thread(target.write_bytes, data)
+
+    async def snapshot(self) -> Snapshot:
+        if self._freed:
+            raise SandboxError("this box is closed: take the snapshot before close()")
+        name = secrets.token_hex(8)
+        target = self._backend.folder / f"snapshot-{name}.tar"
+        if self._held:
+            running = self._stopping is None and self.death is None
+            api = self._backend.engine.api
+            if running:
+                await self._backend.call(api.pause, self.container)
+            try:
+                await self._backend.call(_save_held, self._held, target)
+            finally:
+                if running:
+                    await self._backend.call(api.unpause, self.container)
+        elif self._saved is not None:
+            await asyncio.to_thread(shutil.copyfile, self._saved, target)
+        elif self._stopping is None:
+            await self._save_inside("stop", target)
+        else:
+            raise SandboxError("this box's files are gone with it: take the snapshot before it dies")
+        return self._backend.seal(name, self.spec, target)
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        if self._freed:
+            return
+        self._freed = self.closed = True
+        with contextlib.suppress(InfraError):
+            if self._stopping is None:
+                await self.end()
+                await self._backend.call(self._backend.engine.remove, self.container)
+            else:
+                await self._stopping
+        self._stream_held.socket.close()
+        for fd in self._held.values():
+            os.close(fd)
+        if self._saved is not None:
+            self._saved.unlink(missing_ok=True)
+        self._backend.boxes.pop(self.id, None)
+
+
+async def _with_fd(fd: int, function: Callable[..., _T], *args: Any) -> _T:
+    """Call ``function(fd, ...)`` in a thread, and close ``fd`` afterwards, also if nobody waits any more."""
+
+    def work() -> _T:
+        try:
+            return function(fd, *args)
+        finally:
+            os.close(fd)
+
+    return await asyncio.to_thread(work)
+
+
+def _save_held(held: dict[str, int], target: Path) -> None:
+    """Write the trees behind descriptors to one tar, as they are: what is in it goes nowhere but into a box."""
+    from clawgym.sandbox._layers import copy_layer
+
+    staging = target.with_suffix(".new")
+    try:
+        with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+            for folder, fd in sorted(held.items()):
+                copy = staging / folder.strip("/").replace("/", "-")
+                copy.parent.mkdir(exist_ok=True)
+                copy_layer(fd, ".", copy)
+                tar.add(copy, arcname=folder.strip("/"))
+                shutil.rmtree(copy)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise InfraError(
+            f"the box's files could not be copied ({error}): free disk space in {target.parent}"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _select(saved: Path, name: str, max_bytes: int) -> bytes:
+    """The part of a saved tar at and below ``name``."""
+    buffer = io.BytesIO()
+    with (
+        tarfile.open(saved) as source,
+        tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
+    ):
+        for member in source:
+            if member.name == name or member.name.startswith(name + "/"):
+                if member.size > max_bytes:
+                    raise SandboxError(f"larger than {max_bytes} bytes: too much to take from the box")
+                out.addfile(member, source.extractfile(member) if member.isreg() else None)
+    return buffer.getvalue()
+
+
+def _filtered(data: bytes, path: str, strip: str, folder: bool, max_bytes: int, max_files: int) -> Archive:
+    """The promises of :mod:`_extract` for a tar made inside the box."""
+    if folder:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            top = tar.next()
+        if top is None or not top.isdir():
+            raise SandboxError(f"{path}: not a folder that can be taken from the box: links are not followed")
+    try:
+        return _extract.filter_tar(data, strip, max_bytes, max_files)
+    except SandboxError as error:
+        raise SandboxError(f"{path}: {error}") from error
