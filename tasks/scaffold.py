@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import clawgym
 from clawgym.tasks.formats._files import atomic_target, check_task_id
-from clawgym.tasks.formats._reward import stock_reward_sh
-
-from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile, VerifierSpec
+from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = ["new_task", "starter"]
 

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.records import TaskSet
 from clawgym.tasks import _hub
 from clawgym.tasks.formats import read
 from clawgym.tasks.packs import PACKS, SPLITS, pack
-
-from clawgym.errors import TaskError, TaskSetNotFound
-from clawgym.records import TaskSet
 
 __all__ = ["PUBLISHED", "Published", "available", "load", "names"]
 

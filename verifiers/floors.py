@@ -17,14 +17,14 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from clawgym.verifiers._workspace import compose
-from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
-from clawgym.verifiers.scores import plain_mean
 from platformdirs import user_cache_path
 
 from clawgym.errors import GradingError
 from clawgym.records import Task, TaskFile
 from clawgym.sandbox.protocol import Archive, Backend
+from clawgym.verifiers._workspace import compose
+from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
+from clawgym.verifiers.scores import plain_mean
 
 __all__ = ["CHEAP_POLICIES", "cheap_scores", "cheap_workspace", "known_floor", "measure_floor", "output_paths"]
 

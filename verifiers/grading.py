@@ -21,32 +21,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawgym.verifiers._workspace import changed_inputs, compose
-from clawgym.verifiers.scan import third_party_imports
-from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
-
 from clawgym.errors import GradingError, SandboxDied, SandboxError
 from clawgym.records import GradingMode, Task, TaskFile, VerifierResult
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
+from clawgym.verifiers._workspace import changed_inputs, compose
+from clawgym.verifiers.scan import third_party_imports
+from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
+from clawgym.verifiers.stock import stock_reward_sh
 
-__all__ = ["STOCK_REWARD_SH", "Subject", "empty_archive", "grade", "untouched"]
+__all__ = ["Subject", "empty_archive", "grade", "untouched"]
 
 VERIFIER_DIR = "/verifier"
 PAYLOAD_PATH = "/payload/openclaw_reward_payload.json"
 _LOGS = "/logs/verifier"
 _MAX_STDOUT = 4 * 2**20
 _LOG_BYTES = 16 * 1024
-
-STOCK_REWARD_SH = (
-    "#!/usr/bin/env bash\n"
-    "set -euo pipefail\n"
-    "\n"
-    "python3 /root/.openclaw/workspace/reward/check.py /root/.openclaw/workspace | python3 -c 'import json, sys; "
-    "raw = sys.stdin.read().strip(); data = json.loads(raw); print(sum(float(v) for v in data.values()) / len(data) "
-    "if isinstance(data, dict) and data else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
-)
-"""The aggregation that every public ClawGym task ships. Where a task has it, the checker is run by itself, isolated,
-and the mean is taken here: the same number, and the named checks with it."""
 
 # Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
 _RUN_CHECK = (
@@ -192,7 +181,8 @@ async def _reward_sh(task: Task, box: Sandbox) -> _Verdict:
     files = {f.path: f for f in task.verifier.files}
     env = {"OPENCLAW_REWARD_PAYLOAD": PAYLOAD_PATH}
     timeout = task.limits.verify_seconds
-    stock = "check.py" in files and files["reward.sh"].read().decode("utf-8", "replace") == STOCK_REWARD_SH
+    # The stock script's mean is taken here: the same number, and the named checks with it.
+    stock = "check.py" in files and files["reward.sh"].read() == stock_reward_sh()
     if not stock:
         argv = [*box.tool("bash"), f"{VERIFIER_DIR}/reward.sh"]
         done = await box.exec(argv, cwd="/", env=env, timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)

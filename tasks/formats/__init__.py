@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
+from clawgym.errors import TaskError
+from clawgym.records import Task, TaskSet
 from clawgym.tasks.formats import clawgym, harbor
 from clawgym.tasks.formats._files import atomic_target
 from clawgym.tasks.formats.rows import iter_rows, read_row, write_row
-
-from clawgym.errors import TaskError
-from clawgym.records import Task, TaskSet
 
 __all__ = ["FORMATS", "Format", "collect", "read", "read_row", "read_task", "write", "write_row"]
 

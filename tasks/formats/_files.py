@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clawgym.verifiers.scan import Execution, scan_checker
-
 from clawgym.errors import TaskError
 from clawgym.records import TaskFile
+from clawgym.verifiers.scan import Execution, scan_checker
 
 __all__ = [
     "atomic_target",

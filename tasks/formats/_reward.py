@@ -7,36 +7,18 @@ import shlex
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
+from clawgym.verifiers.stock import STOCK_HOOK, hook_in
 
-__all__ = ["ENTRY", "STOCK_HOOK", "harbor_files", "hook_of", "normal_hook", "reward_sh_files", "stock_reward_sh"]
+__all__ = ["ENTRY", "harbor_files", "hook_of", "normal_hook", "reward_sh_files"]
 
 ENTRY = {"reward_sh": "reward.sh", "harbor": "test.sh"}
 """Verifier protocol -> its entry script."""
 
-STOCK_HOOK = f"python3 {DEFAULT_WORKSPACE}/reward/check.py {DEFAULT_WORKSPACE}"
-
-# The text shipped with every published task, byte for byte: it is part of a task's content hash.
-_HEAD = "#!/usr/bin/env bash\nset -euo pipefail\n\n"
-_TAIL = (
-    " | python3 -c 'import json, sys; raw = sys.stdin.read().strip(); data = json.loads(raw); "
-    "print(sum(float(v) for v in data.values()) / len(data) if isinstance(data, dict) and data "
-    "else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
-)
-
-
-def stock_reward_sh(hook: str = STOCK_HOOK) -> bytes:
-    """The ``reward.sh`` of published tasks: mean of the dict that ``hook`` prints, or its number."""
-    return f"{_HEAD}{hook}{_TAIL}".encode()
-
 
 def hook_of(script: bytes) -> str | None:
     """The hook that :func:`stock_reward_sh` would make ``script`` of, or ``None`` for any other script."""
-    text = script.decode("utf-8", "replace")
-    if text.startswith(_HEAD) and text.endswith(_TAIL):
-        hook = text[len(_HEAD) : -len(_TAIL)]
-        if hook and normal_hook(hook) == hook:
-            return hook
-    return None
+    hook = hook_in(script)
+    return hook if hook is not None and normal_hook(hook) == hook else None
 
 
 def normal_hook(hook: str | None) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
-from clawgym.tasks.mutable import inputs_to_change
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Limits, Task, TaskFile, VerifierSpec
+from clawgym.tasks.mutable import inputs_to_change
 
 __all__ = ["Entry", "Extras", "Row", "validated"]
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from clawgym.errors import TaskError
+from clawgym.records import Task, TaskFile, VerifierSpec
 from clawgym.tasks.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import (
     check_files,
@@ -25,9 +27,6 @@ from clawgym.tasks.formats._files import (
     write_files,
 )
 from clawgym.tasks.formats._reward import ENTRY, reward_sh_files
-
-from clawgym.errors import TaskError
-from clawgym.records import Task, TaskFile, VerifierSpec
 
 __all__ = ["is_task", "read_task", "write_task"]
 

@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clawgym.errors import TaskError
+from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
@@ -27,9 +29,6 @@ from clawgym.tasks.formats._files import (
 )
 from clawgym.tasks.formats._reward import harbor_files
 from clawgym.tasks.formats.clawgym import check_script, check_solution, check_wrong, read_verifier, walk_part
-
-from clawgym.errors import TaskError
-from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec
 
 if TYPE_CHECKING:
     from clawgym.tasks.formats._harbor_schema import HarborConfig

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clawgym.tasks.categories import with_category, without_rule_category
-from clawgym.tasks.formats._files import check_files, check_task_id, decode, parse_json
-from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files, stock_reward_sh
-from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
-
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
+from clawgym.tasks.categories import with_category, without_rule_category
+from clawgym.tasks.formats._files import check_files, check_task_id, decode, parse_json
+from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files
+from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
+from clawgym.verifiers.stock import stock_reward_sh
 
 if TYPE_CHECKING:
     from clawgym.tasks.formats._schema import Row, RowFile

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from clawgym.tasks.formats._reward import stock_reward_sh
-from clawgym.tasks.scaffold import starter
 
 from clawgym.evaluation import validate
 from clawgym.evaluation.validate import validate_task
 from clawgym.records import Episode, Outcome, Task, TaskFile, VerifierResult
 from clawgym.sandbox import Backend
+from clawgym.tasks.scaffold import starter
+from clawgym.verifiers.stock import stock_reward_sh
 
 
 def statuses(findings) -> dict[str, str]:

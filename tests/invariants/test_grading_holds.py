@@ -6,12 +6,12 @@ import gzip
 import secrets
 
 import pytest
-from clawgym.verifiers.grading import STOCK_REWARD_SH
 
 from clawgym.agents import ScriptAgent
 from clawgym.records import Limits, Outcome, Task, TaskFile, VerifierSpec
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend, SandboxSpec
+from clawgym.verifiers.stock import STOCK_REWARD_SH
 
 PERFECT = """print('{"made": 1.0, "right": 1.0}', flush=True); import os; os._exit(0)"""
 WRITE_PERFECT = f"printf '%s\\n' '{PERFECT.replace(chr(39), chr(39) + chr(92) + chr(39) + chr(39))}' > "

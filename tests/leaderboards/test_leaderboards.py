@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from clawgym.leaderboards import load_entry, rank, to_json, to_markdown
 from typer.testing import CliRunner
 
 from clawgym.cli.leaderboard import app
+from clawgym.leaderboards import load_entry, rank, to_json, to_markdown
 from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.runs import RunFolder, make_receipt
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clawgym.tasks.formats._reward import stock_reward_sh
 
 from clawgym.records import DEFAULT_WORKSPACE
+from clawgym.verifiers.stock import stock_reward_sh
 
 Maker = Callable[..., Path]
 

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from clawgym.tasks import read
-from clawgym.tasks.formats.clawgym import read_task, write_task
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, GradingMode
+from clawgym.tasks import read
+from clawgym.tasks.formats.clawgym import read_task, write_task
 
 
 def test_a_sound_folder_is_read_without_opening_its_inputs(make_task, monkeypatch):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from clawgym.tasks import load, names, read_task
-from clawgym.tasks.scaffold import new_task, starter
 from typer.testing import CliRunner
 
 from clawgym.cli.tasks import app
 from clawgym.errors import SandboxUnavailable, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
+from clawgym.tasks import load, names, read_task
+from clawgym.tasks.scaffold import new_task, starter
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from clawgym.tasks import load
 from clawgym.tasks.categories import KEYWORDS
 from clawgym.tasks.formats import clawgym, harbor

@@ -11,13 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from clawgym.errors import TaskError
+from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import harbor
 from clawgym.tasks.formats.clawgym import read_task as read_clawgym
 from clawgym.tasks.formats.clawgym import write_task as write_clawgym
 from clawgym.tasks.scaffold import starter
-
-from clawgym.errors import TaskError
-from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 
 TOML = """\
 schema_version = "1.4"

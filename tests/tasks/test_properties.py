@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from clawgym.tasks.formats import _toml, clawgym, harbor
-from clawgym.tasks.formats._dockerfile import NotUnderstood, read_dockerfile
-from clawgym.tasks.formats._reward import stock_reward_sh
-from clawgym.tasks.formats.rows import read_row, write_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import TaskError
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
+from clawgym.tasks.formats import _toml, clawgym, harbor
+from clawgym.tasks.formats._dockerfile import NotUnderstood, read_dockerfile
+from clawgym.tasks.formats.rows import read_row, write_row
+from clawgym.verifiers.stock import stock_reward_sh
 
 FEW = settings(max_examples=60, deadline=None)
 

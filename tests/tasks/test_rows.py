@@ -6,14 +6,15 @@ import dataclasses
 import json
 
 import pytest
-from clawgym.tasks import read
-from clawgym.tasks.formats._reward import STOCK_HOOK, hook_of, normal_hook, stock_reward_sh
-from clawgym.tasks.formats.clawgym import read_task
-from clawgym.tasks.formats.rows import read_row, write_row
-from clawgym.tasks.scaffold import starter
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, TaskFile, VerifierSpec
+from clawgym.tasks import read
+from clawgym.tasks.formats._reward import hook_of, normal_hook
+from clawgym.tasks.formats.clawgym import read_task
+from clawgym.tasks.formats.rows import read_row, write_row
+from clawgym.tasks.scaffold import starter
+from clawgym.verifiers.stock import STOCK_HOOK, stock_reward_sh
 
 CHECK = "import json\nprint(json.dumps({'done': 0.0}))\n"
 

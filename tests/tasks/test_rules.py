@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 import pytest
+
 from clawgym.tasks.categories import KEYWORDS, RULE, categorize, with_category, without_rule_category
 from clawgym.tasks.mutable import inputs_to_change
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from clawgym.tasks import _hub, available, load, names, packs, write
-from clawgym.tasks.formats.rows import write_row
-from clawgym.tasks.scaffold import starter
 
 from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
+from clawgym.tasks import _hub, available, load, names, packs, write
+from clawgym.tasks.formats.rows import write_row
+from clawgym.tasks.scaffold import starter
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

@@ -7,10 +7,9 @@ import io
 import tarfile
 from typing import Any
 
-from clawgym.verifiers.grading import STOCK_REWARD_SH
-
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.sandbox import Archive
+from clawgym.verifiers.stock import STOCK_REWARD_SH
 
 CHECK = b"""
 import json, os, sys

@@ -6,12 +6,12 @@ import dataclasses
 import json
 
 import pytest
-from clawgym.verifiers.floors import cheap_scores, output_paths
-from clawgym.verifiers.grading import Subject, grade, untouched
 
 from clawgym.errors import GradingError
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
 from clawgym.sandbox import Backend, SandboxSpec
+from clawgym.verifiers.floors import cheap_scores, output_paths
+from clawgym.verifiers.grading import Subject, grade, untouched
 
 from .tasks_for_tests import archive, task, with_mode
 

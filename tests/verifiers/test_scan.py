@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from clawgym.verifiers.scan import scan_checker, third_party_imports
 
 IN_PROCESS = [

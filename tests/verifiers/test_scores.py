@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from clawgym.verifiers.grading import STOCK_REWARD_SH
+from hypothesis import given
+from hypothesis import strategies as st
+
 from clawgym.verifiers.scores import (
     checks_of,
     corrected,
@@ -16,8 +18,7 @@ from clawgym.verifiers.scores import (
     stock_score,
     without_composites,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from clawgym.verifiers.stock import STOCK_REWARD_SH
 
 # The one-liner that the stock script pipes the checker's output into.
 AGGREGATE = STOCK_REWARD_SH.partition("python3 -c '")[2].rpartition("'")[0]

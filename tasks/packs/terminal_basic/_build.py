@@ -16,10 +16,9 @@ from textwrap import dedent
 from typing import Any, Literal
 
 import clawgym.verifiers.checks
-from clawgym.verifiers.grading import STOCK_REWARD_SH
-
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
+from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = [
     "Draft",
@@ -168,7 +167,7 @@ def build(made_by: Generator, seed: int) -> Task:
         verifier=VerifierSpec(
             protocol="reward_sh",
             files=(
-                TaskFile("reward.sh", STOCK_REWARD_SH.encode(), executable=True),
+                TaskFile("reward.sh", stock_reward_sh(), executable=True),
                 TaskFile("check.py", check.encode()),
                 TaskFile("clawgym_checks.py", helpers),
             ),

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clawgym.tasks.packs import terminal_basic as pack
-from clawgym.tasks.packs.terminal_basic import _build
-from clawgym.tasks.packs.terminal_basic._sqlite import database
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskFile
+from clawgym.tasks.packs import terminal_basic as pack
+from clawgym.tasks.packs.terminal_basic import _build
+from clawgym.tasks.packs.terminal_basic._sqlite import database
 
 SLOW = {"service-script", "exit-codes"}
 """Generators whose scripts wait for processes: fewer seeds."""
