@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _UID = 54321
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
     """The user's home. Not below pytest's own folder, which other users cannot enter."""
     folder = Path(tempfile.mkdtemp(prefix="clawgym-home-"))
