@@ -18,11 +18,10 @@ import socket
 import struct
 import tarfile
 import time
-from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.sandbox import _extract
@@ -151,7 +150,7 @@ class DockerSandbox(GuestLink):
     # -- files out
 
     def _place(self, path: str) -> tuple[int, str] | None:
-        """A descriptor (to be closed) of the writable folder that holds ``path``, and the rest of the path."""
+        """A descriptor of the writable folder that holds ``path``, and the rest of the path."""
         if self._freed:
             raise SandboxError("this box is closed: take files before close()")
         if not path.startswith("/") or ".." in path.split("/"):
@@ -159,13 +158,13 @@ class DockerSandbox(GuestLink):
         clean = posixpath.normpath("/" + path.lstrip("/"))
         for folder in sorted(self._held, key=len, reverse=True):
             if clean == folder or clean.startswith(folder + "/"):
-                return os.dup(self._held[folder]), clean[len(folder) + 1 :] or "."
+                return self._held[folder], clean[len(folder) + 1 :] or "."
         return None
 
     async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
         place = self._place(path)
         if place is not None:
-            return await _with_fd(place[0], _extract.take_file, place[1], max_bytes)
+            return await _extract.in_thread(place[0], _extract.take_file, place[1], max_bytes)
         archive = await self._fetch(path, posixpath.dirname(path.rstrip("/")), max_bytes, 1)
         with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
             for member in tar:
@@ -177,7 +176,7 @@ class DockerSandbox(GuestLink):
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
         place = self._place(path)
         if place is not None:
-            return await _with_fd(place[0], _extract.take_tree, place[1], max_bytes, max_files)
+            return await _extract.in_thread(place[0], _extract.take_tree, place[1], max_bytes, max_files)
         return await self._fetch(path, path, max_bytes, max_files)
 
     async def _fetch(self, path: str, strip: str, max_bytes: int, max_files: int) -> Archive:
@@ -272,18 +271,6 @@ class DockerSandbox(GuestLink):
         if self._saved is not None:
             self._saved.unlink(missing_ok=True)
         self._backend.boxes.pop(self.id, None)
-
-
-async def _with_fd(fd: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Call ``function(fd, ...)`` in a thread, and close ``fd`` afterwards, also if nobody waits any more."""
-
-    def work() -> _T:
-        try:
-            return function(fd, *args)
-        finally:
-            os.close(fd)
-
-    return await asyncio.to_thread(work)
 
 
 def _save_held(held: dict[str, int], target: Path) -> None:

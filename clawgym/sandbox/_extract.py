@@ -4,18 +4,22 @@ and folders is opened, every size is capped, and links in the result cannot poin
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import stat
 import tarfile
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from clawgym.errors import SandboxError
 from clawgym.sandbox import _linux
 from clawgym.sandbox.protocol import Archive
 
-__all__ = ["filter_tar", "link_stays_inside", "take_file", "take_tree"]
+__all__ = ["filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
 
 _MAX_DEPTH = 64
+_T = TypeVar("_T")
 
 
 def link_stays_inside(name: str, target: str) -> bool:
@@ -31,6 +35,19 @@ def link_stays_inside(name: str, target: str) -> bool:
     while climb < len(parts) and parts[climb] == "..":
         climb += 1
     return ".." not in parts[climb:] and climb <= len([p for p in name.split("/") if p]) - 1
+
+
+async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
+    """``function(fd, *args)`` in a thread, on a copy of ``fd``: its number may come to mean another box."""
+    copy = os.dup(fd)
+
+    def work() -> _T:
+        try:
+            return function(copy, *args)
+        finally:
+            os.close(copy)
+
+    return await asyncio.shield(asyncio.to_thread(work))  # cancelled or not, the copy is closed
 
 
 def _read_capped(fd: int, limit: int) -> bytes | None:
@@ -216,6 +233,6 @@ def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archi
                     out.addfile(entry, io.BytesIO(content))
                 else:
                     dropped.append(f"{name}: not a regular file or a link out of the tree")
-    except (tarfile.TarError, KeyError, EOFError) as error:
+    except (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise SandboxError(f"damaged archive from the box ({error}): take the tree again") from error
     return Archive(buffer.getvalue(), tuple(dropped))

@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -66,7 +67,7 @@ class UidBlock:
         return self._free.pop()
 
     def give_back(self, uid: int) -> None:
-        self._free.insert(0, uid)
+        self._free.append(uid)
 
 
 class OwnerFolder:
@@ -110,11 +111,21 @@ def _docker(engine: str, method: str, path: str) -> bytes:
 
 
 def remove_containers(engine: str, owner: str) -> None:
-    """Remove every container labelled with ``owner`` from the Docker engine at a unix socket."""
+    """Remove every container labelled with ``owner`` from the Docker engine at a unix socket.
+
+    Looks again for half a second: a request of the owner's last moment may still be on its way through the engine.
+    """
     filters = quote(json.dumps({"label": [f"{LABEL}={owner}"]}))
     try:
-        for row in json.loads(_docker(engine, "GET", f"/containers/json?all=1&filters={filters}")):
-            _docker(engine, "DELETE", f"/containers/{row['Id']}?force=1&v=1")
+        deadline, seen = time.monotonic() + 20, time.monotonic()
+        with ThreadPoolExecutor(8) as threads:
+            while time.monotonic() < min(deadline, seen + 0.5):
+                rows = json.loads(_docker(engine, "GET", f"/containers/json?all=1&filters={filters}"))
+                if rows:
+                    seen = time.monotonic()
+                paths = [f"/containers/{row['Id']}?force=1&v=1" for row in rows]
+                list(threads.map(lambda path: _docker(engine, "DELETE", path), paths))
+                time.sleep(0.05)
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         pass  # the engine is gone, and its containers with it
 

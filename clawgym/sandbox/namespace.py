@@ -92,10 +92,10 @@ class NamespaceSandbox(GuestLink):
         return self._stopping
 
     async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
-        return await asyncio.to_thread(_extract.take_file, self._open_root(), path, max_bytes)
+        return await _extract.in_thread(self._open_root(), _extract.take_file, path, max_bytes)
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
-        return await asyncio.to_thread(_extract.take_tree, self._open_root(), path, max_bytes, max_files)
+        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
 
     def _open_root(self) -> int:
         if self._freed:
