@@ -10,19 +10,20 @@ host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   
 guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done {...}   F failed {error,cause}
 """
 
+# The C halves of signal, socket, collections, struct and json: the Python halves would double a box's start-up.
+import _signal as signal  # pyright: ignore[reportMissingImports]
 import errno
 import os
 import select
-import signal
-import struct
 import sys
 import time
-from _socket import AF_UNIX, SOCK_STREAM, socket  # the light half of the socket module
-from collections import deque
-from json import dumps, loads
+from _collections import deque  # pyright: ignore[reportMissingImports]
+from _json import encode_basestring_ascii, make_scanner
+from _socket import AF_UNIX, SOCK_STREAM, socket
+from _struct import Struct, pack
 
 IN, OUT = 0, 1
-HEADER = struct.Struct(">IBI")
+HEADER = Struct(">IBI")
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
@@ -32,6 +33,30 @@ while IFS= read -r -d '' -u 198 __clawgym_cmd; do
   IFS= read -r -d '' -u 198 __clawgym_nonce || exit
   printf '%s\0%s\0%s\0' "$__clawgym_nonce" "$__clawgym_last" "$PWD" >&199
 done"""
+
+
+class _Json:
+    """What the C scanner asks for; as json.loads has it."""
+
+    strict, object_hook, object_pairs_hook = True, None, None
+    parse_float, parse_int, parse_constant, memo = float, int, float, {}
+
+
+def loads(data):
+    text = data if isinstance(data, str) else data.decode()
+    return make_scanner(_Json)(text, 0)[0]  # pyright: ignore[reportArgumentType]
+
+
+def dumps(fields):
+    """A flat object of str, int, float and bool."""
+    parts = []
+    for key, value in fields.items():
+        if isinstance(value, str):
+            value = encode_basestring_ascii(value)
+        else:
+            value = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+        parts.append(f"{encode_basestring_ascii(key)}: {value}")
+    return "{" + ", ".join(parts) + "}"
 
 
 class Tail:
@@ -201,7 +226,7 @@ def start_shell(job_or_channel, o):
         import termios
 
         out, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
         inner = {0: slave, 1: slave, 2: slave}
         extra = [slave]
     else:
@@ -469,7 +494,7 @@ def main():
         control = socket(AF_UNIX, SOCK_STREAM, 0, fileno=IN)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
         # SOL_SOCKET, SCM_RIGHTS
-        control.sendmsg([frame], [(1, 1, struct.pack("i", root))])
+        control.sendmsg([frame], [(1, 1, pack("i", root))])
         os.close(root)
         control.detach()
     else:

@@ -14,6 +14,7 @@ __all__ = [
     "CLONE_NEWNS",
     "CLONE_NEWUSER",
     "bind_idmapped",
+    "close_on_exec_from",
     "mount",
     "open_beneath",
     "prctl",
@@ -27,7 +28,8 @@ CLONE_NEWNET = 0x40000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 # The same numbers on every architecture (the unified table, Linux 5.x).
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_CLOSE_RANGE, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 436, 437, 442
+_CLOSE_RANGE_CLOEXEC = 4
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _AT_EMPTY_PATH, _AT_FDCWD = 1, 4, 0x1000, -100
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
@@ -119,6 +121,19 @@ def userns_mapping_root_to(uid: int) -> int:
         for fd in (ready_r, go_r, go_w):
             os.close(fd)
         os.waitpid(pid, 0)
+
+
+def close_on_exec_from(first: int) -> None:
+    """close_range(2) with CLOSE_RANGE_CLOEXEC: every descriptor from ``first`` on (Linux 5.11; one by one before)."""
+    try:
+        _syscall("close_range", _SYS_CLOSE_RANGE, first, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    except OSError:
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) >= first:
+                try:
+                    os.set_inheritable(int(fd), False)
+                except OSError:
+                    pass  # the listing's own
 
 
 def open_beneath(dirfd: int, path: str, flags: int, *, cross_mounts: bool = False) -> int:

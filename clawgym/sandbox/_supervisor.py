@@ -46,7 +46,9 @@ def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = N
     sock.sendmsg([json.dumps(message).encode()], ancillary)
 
 
-def _become_box(plan: dict[str, Any], uid: int | None, procs: list[str], fds: list[int], join: int | None) -> None:
+def _become_box(
+    plan: dict[str, Any], uid: int | None, userns: int | None, procs: list[str], fds: list[int], join: int | None
+) -> None:
     """In the forked child: everything up to exec. Raises OSError; never returns otherwise."""
     control, errors, report, seccomp = fds
     os.setsid()
@@ -62,14 +64,12 @@ def _become_box(plan: dict[str, Any], uid: int | None, procs: list[str], fds: li
     size = f"size={plan['layer_bytes']},nr_inodes={plan['layer_inodes']},mode=755"
     flags = _linux.MS_NOSUID | _linux.MS_NODEV
     if uid is not None:
-        userns = _linux.userns_mapping_root_to(uid)
         _linux.unshare(_linux.CLONE_NEWNS)
         _linux.make_mounts_private()
         _linux.mount("tmpfs", layer, "tmpfs", flags, f"{size},uid={uid},gid={uid}")
         for name, source in plan["lowers"].items():
             os.makedirs(f"{layer}/{name}")
             _linux.bind_idmapped(source, f"{layer}/{name}", userns)
-        os.close(userns)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -95,14 +95,9 @@ def _become_box(plan: dict[str, Any], uid: int | None, procs: list[str], fds: li
         resource.setrlimit(getattr(resource, name), (value, value))
     for target, source in ((0, control), (1, control), (2, errors)):
         os.dup2(source, target)
-    os.set_inheritable(seccomp, True)
     argv = [a.replace("{layer}", layer).replace("{seccomp}", str(seccomp)) for a in plan["argv"]]
-    for fd in range(3, 1024):
-        if fd != seccomp:
-            try:
-                os.set_inheritable(fd, False)
-            except OSError:
-                pass
+    _linux.close_on_exec_from(3)
+    os.set_inheritable(seccomp, True)
     os.execve(argv[0], argv, {"PATH": "/usr/bin:/bin"})
 
 
@@ -119,6 +114,8 @@ class Supervisor:
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
         self.running: dict[str, tuple[int | None, int | None]] = {}
         """Lease -> (pid of bubblewrap, None once reaped; outer uid)."""
+        self.maps: dict[int, int] = {}
+        """Outer uid -> user namespace that maps root to it, for the lower folders."""
         self.dying: dict[str, list[int]] = {}
         """Lease -> requests to answer once it is gone."""
         self.freezing: dict[str, int] = {}
@@ -178,12 +175,17 @@ class Supervisor:
         limits = plan["limits"]
         procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
         uid = self.uids.take() if self.uids else None
+        userns = None
+        if uid is not None:
+            if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
+                self.maps[uid] = _linux.userns_mapping_root_to(uid)
+            userns = self.maps[uid]
         join = self.members(plan["join"])[0] if plan.get("join") else None
         pid = os.fork()
         if pid == 0:
             try:
                 self.sock.close()
-                _become_box(plan, uid, procs, fds, join)
+                _become_box(plan, uid, userns, procs, fds, join)
             except BaseException as error:
                 name = getattr(error, "filename", None) or ""
                 text = f"{getattr(error, 'strerror', None) or error} {name}".strip()
