@@ -26,7 +26,15 @@ from clawgym.verifiers._workspace import compose
 from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
 from clawgym.verifiers.scores import plain_mean
 
-__all__ = ["CHEAP_POLICIES", "cheap_scores", "cheap_workspace", "known_floor", "measure_floor", "output_paths"]
+__all__ = [
+    "CHEAP_POLICIES",
+    "cheap_scores",
+    "cheap_workspace",
+    "key_of",
+    "known_floor",
+    "measure_floor",
+    "output_paths",
+]
 
 CHEAP_POLICIES = ("nothing", "empty", "touch", "echo")
 
@@ -82,7 +90,7 @@ async def cheap_scores(task: Task, backend: Backend) -> dict[str, tuple[float | 
         if result.cause is not None and not result.tampered:
             scores[policy] = (None, 0.0)
         else:
-            # As it was left: the restored inputs of the strict grading are not what the policy made.
+            # The mean is of the strict grading's checks, as in the corrected score that the floor is taken from.
             scores[policy] = (result.official, plain_mean(result.checks))
     return scores
 
@@ -94,7 +102,7 @@ async def measure_floor(task: Task, backend: Backend) -> float:
         return known
     floor = max(mean for _, mean in (await cheap_scores(task, backend)).values())
     with _lock:
-        floors = _cached() | {_key(task): floor}
+        floors = _cached() | {key_of(task): floor}
         path = _cache_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -106,12 +114,13 @@ async def measure_floor(task: Task, backend: Backend) -> float:
 
 def known_floor(task: Task) -> float | None:
     """The floor that came with the package or was measured before, or None."""
-    key = _key(task)
+    key = key_of(task)
     shipped = _shipped().get(key)
     return shipped if shipped is not None else _cached().get(key)
 
 
-def _key(task: Task) -> str:
+def key_of(task: Task) -> str:
+    """Under what a floor is kept: the task's content."""
     return task.content_hash[:24]
 
 
