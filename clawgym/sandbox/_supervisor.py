@@ -223,14 +223,15 @@ class Supervisor:
             except OSError:
                 pass
 
-    def reap_children(self) -> None:
+    def reap_children(self) -> bool:
+        """Whether some child still runs."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                return True
             for lease, (running, uid) in list(self.running.items()):
                 if running == pid:
                     # What is left inside dies with its process 1; the lease stays until its owner asks for it.
@@ -259,8 +260,7 @@ class Supervisor:
         for lease in self.running:
             self.kill(lease)
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline and any(pid is not None for pid, _ in self.running.values()):
-            self.reap_children()
+        while time.monotonic() < deadline and self.reap_children():
             for lease in self.running:
                 self.kill(lease)
             time.sleep(0.002)
@@ -272,6 +272,8 @@ def main(fd: int, state: str, owner: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
+    # What a dying bubblewrap leaves comes here to be reaped: the host's process 1 may be one that reaps nothing.
+    _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
     supervisor = Supervisor(socket.socket(fileno=fd), Path(state), owner)
     try:
         supervisor.serve()
