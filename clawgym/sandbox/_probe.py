@@ -38,7 +38,7 @@ print(json.dumps({
     "no_nested_userns": libc.unshare(0x10000000) != 0,
     "host_settings_readonly": not os.access("/proc/sys/kernel/core_pattern", os.W_OK),
     "private_root": not refused(lambda: create("/usr/bin/.clawgym-probe")),
-    "host_files_hidden": not os.listdir("/home") and not os.path.exists("/var/lib/dpkg/info/libc6:amd64.list"),
+    "host_files_hidden": not os.listdir("/home") and not os.path.exists("/var/lib/dpkg/info/libc6:amd64.md5sums"),
 }))
 """
 
