@@ -24,6 +24,8 @@ PYTHON = [
 def test_python_examples_run(code: str, tmp_path: Path) -> None:
     if "class " in code or "def make" in code:
         pytest.skip("part of a module, shown in pieces")
+    if "ClawGym-Bench" in code or "path/to" in code:
+        pytest.skip("about files that a reader has")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

@@ -43,11 +43,17 @@ def _write(path: Path, value: int | str) -> None:
 class Cgroups:
     """The cgroups of one owner, named by its id; one child a lease."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, at: dict[str, tuple[str, int]] | None = None) -> None:
+        """Claim folders named after ``owner``, or take those that :meth:`where` named before."""
         self.name = f"clawgym-{owner}"
         self.roots: dict[str, Path] = {}
         """Controller -> our folder; 'kill' -> our folder in a version 2 hierarchy."""
         self._version: dict[str, int] = {}
+        if at is not None:
+            for name, (path, version) in at.items():
+                if Path(path).name == self.name and Path(path).is_dir():
+                    self.roots[name], self._version[name] = Path(path), version
+            return
         try:
             mounts, own = _mounts(), _own_paths()
         except (OSError, ValueError):
@@ -59,6 +65,10 @@ class Cgroups:
                         self._claim(name, 1, [point / own.get(name, "/").lstrip("/"), point])
             else:
                 self._claim_v2(point, own.get("", "/"))
+
+    def where(self) -> dict[str, tuple[str, int]]:
+        """Controller -> (folder, version), for whoever clears up after us from another cgroup."""
+        return {name: (str(path), self._version[name]) for name, path in self.roots.items()}
 
     @property
     def limits(self) -> list[str]:

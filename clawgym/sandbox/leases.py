@@ -71,20 +71,32 @@ class UidBlock:
 
 
 class OwnerFolder:
-    """The living owner's folder: its lock, and ``docker.json`` naming the engines it uses."""
+    """The living owner's folder: its lock, and where its cgroups and its containers are."""
 
     def __init__(self, state: Path, owner: str) -> None:
         self.path = state / "owners" / owner
-        self.path.mkdir(parents=True, exist_ok=True)
-        if _lock(self.path / "lock") is None:
-            raise OSError(f"{self.path} is locked by another process")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Locked before it can be seen among the others: an unlocked folder there belongs to the dead.
+        scratch = state / f"new-{owner}"
+        scratch.mkdir()
+        if _lock(scratch / "lock") is None:
+            raise OSError(f"{scratch} is locked by another process")
+        scratch.rename(self.path)
+
+    def add_cgroups(self, cgroups: Cgroups) -> None:
+        """Note where they are, before anything runs in them."""
+        self._note("cgroups.json", cgroups.where())
 
     def add_docker(self, engine: str) -> None:
+        """Note an engine that may hold containers of this owner."""
         file = self.path / "docker.json"
         engines = set(json.loads(file.read_text())) if file.exists() else set()
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(sorted(engines | {engine})))
-        temporary.replace(file)
+        self._note("docker.json", sorted(engines | {engine}))
+
+    def _note(self, name: str, value: object) -> None:
+        temporary = self.path / f"{name}.tmp"
+        temporary.write_text(json.dumps(value))
+        temporary.replace(self.path / name)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -151,11 +163,18 @@ def reap(state: Path) -> list[str]:
     """Clear what dead owners left behind (a machine that lost power); returns their ids."""
     dead: list[str] = []
     for folder in sorted((state / "owners").glob("*")):
-        fd = _lock(folder / "lock") if folder.is_dir() else None
+        try:
+            fd = _lock(folder / "lock")
+        except OSError:  # somebody else has just cleared it
+            continue
         if fd is None:
             continue
         try:
-            clear(state, folder.name, Cgroups(folder.name))
+            try:
+                at = json.loads((folder / "cgroups.json").read_text())
+            except (OSError, ValueError):
+                at = {}
+            clear(state, folder.name, Cgroups(folder.name, at))
             dead.append(folder.name)
         finally:
             os.close(fd)

@@ -14,7 +14,12 @@ from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 
 from ..engines.fake_openai import fake_openai
 
-__all__ = ["Attempt", "fake_openai", "make_task", "work"]
+__all__ = ["Attempt", "fake_openai", "kill_from_outside", "make_task", "work"]
+
+
+async def kill_from_outside(box: Sandbox) -> None:
+    """End a box behind its owner's back, as the host's memory killer would."""
+    await box._backend.supervised.ask("kill", box.id)  # type: ignore[attr-defined]
 
 
 def make_task(**changes: Any) -> Task:

@@ -9,7 +9,7 @@ from clawgym.agents.oracle import SOLUTION_DIR
 from clawgym.errors import AgentError, SandboxDied
 from clawgym.records import Limits, TaskFile
 
-from .conftest import make_task
+from .conftest import kill_from_outside, make_task
 
 
 async def test_noop_leaves_everything_alone(work):
@@ -83,7 +83,7 @@ def test_a_script_that_is_no_text_is_refused():
 
 async def test_the_death_of_the_box_gets_out_and_the_step_is_kept(work):
     attempt = await work()
-    await attempt.box.stop()
+    await kill_from_outside(attempt.box)
     with pytest.raises(SandboxDied):
         await attempt.run(ScriptAgent(b"echo 1"))
     assert len(attempt.steps) == 1

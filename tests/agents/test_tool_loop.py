@@ -15,7 +15,7 @@ from clawgym.errors import AgentError, EngineError, SandboxDied
 from clawgym.records import Limits, Step, ToolCall, Turn, Usage
 
 from ..engines.fake_openai import FakeOpenAI, call, error, reply, slow
-from .conftest import Attempt, make_task
+from .conftest import Attempt, kill_from_outside, make_task
 
 
 def loop(server: FakeOpenAI, **options: Any):
@@ -231,7 +231,7 @@ async def test_the_death_of_the_box_gets_out_with_the_step_recorded(fake_openai:
     attempt = await work()
 
     async def kill(request: dict[str, Any]):
-        await attempt.box.stop()
+        await kill_from_outside(attempt.box)
         return await calls(bash("echo 1"), text="now")(request)
 
     fake_openai.script += [calls(bash("true")), kill]
