@@ -14,7 +14,7 @@ from typing import Any
 
 from clawgym.errors import InfraError, SandboxUnavailable
 from clawgym.sandbox import leases
-from clawgym.sandbox._supervisor import receive, send
+from clawgym.sandbox._messages import receive, send
 
 __all__ = ["Supervised"]
 

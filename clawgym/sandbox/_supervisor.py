@@ -11,8 +11,6 @@ ownership mapped to the box's outer uid), gives up root, and only then becomes b
 
 from __future__ import annotations
 
-import array
-import json
 import os
 import resource
 import select
@@ -25,25 +23,9 @@ from typing import Any
 
 from clawgym.sandbox import _linux, leases
 from clawgym.sandbox._cgroups import Cgroups
+from clawgym.sandbox._messages import receive, send
 
-MAX_MESSAGE = 1 << 17
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
-
-
-def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One message and its descriptors; None at the end."""
-    data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(16 * 4))
-    fds = array.array("i")
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return (json.loads(data) if data else None), list(fds)
-
-
-def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
-    """Send one message with descriptors."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message).encode()], ancillary)
 
 
 def _become_box(

@@ -8,12 +8,12 @@ name pattern of processes. Standard library only.
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import json
 import os
 import shutil
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +32,7 @@ _UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
 
 def state_dir() -> Path:
     """Where leases and prepared roots are kept: readable by every box's outer uid."""
-    if os.geteuid() == 0:
+    if sys.platform == "linux" and os.geteuid() == 0:
         return Path("/var/cache/clawgym")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "clawgym"
@@ -40,6 +40,8 @@ def state_dir() -> Path:
 
 def _lock(path: Path) -> int | None:
     """A locked descriptor, or None if somebody holds it. The kernel lets go when the holder dies."""
+    import fcntl  # not on every platform, and only needed on Linux
+
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,7 +27,7 @@ from clawgym.records import TaskFile
 from clawgym.sandbox import _bubblewrap, _extract, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import PRISTINE, GuestLink, guest_argv, pristine_tool
-from clawgym.sandbox._supervisor import receive
+from clawgym.sandbox._messages import receive
 from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
