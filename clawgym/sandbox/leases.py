@@ -39,16 +39,18 @@ def state_dir() -> Path:
 
 
 def _lock(path: Path) -> int | None:
-    """A locked descriptor, or None if somebody holds it. The kernel lets go when the holder dies."""
+    """A locked descriptor, or None if somebody holds it or has just removed it. The kernel unlocks for the dead."""
     import fcntl  # not on every platform, and only needed on Linux
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:
+            return fd
     except OSError:
-        os.close(fd)
-        return None
-    return fd
+        pass
+    os.close(fd)
+    return None
 
 
 class UidBlock:

@@ -124,8 +124,8 @@ class Owner:
         return found
 
     def folders(self) -> list[str]:
-        folder = leases.state_dir() / "owners" / self.id
-        return [f"folder {folder}"] if folder.exists() else []
+        state = leases.state_dir()
+        return [f"folder {found}" for found in (*state.glob(f"*{self.id}*"), *state.glob(f"*/*{self.id}*"))]
 
     def sockets(self) -> list[str]:
         found = [f"socket {x}" for x in Path("/proc/net/unix").read_text().splitlines() if self.id in x]
