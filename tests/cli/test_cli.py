@@ -1,0 +1,72 @@
+"""The command line as a newcomer meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clawgym import __version__
+from clawgym.cli import app
+from clawgym.cli.doctor import examine
+
+
+def clawgym(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", "from clawgym.cli import main; main()", *words]
+    return subprocess.run(argv, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=170)
+
+
+def test_version_and_help() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == __version__
+    text = CliRunner().invoke(app, ["--help"]).output
+    for command in ("eval", "demo", "doctor", "tasks", "leaderboard"):
+        assert command in text
+
+
+def test_our_errors_are_one_line_that_ends_with_what_to_do(tmp_path: Path) -> None:
+    done = clawgym("eval", "--bench", "terminal-basik", "--agent", "noop", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "terminal-basic" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = clawgym("eval", "--bench", "terminal-basic", "--agent", "orakle", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'oracle'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_complaint_of_the_doctor_comes_with_a_mend() -> None:
+    findings = examine()
+    assert any(f.what == "sandbox: namespace" for f in findings)
+    for finding in findings:
+        assert finding.detail
+        assert bool(finding.mend) == (not finding.ok)
+
+
+def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
+    done = clawgym("doctor", "--json", cwd=tmp_path, CLAWGYM_DATA=str(tmp_path / "gone"), DOCKER_HOST="unix:///no.sock")
+    findings = {f["what"]: f for f in json.loads(done.stdout)}
+    assert not findings["public task sets"]["ok"]
+    assert not findings["sandbox: docker"]["ok"]
+    assert "DOCKER_HOST" in findings["sandbox: docker"]["mend"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the demo needs a sandbox")
+def test_the_demo_ranks_three_agents_and_leaves_three_reports(tmp_path: Path) -> None:
+    done = clawgym("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks = [line.split("│")[1:4] for line in done.stdout.splitlines() if line.count("│") > 4]
+    named = {name.strip(): (rank.strip(), score.strip()) for rank, name, score in ranks if rank.strip()}
+    assert named["oracle"] == ("1", "100.0")
+    assert named["noop"] == ("3", "0.0")
+    assert 0 < float(named["sloppy"][1]) < 100
+    for agent in named:
+        report = tmp_path / "runs" / "demo" / agent / "report.html"
+        assert str(report.relative_to(tmp_path)) in done.stdout
+        assert "<html" in report.read_text()[:200]
+    again = clawgym("demo", cwd=tmp_path)
+    assert again.stdout == done.stdout, "the same command goes on from where it was: nothing is left to do"
