@@ -59,7 +59,7 @@ async def main() -> None:
     print(supervised.owner, flush=True)
     await (await made.create(SandboxSpec(limits=LIMITS))).exec(["true"])
     print("busy", supervised._process.pid, flush=True)
-    await asyncio.gather(*(live(made, dice) for _ in range(dice.randint(1, 3))))
+    await asyncio.gather(*(live(made, dice) for _ in range(1 if made.name == "docker" else dice.randint(1, 3))))
 
 
 asyncio.run(asyncio.wait_for(main(), 120))  # nobody came to kill it

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 KILLS = int(os.environ.get("CLAWGYM_SOAK", "50"))
 PROMISE = 2.0
+ENGINE = 2.0
+"""What a Docker engine gets on top: it removes some ten containers a second, fewer when others want it too."""
 AT_ONCE = 3
 _SCRIPT = str(Path(__file__).with_name("owner_to_kill.py"))
 _BOX_UIDS = range(0x60000000, 0x71000000)
@@ -153,13 +155,18 @@ class Owner:
         return found
 
     async def gone_after(self, patience: float) -> tuple[float, list[str]]:
-        """Seconds until nothing is left, and what is left after ``patience``."""
-        started = time.monotonic()
+        """Seconds until nothing is left, and what is left after ``patience``.
+
+        Where the machine is so busy that one look takes long, the waiting is not counted against the boxes.
+        """
+        started = looked = time.monotonic()
         while True:
             found = await asyncio.to_thread(self.left)
-            seconds = time.monotonic() - started
-            if not found or seconds > patience:
-                return seconds, found
+            now = time.monotonic()
+            patience += max(0.0, now - looked - 0.2)
+            if not found or now - started > patience:
+                return now - started, found
+            looked = now
             await asyncio.sleep(0.02)
 
 
@@ -179,7 +186,7 @@ async def _cycle(name: str, seed: int, engine: str | None, longest: float) -> fl
         assert owner.process.returncode is None, f"the owner ended by itself (seed {seed})"
     finally:
         await owner.kill()
-    seconds, found = await owner.gone_after(PROMISE)
+    seconds, found = await owner.gone_after(PROMISE + (ENGINE if engine else 0.0))
     assert not found, f"seed {seed}, killed after {moment:.3f} s, {seconds:.1f} s later: {found}"
     return seconds
 
