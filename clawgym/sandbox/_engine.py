@@ -204,7 +204,8 @@ class Engine:
         if self.info.get("MemoryLimit"):
             host.update(Memory=memory, MemorySwap=memory if self.info.get("SwapLimit") else 0)
         if self.info.get("PidsLimit", True):
-            host["PidsLimit"] = limits.pids + 8
+            # RLIMIT_NPROC stops the box's own uid earlier: room for ``docker exec`` in a box that is full.
+            host["PidsLimit"] = limits.pids + 16
         if self.info.get("CPUCfsQuota", self.info.get("CpuCfsQuota")):
             host["NanoCpus"] = int(min(limits.cpus, self.info.get("NCPU") or limits.cpus) * 1e9)
         return {

@@ -94,6 +94,7 @@ class Supervisor:
         leases.reap(state)
         self.cgroups = Cgroups(owner)
         self.folder.add_cgroups(self.cgroups)
+        self.cgroups.try_out()
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
         self.running: dict[str, tuple[int | None, int | None]] = {}
         """Lease -> (pid of bubblewrap, None once reaped; outer uid)."""

@@ -146,6 +146,7 @@ class DockerBackend:
         readonly = _pack_readonly(spec, image)
         writable = image.writable(spec.workdir, spec.readonly)
         limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": spec.limits.file_mb * _MiB}
+        limits["RLIMIT_NPROC"] = spec.limits.pids
         start: dict[str, Any] = {"nonce": nonce, "rlimits": limits, "mkdirs": [spec.workdir]}
         # The engine gives a tmpfs the mode of the image's folder; root without capabilities has to get through.
         start["passable"] = [w for w in writable if any(f.startswith(w + "/") for f in spec.readonly)]
