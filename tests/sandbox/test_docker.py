@@ -159,7 +159,7 @@ async def test_box_is_hardened(backend: DockerBackend) -> None:
     assert host["PidMode"] == ""
     assert host["AutoRemove"] is True
     assert host["Memory"] == host["MemorySwap"] == 150 * 2**20
-    assert (host["PidsLimit"], host["NanoCpus"]) == (48, 5 * 10**8)
+    assert (host["PidsLimit"], host["NanoCpus"]) == (56, 5 * 10**8)
     assert "no-new-privileges:true" in host["SecurityOpt"]
     assert any(o.startswith("seccomp=") for o in host["SecurityOpt"])
     assert host["LogConfig"]["Type"] == "none"
