@@ -24,6 +24,14 @@ CHANGED = [
     ("Leave the corrected CSV in place at input/data.csv.", "input/data.csv"),
     ("Update input/data.csv in place by sorting it.", "input/data.csv"),
     ("Overwrite docs/plan.md to become the release brief.", "docs/plan.md"),
+    ("Update ./config/app.json to version 2.", "config/app.json"),
+    ("Diagnose and fix the logic in scripts/run.py so that it runs.", "scripts/run.py"),
+    ("Open docs/plan.md and edit it so that it names the owner.", "docs/plan.md"),
+    ("In config/app.json, set debug to false.", "config/app.json"),
+    ("- docs/plan.md (to be modified)", "docs/plan.md"),
+    ("Edit input/data.csv by dropping the empty rows.", "input/data.csv"),
+    ("Fix the incomplete record in input/data.csv so that the check passes.", "input/data.csv"),
+    ("Do not alter input/other.csv. Modify input/data.csv and write output/report.json.", "input/data.csv"),
 ]
 
 KEPT = [
@@ -38,12 +46,51 @@ KEPT = [
     "Modify the script based on config/app.json.",
     "Compare docs/plan.md with data/a.csv.",
     "Modify otherconfig/app.json and config/app.json.bak",
+    "Do not change scripts/run.py, config/app.json, or docs/plan.md.",
+    "Read docs/plan.md and config/app.json, then update output/summary.json.",
+    "Fix the errors described in docs/plan.md.",
+    "Review scripts/run.py and refactor it into scripts/new/run.py.",
+    "Fix the logic in scripts/run.py. Save it as output/fixed_run.py.",
+    "Edit the letter at docs/plan.md; save the updated version as docs/plan_final.md.",
+    "- input/data.csv (do not modify)",
+    "Edit input/data.csv. Do not modify the input files.",
+    "Edit input/data.csv by dropping rows. Then save the cleaned table to output/rows.json.",
+    "Update input/data.csv with these rows:\n- a\n- b\nThe result: output/data_updated.csv",
+    "Refactor input/data.csv into a small table.",
+    "Complete input/data.csv.",
 ]
 
 
 @pytest.mark.parametrize(("instruction", "path"), CHANGED)
 def test_an_input_that_the_task_asks_to_change(instruction, path):
     assert inputs_to_change(instruction, PATHS) == (path,)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "Update docs/plan.md and config/app.json.",
+        "Update docs/plan.md (the plan), `other.md`, and config/app.json.",
+        "Modify either config/app.json and/or docs/plan.md as needed.",
+        "Modified files: config/app.json, docs/plan.md, output/x.csv",
+        "Modify in place: docs/plan.md, config/app.json",
+    ],
+)
+def test_what_holds_for_one_name_of_a_list_holds_for_the_others(instruction):
+    asked = inputs_to_change(instruction, PATHS)
+    assert "config/app.json" in asked
+    assert set(asked) <= {"config/app.json", "docs/plan.md"}
+
+
+def test_names_listed_after_their_folder():
+    pages = ["site/index.html", "site/menu.html", "site/old.html", "menu.html"]
+    assert inputs_to_change("Edit the HTML files in site/ (index.html, menu.html) now.", pages) == tuple(pages[:2])
+    assert inputs_to_change("Compare the HTML files in site/ (index.html, menu.html).", pages) == ()
+
+
+def test_a_long_instruction_takes_no_long_time():
+    for filler in ("input/data.csv, ", "save the ", "x", "x/", "."):
+        inputs_to_change(f"Edit input/data.csv {filler * 5000}", PATHS)
 
 
 @pytest.mark.parametrize("instruction", KEPT)

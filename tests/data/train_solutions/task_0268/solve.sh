@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the checker, edit the three pages around their primary keywords, run it again until it passes.
-# All checks pass. Strict is 0 where the pages count as protected inputs: the task names them without their folder.
+# All checks pass, also in the strict sense: the task asks to change the pages, though by names without their folder.
 set -euo pipefail
 check() {
     python3 input/seo_check.py --site-dir site --keywords input/keywords.json --out outputs/seo_report.json "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Change the configuration, mend the record, run the CI script, write the e-mail from its summary.
-# All checks pass. Strict is 0 where input/data/scenarios.jsonl counts as a protected input, as the rest of input/ does.
+# All checks pass, also in the strict sense: the task asks to change both files, though they are below input/.
 set -euo pipefail
 python3 - <<'PY'
 import json
