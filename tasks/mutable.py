@@ -16,10 +16,10 @@ the making of a copy ("rewrite", "complete") do not count. They need an instruct
 gives the result a name of its own. When in doubt an input stays protected; a task can always say it itself
 (``clawgym.mutable_inputs``).
 
-Measured on the 2,000 training tasks, on which the rule was also made: of the 57 inputs in 39 tasks that lists, things in
-files, notes and ``input/`` add, none is clearly wrong. Misses, by the sentences with a verb of change: none in 60 random
-tasks without a match; in 70 of those that have inputs outside ``input/``, 7, mostly where the file is not named ("fix
-the configuration").
+Measured on the 2,000 training tasks, on which the rule was also made: of the 57 inputs in 39 tasks that lists, things
+in files, notes and ``input/`` add, none is clearly wrong. Misses, by the sentences with a verb of change: none in 60
+random tasks without a match; in 70 of those that have inputs outside ``input/``, 7, mostly where the file is not named
+("fix the configuration").
 """
 
 from __future__ import annotations
