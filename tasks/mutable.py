@@ -113,6 +113,8 @@ def _asks(instruction: str, sentences: list[str], path: str, inputs: set[str]) -
 def _mentions(sentence: str, path: str) -> Iterator[tuple[str, str]]:
     """What stands before and after each mention of ``path`` that is not negated, without the names listed before it."""
     folder, _, name = path.rpartition("/")
+    if name not in sentence:  # most do not, and a pattern is dear to compile
+        return
     spellings = [rf"(?:\./)?{re.escape(path)}"]
     if folder:
         listed = rf"(?:{_NAME}{_JOINED})*[`\"'“]*"
