@@ -116,7 +116,7 @@ def _mentions(sentence: str, path: str) -> Iterator[tuple[str, str]]:
     if name not in sentence:  # most do not, and a pattern is dear to compile
         return
     spellings = [rf"(?:\./)?{re.escape(path)}"]
-    if folder:
+    if folder and f"{folder}/" in sentence and sentence.count(name) > sentence.count(path):
         listed = rf"(?:{_NAME}{_JOINED})*[`\"'“]*"
         spellings.append(rf"{re.escape(folder)}/[`\"'”]*\s*(?:\(|:\s){listed}{re.escape(name)}")
     for found in re.finditer(rf"(?<![\w./-])(?:{'|'.join(spellings)})(?![\w/-]|\.\w)", sentence):
