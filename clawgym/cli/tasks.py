@@ -132,7 +132,7 @@ def validate(
         out.print(f"[red]{finding.status}[/red] {escape(finding.task_id)} {finding.rule}: {escape(finding.detail)}")
     counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
-    out.print(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}")
+    out.print(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}", soft_wrap=True)
     if bad or tasks.problems:
         raise typer.Exit(1)
 
