@@ -118,6 +118,8 @@ class Attempt:
                 mode = self.task.verifier.mode
                 if mode is not GradingMode.LIVE:
                     await self.box.stop()
+                elif self.stop != "error":
+                    await self.box.exec(["true"])  # a box that the agent has broken serves nothing: SandboxDied
                 if self.stop == "error":
                     result = self._zero(self.cause or "error")
                 workspace, cause = await self._take()

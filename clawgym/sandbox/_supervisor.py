@@ -11,6 +11,7 @@ ownership mapped to the box's outer uid), gives up root, and only then becomes b
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -157,14 +158,16 @@ class Supervisor:
 
     def spawn(self, lease: str, plan: dict[str, Any], fds: list[int]) -> None:
         limits = plan["limits"]
+        others = self.members(plan["join"]) if plan.get("join") else []
+        if plan.get("join") and not others:
+            raise OSError(errno.ESRCH, "the box to join has ended", plan["join"])
         procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
         uid = self.uids.take() if self.uids else None
-        userns = None
-        if uid is not None:
-            if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
-                self.maps[uid] = _linux.userns_mapping_root_to(uid)
-            userns = self.maps[uid]
-        join = self.members(plan["join"])[0] if plan.get("join") else None
+        self.running[lease] = (None, uid)
+        if uid is not None and uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
+            self.maps[uid] = _linux.userns_mapping_root_to(uid)
+        userns = self.maps[uid] if uid is not None else None
+        join = others[0] if others else None
         pid = os.fork()
         if pid == 0:
             try:

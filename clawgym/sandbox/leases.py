@@ -8,6 +8,7 @@ name pattern of processes. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -68,6 +69,9 @@ class UidBlock:
         raise OSError("every block of outer uids is in use")
 
     def take(self) -> int:
+        """Raises OSError when all of them are in use."""
+        if not self._free:
+            raise OSError(errno.EAGAIN, "every outer uid is in use")
         return self._free.pop()
 
     def give_back(self, uid: int) -> None:

@@ -14,11 +14,11 @@ import pytest
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import BudgetExceeded, EngineError, UnsupportedTask
-from clawgym.records import Limits, Outcome, TaskFile
+from clawgym.records import GradingMode, Limits, Outcome, TaskFile
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-from ..verifiers.tasks_for_tests import task
+from ..verifiers.tasks_for_tests import task, with_mode
 
 SOLVE = b"mkdir -p output; echo 6 > output/sum.txt"
 
@@ -102,6 +102,18 @@ async def test_an_agent_that_breaks_its_box_has_failed(backend: Backend) -> None
     assert episode.outcome is Outcome.FAILED
     assert episode.result is not None
     assert episode.result.strict == 0.0
+
+
+async def test_live_a_box_that_is_gone_by_the_end_has_failed(backend: Backend) -> None:
+    """Not ``infra``: breaking the box must not be a way out of a low score."""
+
+    async def vandal(context: AgentContext) -> None:
+        await backend.supervised.ask("kill", context.sandbox.id)  # type: ignore[attr-defined]
+
+    episode = await run_episode(with_mode(task(), GradingMode.LIVE), Custom(vandal), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "died")
+    assert episode.result is not None
+    assert episode.result.official == 0.0
 
 
 async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> None:
