@@ -127,7 +127,11 @@ class Owner:
 
     def folders(self) -> list[str]:
         state = leases.state_dir()
-        return [f"folder {found}" for found in (*state.glob(f"*{self.id}*"), *state.glob(f"*/*{self.id}*"))]
+        while True:
+            try:
+                return [f"folder {found}" for found in (*state.glob(f"*{self.id}*"), *state.glob(f"*/*{self.id}*"))]
+            except FileNotFoundError:  # another owner's folder went while we looked
+                continue
 
     def sockets(self) -> list[str]:
         found = [f"socket {x}" for x in Path("/proc/net/unix").read_text().splitlines() if self.id in x]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,8 @@ async def shared(backend: Backend) -> AsyncIterator[Sandbox]:
 # -- a Docker engine
 
 
-def _answers(host: str) -> bool:
+def answers(host: str) -> bool:
+    """Whether an engine answers there."""
     docker = pytest.importorskip("docker")
     try:
         client = docker.DockerClient(base_url=host, timeout=5)
@@ -107,7 +109,7 @@ def _private_engine(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
-        if _answers(host):
+        if answers(host):
             return process, host
         time.sleep(0.1)
     text = (folder / "log").read_text(errors="replace")[-1500:]
@@ -116,7 +118,10 @@ def _private_engine(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    if process.poll() is None:
+    if process.poll() is not None:
+        log = (folder / "log").read_text(errors="replace")[-3000:]
+        warnings.warn(f"dockerd ended by itself ({process.returncode}):\n{log}", stacklevel=1)
+    else:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)
@@ -133,7 +138,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
 def docker_engine() -> Iterator[str]:
     """The address of a Docker engine: a running one, else a private one if dockerd is installed, else a skip."""
     given = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if _answers(given):
+    if answers(given):
         yield given
         return
     if os.geteuid() != 0 or not shutil.which("dockerd"):
