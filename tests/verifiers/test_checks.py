@@ -14,6 +14,13 @@ import pytest
 from clawgym.verifiers import checks as cg
 
 
+@pytest.fixture(autouse=True)
+def spare_what_was_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checker owns its process; this one has other children as well (a Docker engine of other tests)."""
+    below, before = cg._below, cg._below(os.getpid())
+    monkeypatch.setattr(cg, "_below", lambda root: {pid for pid in below(root) if pid not in before})
+
+
 def test_scores_are_clamped_and_guarded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = cg.Checks(tmp_path)
     for name, value in [("yes", True), ("half", 0.5), ("much", 7), ("less", -1), ("none", None), ("nan", float("nan"))]:
