@@ -40,20 +40,21 @@ class Worker:
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """A fresh box for ``task``. A host failure is reported in ``info['error']``; the first step then ends it."""
         await self.close()
-        attempt = Attempt(task, self.backend, "env", seed=seed, sample=0)
         self._count, self._floor = 0, floor
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
+            attempt = self._attempt = Attempt(task, self.backend, "env", seed=seed, sample=0)
             try:
                 await attempt.open()
                 self._shell = await attempt.box.shell()
             except (InfraError, SandboxDied) as error:
-                if not retry:
+                if retry:
+                    await self.close()
+                else:
                     info["error"] = str(error)
                     attempt.fail_infra(f"setup: {error}")
             else:
                 break
-        self._attempt = attempt
         self._deadline = time.monotonic() + task.limits.agent_seconds
         return self._observe(task.instruction, 0, task.workspace), info
 

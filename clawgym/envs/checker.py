@@ -54,6 +54,8 @@ def check_vector_env(env: Any, *, end_action: Any, action: Any) -> None:
     _expect(bool((terminated | truncated).all()), "step: end_action did not end every episode")
     if mode is AutoresetMode.SAME_STEP:
         _expect("final_obs" in info and bool(info["_final_obs"].all()), "SAME_STEP: no final_obs in info")
+        answer = env.step([action] * n)
+        _expect(bool((answer[0]["step"] == 1).all()), "SAME_STEP: the step after the end ignored its action")
     elif mode is AutoresetMode.NEXT_STEP:
         answer = env.step([end_action] * n)
         _check_step(env, answer, n)

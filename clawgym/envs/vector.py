@@ -173,6 +173,8 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
                 raise TimeoutError(f"{len(answers)} of {min_envs} environments answered: call recv() again") from None
             if isinstance(result, BaseException):
                 self._busy.discard(i)
+                for other in answers.items():
+                    self._ready.put(other)
                 raise result
             answers[i] = result
         ids = sorted(answers)
@@ -181,7 +183,8 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         for row, i in enumerate(ids):
             observation, _, terminated, truncated, info = answers[i]
             self._seen[i] = observation
-            self._over[i] = terminated or truncated
+            # In SAME_STEP the next episode has begun already.
+            self._over[i] = (terminated or truncated) and self.autoreset_mode is not AutoresetMode.SAME_STEP
             _add(infos, info, row, len(ids))
         return (
             np.array(ids, dtype=np.int64),
