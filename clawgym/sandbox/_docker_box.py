@@ -27,6 +27,7 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, Isolation, SandboxSpec, Snapshot
 
 if TYPE_CHECKING:
@@ -48,27 +49,22 @@ def inside(*words: str) -> list[str]:
     return ["python3", "-I", "-S", "-B", "-c", source, *words]
 
 
-class Attached:
-    """The attached stream as a :class:`~clawgym.sandbox._link.Stream`."""
+class Attached(SocketStream):
+    """The attached stream, without the engine's frames."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.socket = sock
+        super().__init__(sock)
         self.frames = Frames()
-        self._loop = asyncio.get_running_loop()
 
-    async def read(self, size: int) -> bytes:
-        while received := await self._loop.sock_recv(self.socket, size):
-            if data := b"".join(self.frames.feed(received)):
+    def decode(self, data: bytes) -> bytes:
+        return b"".join(self.frames.feed(data))
+
+    async def first(self) -> bytes:
+        """The first bytes, before anybody listens; b'' at the end."""
+        while received := await asyncio.get_running_loop().sock_recv(self.socket, 4096):
+            if data := self.decode(received):
                 return data
         return b""
-
-    async def write(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self.socket, data)
-
-    async def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Started:
@@ -87,7 +83,7 @@ class Started:
         try:
             async with asyncio.timeout(60):
                 while len(data) < _HELLO.size or len(data) < _HELLO.size + _HELLO.unpack_from(data)[0]:
-                    more = await self.stream.read(4096)
+                    more = await self.stream.first()
                     if not more or len(data) > 4096:
                         why = self.stream.frames.errors.decode(errors="replace").strip()[-500:]
                         raise InfraError(f"a box could not be started ({why or 'it ended at once'}): see `docker info`")
@@ -126,7 +122,6 @@ class DockerSandbox(GuestLink):
         self._backend = backend
         self._image = image
         self._user = f"{user}:{user}"
-        self._stream_held = started.stream
         self._writable = started.writable
         self._held = started.held
         """Writable folder -> descriptor; empty where the owner cannot reach them."""
@@ -265,7 +260,6 @@ class DockerSandbox(GuestLink):
                 await self._backend.call(self._backend.engine.remove, self.container)
             else:
                 await self._stopping
-        self._stream_held.socket.close()
         for fd in self._held.values():
             os.close(fd)
         if self._saved is not None:

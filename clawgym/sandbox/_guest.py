@@ -1,21 +1,26 @@
 """Process 1 of a box: runs commands for the host over one stream, and ends when that stream ends.
 
-Sent into the box as text (``python3 -I -S -c``), so: standard library only, few imports, one thread.
-Everything in the box can reach it, so the host believes nothing it says (see ``_link.py``).
+Forked from the supervisor once the box is entered, or (Docker) sent into it as text (``python3 -I -S -c``). So:
+standard library only, few imports, one thread, nothing imported later. Everything in the box can reach it, so the
+host believes nothing it says (see ``_link.py``).
 
 Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
 
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
                 S shell {pty,cwd,env}   R run {cmd,timeout,cap}   K kill and forget the channel
+                W files (entries)   w end of files
 guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done {...}   F failed {error,cause}
 """
 
 # The C halves of signal, socket, collections, struct and json: the Python halves would double a box's start-up.
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import errno
+import fcntl
 import os
+import resource
 import select
 import sys
+import termios
 import time
 from _collections import deque  # pyright: ignore[reportMissingImports]
 from _json import encode_basestring_ascii, make_scanner
@@ -24,6 +29,11 @@ from _struct import Struct, pack
 
 IN, OUT = 0, 1
 HEADER = Struct(">IBI")
+ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
+PROC = -1  # /proc, or the host's where the box has none; only this process holds it
+HOSTS_PROC = False
+TICKS = os.sysconf("SC_CLK_TCK")
+OOM = -1  # our own oom_score_adj
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
@@ -113,6 +123,20 @@ class Job:
 
 jobs = {}
 outbox = deque()
+where = {}  # descriptor -> its job, for those that the poller watches
+folders = {}  # channel of files under way -> modes and times to set at the end, or the error
+poller = select.poll()
+
+
+def watch(fd, job, events=select.POLLIN):
+    where[fd] = job
+    poller.register(fd, events)
+
+
+def drop(fd):
+    if where.pop(fd, None) is not None:
+        poller.unregister(fd)
+    os.close(fd)
 
 
 def send(op: str, channel: int, payload: "bytes | dict" = b""):
@@ -123,7 +147,11 @@ def send(op: str, channel: int, payload: "bytes | dict" = b""):
 
 def spawn(argv, env, cwd, fds, terminal=False):
     """fork, move ``fds`` (target -> source) into place, exec. The children are the first the OOM killer takes."""
-    pid = os.fork()
+    set_oom(b"500")
+    try:
+        pid = os.fork()
+    finally:
+        set_oom(b"0")
     if pid:
         return pid
     try:
@@ -141,29 +169,43 @@ def spawn(argv, env, cwd, fds, terminal=False):
         for target, source in moved.items():
             os.dup2(source, target)
         if terminal:
-            import fcntl
-            import termios
-
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.closerange(3, 198)
         os.closerange(200 if 199 in fds else 198, 1024)
-        try:
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("500")
-        except OSError:
-            pass
         try:
             os.chdir(cwd)
         except OSError as error:
             os.write(2, (f"cannot enter {cwd}: {error.strerror}\n").encode())
             os._exit(126)
-        os.execvpe(argv[0], argv, env)
+        execute(argv, env)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             os._exit(126)
     finally:
         os._exit(127)
+
+
+def execute(argv, env):
+    """os.execvpe without its imports."""
+    if "/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    denied = None
+    for folder in env.get("PATH", "/usr/bin:/bin").split(":"):
+        try:
+            os.execve(f"{folder or '.'}/{argv[0]}", argv, env)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                denied = denied or error
+    raise denied or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def set_oom(value):
+    """Taken over by the next child; a privileged process could not lower it again, an ordinary one can."""
+    try:
+        os.write(OOM, value)
+    except OSError:
+        pass
 
 
 def environment(extra):
@@ -201,9 +243,12 @@ def start_exec(channel, o):
     job = jobs[channel] = Job(channel, pid, out_r, err_r)
     job.stdin = keep.get("stdin")
     begin(job, o)
-    for fd in (out_r, err_r, job.stdin):
+    for fd in (out_r, err_r):
         if fd is not None:
             os.set_blocking(fd, False)
+            watch(fd, job)
+    if job.stdin is not None:
+        os.set_blocking(job.stdin, False)
 
 
 def begin(job, o):
@@ -222,9 +267,6 @@ def start_shell(job_or_channel, o):
     ctl_r, ctl_w = os.pipe()
     rep_r, rep_w = os.pipe()
     if o.get("pty"):
-        import fcntl
-        import termios
-
         out, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
         inner = {0: slave, 1: slave, 2: slave}
@@ -251,6 +293,8 @@ def start_shell(job_or_channel, o):
     job.shell, job.ctl, job.report, job.replies = o, ctl_w, rep_r, b""
     job.cwd = o.get("cwd") or "/"
     job.pending.clear()
+    watch(rep_r, job)
+    watch(out, job)
 
 
 def run_in_shell(job, o):
@@ -263,8 +307,8 @@ def run_in_shell(job, o):
     job.restarted = restarted
     begin(job, o)
     job.nonce = o["nonce"]
-    job.before = descendants(job.pid)
-    job.pending.append(o["cmd"].encode("utf-8", "surrogateescape") + b"\0" + o["nonce"].encode() + b"\0")
+    job.before = children(job.pid)
+    job.pending.append(o["cmd"].encode("utf-8", "surrogateescape") + b"\0" + job.nonce.encode() + b"\0")
     write_pending(job, job.ctl)
     return None
 
@@ -275,6 +319,8 @@ def write_pending(job, fd):
         try:
             written = os.write(fd, chunk)
         except BlockingIOError:
+            if fd not in where:
+                watch(fd, job, select.POLLOUT)
             return
         except OSError:
             job.pending.clear()
@@ -284,8 +330,10 @@ def write_pending(job, fd):
         else:
             job.pending[0] = chunk[written:]
     if job.end_input and job.stdin is not None and not job.pending:
-        os.close(job.stdin)
+        drop(job.stdin)
         job.stdin = None
+    elif where.pop(fd, None) is not None:
+        poller.unregister(fd)
 
 
 def drain(job, fd):
@@ -309,46 +357,82 @@ def drain(job, fd):
     return True
 
 
-def descendants(root):
-    """The process, what it started, and what those left behind in its session."""
-    parents, found = {}, {root}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-                parents[int(name)] = int(fields[1])
-                if int(fields[3]) == root:
-                    found.add(int(name))
-            except (OSError, IndexError, ValueError):
-                pass
-    grew = True
+def look(name):
+    """A file of /proc; b'' where it cannot be read."""
+    try:
+        fd = os.open(name, os.O_RDONLY, dir_fd=PROC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def children(pid):
+    return frozenset(map(int, look(f"{pid}/task/{pid}/children").split()))
+
+
+def processes():
+    """pid -> (parent, session, start in clock ticks since boot) of everything in the box."""
+    found = {}
+    for name in os.listdir(PROC):
+        if name.isdigit() and belongs(name):
+            fields = look(name + "/stat").rpartition(b")")[2].split()
+            if len(fields) > 19:
+                found[int(name)] = (int(fields[1]), int(fields[3]), int(fields[19]))
+    return found
+
+
+def belongs(name):
+    """Whether a process is the box's: in the host's /proc, by its owner."""
+    try:
+        return not HOSTS_PROC or os.stat(name, dir_fd=PROC).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def with_offspring(roots, running, spared=frozenset()):
+    """``roots`` and all that they started, but for the ``spared``."""
+    found = set(roots) - spared
+    grew = bool(found)
     while grew:
         grew = False
-        for pid, parent in parents.items():
-            if parent in found and pid not in found:
+        for pid, (parent, _, _) in running.items():
+            if parent in found and pid not in found and pid not in spared:
                 found.add(pid)
                 grew = True
-    return frozenset(found)
+    return found
+
+
+def descendants(root, since=0, before=frozenset()):
+    """The process, what it started, and what those left behind in its session.
+
+    Without the children that it had ``before``, and theirs, and what was left behind before the tick ``since``.
+    """
+    running = processes()
+    left = {pid for pid, (_, session, start) in running.items() if session == root and start >= since}
+    return with_offspring(left | {root}, running, with_offspring(before, running))
 
 
 def kill_overdue(job, now):
     job.timed_out = True
+    targets = set()
     if job.shell is None:
         targets = descendants(job.pid)
-        for pid in targets:
-            kill(pid)
         job.deadline = now + 1.0
-        return
-    if job.killed_at is None:
+    elif job.killed_at is None:
         job.killed_at = now
-        for pid in descendants(job.pid) - job.before - {job.pid}:
-            kill(pid)
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - (now - job.started)) * TICKS)
+        targets = descendants(job.pid, since, job.before) - {job.pid}
         job.deadline = now + 1.0
     else:  # the shell itself hangs (a loop of builtins)
-        for pid in descendants(job.pid):
-            kill(pid)
+        targets = descendants(job.pid)
         job.deadline = now + 5.0
+    for pid in targets:
+        kill(pid)
 
 
 def kill(pid, sig=signal.SIGKILL):
@@ -362,7 +446,7 @@ def release(job):
     for name in ("out", "err", "stdin", "ctl", "report"):
         fd = getattr(job, name)
         if fd is not None:
-            os.close(fd)
+            drop(fd)
             setattr(job, name, None)
 
 
@@ -428,6 +512,77 @@ def read_report(job):
     return False
 
 
+def put(channel, payload):
+    """Write the entries of a frame; the first error ends it all."""
+    state = folders.setdefault(channel, [])
+    at = 0
+    while at < len(payload) and isinstance(state, list):
+        length, size = ENTRY.unpack_from(payload, at)
+        at += ENTRY.size
+        entry = loads(payload[at : at + length])
+        try:
+            put_one(entry, payload[at + length : at + length + size], state)
+        except (OSError, ValueError) as error:
+            folders[channel] = state = f"{entry['path']}: {getattr(error, 'strerror', error)}"
+        at += length + size
+
+
+def put_one(entry, data, state):
+    path, kind = entry["path"], entry["kind"]
+    if kind in ("top", "folder"):
+        make_folder(path)
+        if kind == "folder":
+            state.append(entry)
+        return
+    flags = os.O_WRONLY | os.O_NOFOLLOW
+    if not entry.get("more"):
+        make_folder(os.path.dirname(path))
+        clear_away(path)
+        flags |= os.O_CREAT | os.O_EXCL
+    if kind == "link":
+        os.symlink(entry["target"], path)
+    else:
+        fd = os.open(path, flags | os.O_APPEND, 0o600)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fchmod(fd, entry["mode"])
+        finally:
+            os.close(fd)
+    os.utime(path, (entry["mtime"], entry["mtime"]), follow_symlinks=False)
+
+
+def make_folder(path):
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:  # a file or a dangling link is in the way
+        os.unlink(path)
+        os.mkdir(path)
+
+
+def clear_away(path):
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        for name in os.listdir(path):
+            clear_away(path + "/" + name)
+        os.rmdir(path)
+
+
+def end_put(channel):
+    state = folders.pop(channel, [])
+    if isinstance(state, str):
+        return send("F", channel, {"error": state, "cause": "files"})
+    for entry in reversed(state):  # a folder that nobody may write is filled first
+        os.chmod(entry["path"], entry["mode"])
+        os.utime(entry["path"], (entry["mtime"], entry["mtime"]))
+    return send("D", channel, {})
+
+
 def handle(op, channel, payload):
     if op == "I" or op == "E":
         job = jobs.get(channel)
@@ -444,21 +599,25 @@ def handle(op, channel, payload):
             write_pending(job, job.stdin)
         return
     if op == "K":
+        folders.pop(channel, None)
         job = jobs.pop(channel, None)
         if job is not None:
             for pid in descendants(job.pid):
                 kill(pid)
             release(job)
         return
-    options = loads(payload)
     try:
-        if op == "X":
-            start_exec(channel, options)
+        if op == "R":
+            run_in_shell(jobs[channel], loads(payload))
+        elif op == "X":
+            start_exec(channel, loads(payload))
         elif op == "S":
-            start_shell(channel, options)
+            start_shell(channel, loads(payload))
             send("D", channel, {})
-        elif op == "R":
-            run_in_shell(jobs[channel], options)
+        elif op == "W":
+            put(channel, payload)
+        elif op == "w":
+            end_put(channel)
     except OSError as error:
         cause = "pids" if error.errno in (errno.EAGAIN, errno.ENOMEM) else "exec"
         job = jobs.get(channel)
@@ -467,10 +626,130 @@ def handle(op, channel, payload):
         send("F", channel, {"error": f"{op}: {error.strerror}", "cause": cause})
 
 
-def main():
-    config = loads(sys.argv[1])
-    import resource
+def say_hello(config, gifts):
+    hello = dumps({"pid": os.getpid(), "nonce": config["nonce"]}).encode()
+    frame = HEADER.pack(len(hello), ord("H"), 0) + hello
+    if gifts:
+        control = socket(AF_UNIX, SOCK_STREAM, 0, fileno=IN)
+        # SOL_SOCKET, SCM_RIGHTS
+        control.sendmsg([frame], [(1, 1, b"".join(pack("i", fd) for fd in gifts))])
+        control.detach()
+        for fd in gifts:
+            os.close(fd)
+    else:
+        os.write(OUT, frame)
 
+
+def flush():
+    """Write what there is to say; False once nobody listens."""
+    data = b"".join(outbox)
+    outbox.clear()
+    try:
+        written = os.write(OUT, data)
+    except BlockingIOError:
+        written = 0
+    except OSError:
+        return False
+    if written < len(data):
+        outbox.append(data[written:])
+    return True
+
+
+def serve(wake, lifeline):
+    inbox = b""
+    poller.register(IN, select.POLLIN)
+    poller.register(wake, select.POLLIN)
+    if lifeline is not None:
+        poller.register(lifeline, 0)
+    writer = os.dup(OUT)  # IN may be the same socket, and a poller knows a number once
+    blocked = False
+    while True:
+        timeout = None
+        for job in jobs.values():
+            if job.deadline is not None:
+                left = max(0.0, job.deadline - time.monotonic()) * 1000 + 1
+                timeout = left if timeout is None else min(timeout, left)
+        for fd, event in poller.poll(timeout):
+            if fd == IN:
+                try:
+                    data = os.read(IN, 1 << 20)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+                if not data:
+                    return
+                inbox = inbox + data if inbox else data
+                at = 0
+                while len(inbox) - at >= HEADER.size:
+                    length, op, channel = HEADER.unpack_from(inbox, at)
+                    end = at + HEADER.size + length
+                    if len(inbox) < end:
+                        break
+                    handle(chr(op), channel, inbox[at + HEADER.size : end])
+                    at = end
+                inbox = inbox[at:]
+            elif fd == wake:
+                try:
+                    os.read(wake, 4096)
+                except BlockingIOError:
+                    pass
+                reap()
+            elif fd == lifeline:
+                return
+            elif fd in where:
+                serve_job(fd, event, where[fd])
+        if outbox and not flush():
+            return
+        if blocked != bool(outbox):
+            blocked = not blocked
+            if blocked:
+                poller.register(writer, select.POLLOUT)
+            else:
+                poller.unregister(writer)
+        now = time.monotonic()
+        for job in list(jobs.values()):
+            if job.deadline is not None and now >= job.deadline:
+                kill_overdue(job, now)
+
+
+def serve_job(fd, event, job):
+    if fd == job.report:
+        if event & select.POLLIN:
+            read_report(job)
+        elif event & select.POLLHUP:
+            drop(fd)
+            job.report = None
+    elif fd == job.out or fd == job.err:
+        if not drain(job, fd):
+            drop(fd)
+            if fd == job.out:
+                job.out = None
+            else:
+                job.err = None
+    else:
+        write_pending(job, fd)
+
+
+def prepare(proc=None):
+    """Open what this process alone is to hold; ``proc`` is a descriptor of the host's /proc where the box has none."""
+    global PROC, HOSTS_PROC, OOM
+    HOSTS_PROC = proc is not None
+    PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY) if proc is None else proc
+    try:
+        OOM = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=PROC)
+    except OSError:
+        pass
+
+
+def main(config, gifts=(), lifeline=None):
+    """Serve until the stream ends.
+
+    ``gifts`` are descriptors for the host, ``lifeline`` the read end of a pipe that ends with the supervisor.
+    """
+    if "env" in config:
+        os.environ.clear()
+        os.environ.update(config["env"])
     for name, value in config.get("rlimits", {}).items():
         which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
@@ -488,98 +767,12 @@ def main():
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    hello = dumps({"pid": os.getpid(), "python": sys.version.split()[0], "nonce": config["nonce"]}).encode()
-    frame = HEADER.pack(len(hello), ord("H"), 0) + hello
-    if config.get("send_root"):
-        control = socket(AF_UNIX, SOCK_STREAM, 0, fileno=IN)
-        root = os.open("/", os.O_PATH | os.O_DIRECTORY)
-        # SOL_SOCKET, SCM_RIGHTS
-        control.sendmsg([frame], [(1, 1, pack("i", root))])
-        os.close(root)
-        control.detach()
-    else:
-        os.write(OUT, frame)
+    say_hello(config, gifts)
     os.set_blocking(IN, False)
     os.set_blocking(OUT, False)
-    inbox = b""
-    while True:
-        poller = select.poll()
-        poller.register(IN, select.POLLIN)
-        poller.register(wake_r, select.POLLIN)
-        if outbox:
-            poller.register(OUT, select.POLLOUT)
-        where = {}
-        now = time.monotonic()
-        timeout = None
-        for job in jobs.values():
-            if len(outbox) < 64:
-                for fd in (job.out, job.err, job.report):
-                    if fd is not None and not (fd == job.out and job.buffer is None and job.shell is None):
-                        where[fd] = job
-                        poller.register(fd, select.POLLIN)
-            target = job.stdin if job.shell is None else job.ctl
-            if job.pending and target is not None:
-                where[target] = job
-                poller.register(target, select.POLLOUT)
-            if job.deadline is not None:
-                left = max(0.0, job.deadline - now) * 1000 + 1
-                timeout = left if timeout is None else min(timeout, left)
-        for fd, event in poller.poll(timeout):
-            if fd == IN and event & (select.POLLIN | select.POLLHUP):
-                try:
-                    data = os.read(IN, 1 << 20)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    return
-                if not data:
-                    return
-                inbox += data
-                while len(inbox) >= HEADER.size:
-                    length, op, channel = HEADER.unpack_from(inbox)
-                    if len(inbox) < HEADER.size + length:
-                        break
-                    payload = inbox[HEADER.size : HEADER.size + length]
-                    inbox = inbox[HEADER.size + length :]
-                    handle(chr(op), channel, payload)
-            elif fd == wake_r:
-                try:
-                    os.read(wake_r, 4096)
-                except BlockingIOError:
-                    pass
-                reap()
-            elif fd in where and jobs.get(where[fd].channel) is where[fd]:
-                job = where[fd]
-                if fd == job.report:
-                    if event & select.POLLIN:
-                        read_report(job)
-                    elif event & select.POLLHUP:
-                        os.close(job.report)
-                        job.report = None
-                elif fd == job.out or fd == job.err:
-                    if not drain(job, fd):
-                        os.close(fd)
-                        if fd == job.out:
-                            job.out = None
-                        else:
-                            job.err = None
-                elif fd == job.stdin or fd == job.ctl:
-                    write_pending(job, fd)
-        while outbox:
-            try:
-                written = os.write(OUT, outbox[0])
-            except BlockingIOError:
-                break
-            except OSError:
-                return
-            if written == len(outbox[0]):
-                outbox.popleft()
-            else:
-                outbox[0] = outbox[0][written:]
-        now = time.monotonic()
-        for job in list(jobs.values()):
-            if job.deadline is not None and now >= job.deadline:
-                kill_overdue(job, now)
+    serve(wake_r, lifeline)
 
 
-main()
+if __name__ == "__main__":
+    prepare()
+    main(loads(sys.argv[1]))

@@ -23,8 +23,12 @@ _BOOT = """
 import sys, types
 for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "/sandbox")):
     module = types.ModuleType(name); module.__path__ = [path]; sys.modules[name] = module
+from clawgym.sandbox import _linux, _seccomp, _zygote
+# Process 1 of a box is a child of a child of the zygote's that ends at once: it becomes ours.
+_linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
+zygote = _zygote.fork(_seccomp.program())
 from clawgym.sandbox._supervisor import main
-main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygote)
 """
 
 
@@ -54,8 +58,13 @@ class Supervised:
         package = str(Path(__file__).resolve().parent.parent)
         argv = [sys.executable, "-I", "-S", "-c", _BOOT, package, str(theirs.fileno()), str(self.state), self.owner]
         with theirs:
+            # A clean environment: every box's first process is a copy of this one.
             self._process = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                argv,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             )
         ours.setblocking(False)
         self._socket = ours
@@ -97,8 +106,14 @@ class Supervised:
                 else:
                     future.set_result(message)
 
-    async def ask(self, op: str, lease: str = "", fds: list[int] | None = None, **fields: Any) -> dict[str, Any]:
-        """One request. Raises :class:`InfraError` if the supervisor failed or has gone."""
+    async def ask(self, op: str, lease: str = "", **fields: Any) -> dict[str, Any]:
+        """One request and its answer. Raises :class:`InfraError` if the supervisor failed or has gone."""
+        return await (await self.post(op, lease, **fields))
+
+    async def post(
+        self, op: str, lease: str = "", fds: list[int] | None = None, **fields: Any
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Send one request; the answer comes as a future. Raises :class:`InfraError`."""
         if self._socket is None:
             raise InfraError("the sandbox supervisor is not running: create a new backend")
         self._count += 1
@@ -113,7 +128,7 @@ class Supervised:
                 await asyncio.sleep(0.005)
             except OSError as error:
                 raise InfraError("the sandbox supervisor has ended: start the run again") from error
-        return await future
+        return future
 
     async def stop(self) -> None:
         """Let it clear what is left and end. Idempotent."""

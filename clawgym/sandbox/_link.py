@@ -8,26 +8,31 @@ answer is bounded in size and time, and a stream that breaks the rules costs the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import io
+import itertools
 import json
 import os
 import secrets
 import struct
 import tarfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
+from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 
-__all__ = ["PRISTINE", "GuestLink", "LinkShell", "Stream", "guest_argv", "pristine_tool"]
+__all__ = ["PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
+_ENTRY = struct.Struct(">II")
+_CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
 _SLACK = 4096
 """Bytes an answer may be over its cap: the marker line of left-out output."""
@@ -35,24 +40,7 @@ _GRACE = 10.0
 """Seconds the guest has, after a command's own deadline, to kill it and to say so."""
 PRISTINE = "/.pristine"
 """Where ``pristine_tools`` mounts the image's untouched ``/usr``."""
-_UNPACK_PYTHON = (
-    "import os, sys, tarfile; os.makedirs(sys.argv[1], exist_ok=True); "
-    "tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall(sys.argv[1])"
-)
-_UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1" --no-same-owner --recursive-unlink'
 _MTIME = 1577836800  # 2020-01-01: inputs look the same on every run
-
-
-class Stream(Protocol):
-    """A two-way byte stream to the guest."""
-
-    async def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; b'' at the end."""
-        ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def guest_argv(config: dict[str, Any], python: Sequence[str] = ("python3",)) -> list[str]:
@@ -83,16 +71,41 @@ def pristine_tool(name: str) -> list[str]:
     return [*prefix, f"{PRISTINE}{folder}/{name}"]
 
 
-def pack(files: Iterable[TaskFile]) -> bytes:
-    """A tar of task files, the same bytes for the same files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file in files:
-            data = file.read()
-            entry = tarfile.TarInfo(file.path)
-            entry.size, entry.mode, entry.mtime = len(data), 0o755 if file.executable else 0o644, _MTIME
-            tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+Entry = tuple[dict[str, Any], bytes]
+"""What is to be written: ``path`` and ``kind`` with ``mode``, ``mtime``, ``target``; and the content."""
+
+
+def _of_files(files: Iterable[TaskFile], dest: str) -> Iterator[Entry]:
+    for file in files:
+        about = {"path": f"{dest}/{file.path}", "kind": "file", "mode": 0o755 if file.executable else 0o644}
+        yield {**about, "mtime": _MTIME}, file.read()
+
+
+def _of_tar(data: bytes, dest: str) -> Iterator[Entry]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            about = {"path": f"{dest}/{member.name}", "mode": member.mode & 0o777, "mtime": int(member.mtime)}
+            if member.isdir():
+                yield {**about, "kind": "folder"}, b""
+            elif member.issym():
+                yield {**about, "kind": "link", "target": member.linkname}, b""
+            elif member.isreg() and (held := tar.extractfile(member)) is not None:
+                yield {**about, "kind": "file"}, held.read()
+
+
+def _framed(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """Payloads of W frames: entries back to back, a large file in several."""
+    batch = bytearray()
+    for about, data in entries:
+        for start in range(0, max(len(data), 1), _CHUNK):
+            head = json.dumps({**about, "more": True} if start else about).encode()
+            part = data[start : start + _CHUNK]
+            if batch and len(batch) + len(part) > _CHUNK:
+                yield bytes(batch)
+                batch.clear()
+            batch += _ENTRY.pack(len(head), len(part)) + head + part
+    if batch:
+        yield bytes(batch)
 
 
 @dataclass(eq=False)
@@ -129,62 +142,64 @@ class LinkShell:
 
 
 class GuestLink:
-    """Runs commands in a box over one :class:`Stream`; the backends build their boxes on it."""
+    """Runs commands in a box over one :class:`~clawgym.sandbox._stream.SocketStream`; the backends build on it."""
 
-    def __init__(self, stream: Stream, spec: SandboxSpec, cause_of_death: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, stream: SocketStream, spec: SandboxSpec, cause_of_death: Callable[[], Awaitable[str]]) -> None:
         self.spec = spec
         self._stream = stream
         self._cause_of_death = cause_of_death
         self._requests: dict[int, _Request] = {}
         self._channels = 0
-        self._writing = asyncio.Lock()
+        self._buffer = b""
         self.death: SandboxDied | None = None
         self.closed = False
-        self._reader: asyncio.Task[None] | None = None
+        self._dying: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to listen; call once the guest has said hello."""
-        self._reader = asyncio.create_task(self._listen())
+        self._stream.start(self._received, self._ended)
 
     # -- the wire
 
     async def send(self, op: str, channel: int, payload: bytes) -> None:
+        """Send one frame. Raises :class:`SandboxDied`, or :class:`SandboxError` once closed."""
         if self.death is not None:
             raise self.death
         if self.closed:
             raise SandboxError("this box is closed: create another one")
         try:
-            # Shielded: half a frame, left by a caller that was cancelled, would garble every later one.
-            await asyncio.shield(self._write(_HEADER.pack(len(payload), ord(op), channel) + payload))
+            self._stream.write(_HEADER.pack(len(payload), ord(op), channel) + payload)
         except OSError:
             await asyncio.shield(self._die(None))
             assert self.death is not None
             raise self.death from None
+        await self._stream.drain()
 
-    async def _write(self, frame: bytes) -> None:
-        async with self._writing:
-            await self._stream.write(frame)
-
-    async def _listen(self) -> None:
-        buffer = bytearray()
-        cause: str | None = None
+    def _received(self, data: bytes) -> None:
+        if self._buffer:
+            data = self._buffer + data
+        at, size = 0, len(data)
         try:
-            while data := await self._stream.read(1 << 18):
-                buffer += data
-                while len(buffer) >= _HEADER.size:
-                    length, op, channel = _HEADER.unpack_from(buffer)
-                    if length > _MAX_FRAME:
-                        raise ValueError("frame too large")
-                    if len(buffer) < _HEADER.size + length:
-                        break
-                    payload = bytes(buffer[_HEADER.size : _HEADER.size + length])
-                    del buffer[: _HEADER.size + length]
-                    self._take(chr(op), channel, payload)
+            while size - at >= _HEADER.size:
+                length, op, channel = _HEADER.unpack_from(data, at)
+                if length > _MAX_FRAME:
+                    raise ValueError("frame too large")
+                end = at + _HEADER.size + length
+                if size < end:
+                    break
+                self._take(chr(op), channel, data[at + _HEADER.size : end])
+                at = end
         except (ValueError, KeyError, TypeError, RecursionError):
-            cause = "protocol"
-        except OSError:
-            pass
-        await self._die(cause)
+            self._doom("protocol")
+            return
+        self._buffer = data[at:]
+
+    def _ended(self) -> None:
+        self._doom(None)
+
+    def _doom(self, cause: str | None) -> None:
+        if self._dying is None:
+            self._dying = asyncio.create_task(self._die(cause))
 
     def _take(self, op: str, channel: int, payload: bytes) -> None:
         request = self._requests.get(channel)
@@ -210,6 +225,8 @@ class GuestLink:
                 cause, text = str(body.get("cause")), str(body.get("error"))[:200]
                 if cause == "pids":
                     error: Exception = SandboxDied(f"the box cannot start a process ({text})", cause="pids")
+                elif cause == "files":
+                    error = SandboxError(f"files could not be put into the box ({text}): check limits.disk_mb")
                 else:
                     error = SandboxError(f"the box refused the command ({text})")
                 request.done.set_exception(error)
@@ -224,8 +241,7 @@ class GuestLink:
                     self.death = SandboxDied("the box is gone", cause=await self._cause_of_death())
                 except InfraError:
                     pass
-            if cause == "protocol":
-                await self._stream.close()
+            self._stream.close()
         error = self.death or SandboxError("this box was closed while it worked: create another one")
         for request in self._requests.values():
             if not request.done.done():
@@ -239,31 +255,26 @@ class GuestLink:
         body: dict[str, Any],
         timeout: float,
         cap: int,
-        stdin: bytes | None = None,
+        more: Iterable[tuple[str, bytes]] = (),
     ) -> ExecResult:
-        """Send one request and wait for its answer, within ``timeout`` and a grace."""
+        """Send one request, and ``more`` frames of it, and wait for its answer, within ``timeout`` and a grace."""
         if channel in self._requests:
             raise SandboxError("this shell is still busy with a command that was given up: use another shell")
-        request = _Request(asyncio.get_running_loop().create_future(), room=2 * (cap + _SLACK))
+        loop = asyncio.get_running_loop()
+        request = _Request(loop.create_future(), room=2 * (cap + _SLACK))
         self._requests[channel] = request
+        overdue = loop.call_later(timeout + _GRACE, self._doom, "unresponsive")
         try:
-            async with asyncio.timeout(timeout + _GRACE):
+            if body:
                 await self.send(op, channel, json.dumps(body).encode())
-                if stdin is not None:
-                    for start in range(0, len(stdin), 1 << 18):
-                        await self.send("I", channel, stdin[start : start + (1 << 18)])
-                    await self.send("E", channel, b"")
-                done = await asyncio.shield(request.done)
-        except TimeoutError:
-            await self._die("unresponsive")
-            await self._stream.close()
-            assert self.death is not None
-            raise self.death from None
+            for name, payload in more:
+                await self.send(name, channel, payload)
+            done = await request.done
         except asyncio.CancelledError:
-            if op == "X" and self.death is None and not self.closed:
+            if op != "R" and self.death is None and not self.closed:  # a shell stays busy until it answers
                 self._requests.pop(channel, None)
-                giving_up = asyncio.ensure_future(self.send("K", channel, b""))
-                giving_up.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+                with contextlib.suppress(OSError):
+                    self._stream.write(_HEADER.pack(0, ord("K"), channel))
             raise
         except SandboxDied:
             self._requests.pop(channel, None)
@@ -272,6 +283,7 @@ class GuestLink:
             self._requests.pop(channel, None)
             raise
         finally:
+            overdue.cancel()
             if request.done.done() and not request.done.cancelled():
                 request.done.exception()  # retrieved: no warning for an answer nobody waits for
         return self._result(request, done)
@@ -333,30 +345,42 @@ class GuestLink:
             "stdin": bool(stdin),
             "split": stdout_only,
         }
-        return await self.request("X", self._channel(), body, timeout, cap, stdin or None)
+        return await self.request("X", self._channel(), body, timeout, cap, _input(stdin) if stdin else ())
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
-        await self._unpack(pack(files), dest)
+        await self._put(_of_files(files, dest), dest)
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
-        await self._unpack(archive.tar, dest)
+        await self._put(_of_tar(archive.tar, dest), dest)
 
-    async def _unpack(self, tar: bytes, dest: str) -> None:
+    async def _put(self, entries: Iterable[Entry], dest: str) -> None:
         if not dest.startswith("/"):
             raise SandboxError(f"{dest!r} is not an absolute folder in the box: start it with '/'")
-        argv = ["sh", "-c", _UNPACK, "sh", dest]
-        if self.spec.pristine_tools:
-            argv = [*self.tool("python3"), "-I", "-S", "-c", _UNPACK_PYTHON, dest]
-        done = await self.exec(argv, cwd="/", stdin=tar, timeout=self.spec.limits.setup_seconds)
-        if done.exit_code:
-            cause = done.text.strip()[-300:]
-            raise SandboxError(f"files could not be put into {dest} ({cause}): check limits.disk_mb and the paths")
+        top: Entry = {"path": dest, "kind": "top"}, b""
+        frames = [("W", payload) for payload in _framed(itertools.chain([top], entries))]
+        await self.request("W", self._channel(), {}, self.spec.limits.setup_seconds, 0, [*frames, ("w", b"")])
 
     async def end(self) -> None:
         """Stop listening; pending requests fail. Idempotent."""
         self.closed = True
-        await self._stream.close()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        self._stream.close()
+        if self._dying is not None:
+            await asyncio.gather(self._dying, return_exceptions=True)
         await self._die(None)
+
+
+def _input(data: bytes) -> Iterator[tuple[str, bytes]]:
+    for start in range(0, len(data), _CHUNK):
+        yield "I", data[start : start + _CHUNK]
+    yield "E", b""
+
+
+_LATE: set[asyncio.Future[None]] = set()
+
+
+def close_late(task: asyncio.Future[Any]) -> None:
+    """A box whose creation was cancelled half-way is closed when it arrives (a done callback)."""
+    if not task.cancelled() and task.exception() is None:
+        closing = asyncio.ensure_future(task.result().close())
+        _LATE.add(closing)
+        closing.add_done_callback(_LATE.discard)

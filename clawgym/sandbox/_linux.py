@@ -9,7 +9,10 @@ import ctypes
 import os
 import struct
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "CLONE_NEWNET",
@@ -17,20 +20,31 @@ __all__ = [
     "CLONE_NEWUSER",
     "bind_idmapped",
     "close_on_exec_from",
+    "drop_capabilities",
+    "filter_syscalls",
     "mount",
+    "hide_command_line",
     "open_beneath",
+    "pivot_root",
     "prctl",
     "setns",
+    "syscall",
+    "umount",
     "unshare",
 ]
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x02000000, 0x04000000, 0x08000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, MS_PRIVATE = 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 4, 15, 22, 24, 36
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 # The same numbers on every architecture (the unified table, Linux 5.x).
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_CLOSE_RANGE, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 436, 437, 442
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLOSE_RANGE_CLOEXEC = 4
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _AT_EMPTY_PATH, _AT_FDCWD = 1, 4, 0x1000, -100
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
@@ -46,7 +60,8 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _syscall(what: str, number: int, *args: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+def syscall(what: str, number: int, *args: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+    """Any system call. Raises OSError, with ``what`` as its file name."""
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
 
@@ -76,6 +91,48 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     )
 
 
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(target.encode(), flags), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[os.uname().machine]), new.encode(), old.encode()), "pivot_root")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good: the bounding, ambient, inheritable, permitted and effective sets.
+
+    With an empty bounding set and ``no_new_privs`` no later exec can bring one back, uid 0 or not.
+    """
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break  # EINVAL: past the last one this kernel knows
+    _libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)  # _LINUX_CAPABILITY_VERSION_3
+    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def filter_syscalls(program: bytes) -> None:
+    """Install a seccomp filter (an array of struct sock_filter); needs ``no_new_privs``."""
+    code = ctypes.create_string_buffer(program, len(program))
+    fprog = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
+    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), fprog, 0, 0), "seccomp")
+
+
+def hide_command_line(name: bytes) -> None:
+    """Show ``name`` as this process's command line and comm: anybody who sees the process can read those."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: fields 48 and 49 of proc(5)
+    if 0 < start < end:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, name, min(len(name), end - start - 1))
+    _libc.prctl(PR_SET_NAME, name[:15], 0, 0, 0)
+
+
 def make_mounts_private() -> None:
     """Keep this mount namespace's mounts out of every other."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -86,14 +143,14 @@ def bind_idmapped(source: str, target: str, userns_fd: int | None) -> None:
 
     Needs CAP_SYS_ADMIN over the file system of ``source``, so real root, and Linux 5.12.
     """
-    tree = _syscall("open_tree", _SYS_OPEN_TREE, _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    tree = syscall("open_tree", _SYS_OPEN_TREE, _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
         attributes = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
         if userns_fd is not None:
             attributes |= _MOUNT_ATTR_IDMAP
         packed = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns_fd or 0), 32)
-        _syscall("mount_setattr", _SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, packed, 32)
-        _syscall("move_mount", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+        syscall("mount_setattr", _SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, packed, 32)
+        syscall("move_mount", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
     finally:
         os.close(tree)
 
@@ -128,7 +185,7 @@ def userns_mapping_root_to(uid: int) -> int:
 def close_on_exec_from(first: int) -> None:
     """close_range(2) with CLOSE_RANGE_CLOEXEC: every descriptor from ``first`` on (Linux 5.11; one by one before)."""
     try:
-        _syscall("close_range", _SYS_CLOSE_RANGE, first, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
+        syscall("close_range", _SYS_CLOSE_RANGE, first, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
     except OSError:
         for fd in os.listdir("/proc/self/fd"):
             if int(fd) >= first:
@@ -147,4 +204,4 @@ def open_beneath(dirfd: int, path: str, flags: int, *, cross_mounts: bool = Fals
     if not cross_mounts:
         resolve |= _RESOLVE_NO_XDEV
     how = ctypes.create_string_buffer(struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve), 24)
-    return _syscall(f"open {path}", _SYS_OPENAT2, dirfd, os.fsencode(path), how, 24)
+    return syscall(f"open {path}", _SYS_OPENAT2, dirfd, os.fsencode(path), how, 24)

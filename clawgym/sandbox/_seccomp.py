@@ -10,10 +10,12 @@ Format: struct sock_filter of linux/filter.h; return values of linux/seccomp.h.
 
 from __future__ import annotations
 
-import json
-import platform
+import os
 import struct
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["DENIED", "docker_profile", "program"]
 
@@ -82,6 +84,22 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
     "_sysctl": (156, None),
 }
+# Without namespaces of its own a box would share these with the whole machine.
+SHARED: dict[str, tuple[int, int]] = {
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "msgctl": (71, 187),
+    "msgget": (68, 186),
+    "msgrcv": (70, 188),
+    "msgsnd": (69, 189),
+    "semctl": (66, 191),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
+}
 _SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198)}
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 # AF_UNIX, AF_INET, AF_INET6: the others (netlink, packet, alg, vsock, bluetooth, ...) have no business in a box.
@@ -89,12 +107,15 @@ _FAMILIES = (1, 2, 10)
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
-def program(machine: str | None = None) -> bytes:
-    """The filter as bytes for ``bwrap --seccomp`` (an array of struct sock_filter).
+def program(machine: str | None = None, *, shared: bool = False) -> bytes:
+    """The filter as bytes (an array of struct sock_filter).
 
-    Raises KeyError on an architecture without a table (x86_64 and aarch64 have one).
+    ``shared`` is for a box without a network and an IPC namespace of its own: no internet sockets, no System V IPC, no
+    message queues. Raises KeyError on an architecture without a table (x86_64 and aarch64 have one).
     """
-    column, audit_arch = _ARCHES[machine or platform.machine()]
+    column, audit_arch = _ARCHES[machine or os.uname().machine]
+    denied = {**DENIED, **SHARED} if shared else DENIED
+    families = _FAMILIES[:1] if shared else _FAMILIES
     out: list[tuple[int, int, int, int]] = []
 
     def emit(code: int, k: int, jt: int = 0, jf: int = 0) -> None:
@@ -107,7 +128,7 @@ def program(machine: str | None = None) -> bytes:
     if column == 0:
         emit(_JGE, 0x40000000, 0, 1)  # the x32 table
         emit(_RET, _ERRNO | _ENOSYS)
-    for numbers in DENIED.values():
+    for numbers in denied.values():
         number = numbers[column]
         if number is not None:
             emit(_JEQ, number, 0, 1)
@@ -125,10 +146,10 @@ def program(machine: str | None = None) -> bytes:
     emit(_JEQ, _TERMINAL_INPUT[1], 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
-    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(_FAMILIES))
+    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(families))
     emit(_LD_W_ABS, _ARG0)
-    for index, family in enumerate(_FAMILIES):
-        emit(_JEQ, family, len(_FAMILIES) - index, 0)
+    for index, family in enumerate(families):
+        emit(_JEQ, family, len(families) - index, 0)
     emit(_RET, _ERRNO | _EAFNOSUPPORT)
     emit(_RET, _ALLOW)
     emit(_RET, _ALLOW)
@@ -142,6 +163,8 @@ def docker_profile() -> str:
     that profile forbids beyond this list needs a capability, and a box has none; what this list forbids beyond
     that profile (io_uring, vsock, new user namespaces, TIOCSTI) is the reason to have one.
     """
+    import json
+
     deny, missing = {"action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"action": "SCMP_ACT_ERRNO", "errnoRet": 38}
     family = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": 97}
 

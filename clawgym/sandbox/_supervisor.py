@@ -4,19 +4,17 @@ It holds one end of a socket pair. Requests come over it; its end means that the
 crashed, SIGKILL), and then every lease is killed and removed. Boxes are forked here and not in the owner,
 which may have threads, gigabytes of memory or an accelerator's driver. Standard library only.
 
-A box starts in two steps. The child forked here joins its cgroups, gets a private mount namespace with a
-size-limited tmpfs for everything the box will write (as root: with the lower folders bound there,
-ownership mapped to the box's outer uid), gives up root, and only then becomes bubblewrap, which builds the rest.
+A box is forked from the zygote (``_zygote.py``), a child of this process; its process 1 becomes a child of this one.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -29,65 +27,22 @@ from clawgym.sandbox._messages import receive, send
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
 
 
-def _become_box(
-    plan: dict[str, Any], uid: int | None, userns: int | None, procs: list[str], fds: list[int], join: int | None
-) -> None:
-    """In the forked child: everything up to exec. Raises OSError; never returns otherwise."""
-    control, errors, report, seccomp = fds
-    os.setsid()
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_DFL)
-    for path in procs:
-        with open(path, "w") as file:
-            file.write("0")
-    if join is not None:
-        network = os.open(f"/proc/{join}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        _linux.setns(network, _linux.CLONE_NEWNET)
-    layer = plan["mountpoint"]
-    size = f"size={plan['layer_bytes']},nr_inodes={plan['layer_inodes']},mode=755"
-    flags = _linux.MS_NOSUID | _linux.MS_NODEV
-    if uid is not None:
-        _linux.unshare(_linux.CLONE_NEWNS)
-        _linux.make_mounts_private()
-        _linux.mount("tmpfs", layer, "tmpfs", flags, f"{size},uid={uid},gid={uid}")
-        for name, source in plan["lowers"].items():
-            os.makedirs(f"{layer}/{name}")
-            _linux.bind_idmapped(source, f"{layer}/{name}", userns)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        # Without this /proc/self belongs to root, and bubblewrap cannot write its uid map.
-        _linux.prctl(_linux.PR_SET_DUMPABLE, 1)
-    else:
-        me, group = os.getuid(), os.getgid()
-        _linux.unshare(_linux.CLONE_NEWUSER | _linux.CLONE_NEWNS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{me} {me} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-        _linux.make_mounts_private()
-        _linux.mount("tmpfs", layer, "tmpfs", flags, size)
-    for name in plan["mkdirs"]:
-        os.makedirs(f"{layer}/{name}", exist_ok=True)
-    layer_fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with socket.socket(fileno=os.dup(report)) as answer:
-        send(answer, {"ok": True}, [layer_fd])
-        # The owner now puts read-only files into the layer, and says go.
-        if answer.recv(16) != b"go":
-            os._exit(1)
-    for name, value in plan["rlimits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
-    for target, source in ((0, control), (1, control), (2, errors)):
-        os.dup2(source, target)
-    argv = [a.replace("{layer}", layer).replace("{seccomp}", str(seccomp)) for a in plan["argv"]]
-    _linux.close_on_exec_from(3)
-    os.set_inheritable(seccomp, True)
-    os.execve(argv[0], argv, {"PATH": "/usr/bin:/bin"})
+class _Running:
+    """A box that has not been cleared away yet."""
+
+    def __init__(self, uid: int | None, born: int) -> None:
+        self.uid = uid
+        self.born: int | None = born
+        """Where the pid of process 1 will come from; None once it has, or never will."""
+        self.first: int | None = None
+        """Process 1 of the box; None before it is known, and once it has ended."""
 
 
 class Supervisor:
     """Serves one owner until its socket ends."""
 
-    def __init__(self, sock: socket.socket, state: Path, owner: str) -> None:
+    def __init__(self, sock: socket.socket, state: Path, owner: str, zygote: socket.socket) -> None:
+        self.zygote = zygote
         self.sock = sock
         self.state = state
         self.owner = owner
@@ -97,21 +52,36 @@ class Supervisor:
         self.folder.add_cgroups(self.cgroups)
         self.cgroups.try_out()
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
-        self.running: dict[str, tuple[int | None, int | None]] = {}
-        """Lease -> (pid of bubblewrap, None once reaped; outer uid)."""
+        self.running: dict[str, _Running] = {}
         self.maps: dict[int, int] = {}
         """Outer uid -> user namespace that maps root to it, for the lower folders."""
         self.dying: dict[str, list[int]] = {}
         """Lease -> requests to answer once it is gone."""
         self.freezing: dict[str, int] = {}
+        self.births: dict[int, str] = {}
+        """Descriptor -> the lease whose process 1 it will name."""
+        self.unclaimed: set[int] = set()
+        """Ended before their birth was noted."""
+        self.poller = select.poll()
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         send(self.sock, {"ready": True, "limits": self.cgroups.limits, "freeze": "kill" in self.cgroups.roots})
-        poller = select.poll()
-        poller.register(self.sock, select.POLLIN)
+        self.poller.register(self.sock, select.POLLIN)
+        self.poller.register(self._wake, select.POLLIN)
         while True:
             busy = bool(self.dying or self.freezing)
-            if poller.poll(2 if busy else 1000):
+            ready = [fd for fd, _ in self.poller.poll(5 if busy else 1000)]
+            for fd in ready:
+                if fd in self.births:
+                    self.note_birth(fd)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            if self.sock.fileno() in ready:
                 try:
                     message, fds = receive(self.sock)
                 except OSError:
@@ -158,39 +128,56 @@ class Supervisor:
 
     def spawn(self, lease: str, plan: dict[str, Any], fds: list[int]) -> None:
         limits = plan["limits"]
-        others = self.members(plan["join"]) if plan.get("join") else []
-        if plan.get("join") and not others:
-            raise OSError(errno.ESRCH, "the box to join has ended", plan["join"])
-        procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
-        uid = self.uids.take() if self.uids else None
-        self.running[lease] = (None, uid)
-        if uid is not None and uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
-            self.maps[uid] = _linux.userns_mapping_root_to(uid)
-        userns = self.maps[uid] if uid is not None else None
-        join = others[0] if others else None
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self.sock.close()
-                _become_box(plan, uid, userns, procs, fds, join)
-            except BaseException as error:
-                name = getattr(error, "filename", None) or ""
-                text = f"{getattr(error, 'strerror', None) or error} {name}".strip()
-                try:
-                    with socket.socket(fileno=os.dup(fds[2])) as report:
-                        send(report, {"ok": False, "error": text})
-                except OSError:
-                    pass
-            finally:
-                os._exit(1)
-        self.running[lease] = (pid, uid)
+        named = dict(zip(("control", "errors", "blob"), fds, strict=False))
+        ours: list[int] = []
+        try:
+            if plan.get("join"):
+                other = self.running.get(plan["join"])
+                if other is None or other.first is None:
+                    raise OSError(errno.ESRCH, "the box to join has ended", plan["join"])
+                named["network"] = os.open(f"/proc/{other.first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                ours.append(named["network"])
+            procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
+            uid = self.uids.take() if self.uids else None
+            born, named["born"] = os.pipe()
+            ours.append(named["born"])
+            os.set_blocking(born, False)
+            self.running[lease] = _Running(uid, born)
+            self.births[born] = lease
+            self.poller.register(born, select.POLLIN)
+            if uid is not None:
+                if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
+                    self.maps[uid] = _linux.userns_mapping_root_to(uid)
+                named["userns"] = self.maps[uid]
+            send(self.zygote, {**plan, "uid": uid, "procs": procs, "fds": list(named)}, list(named.values()))
+        finally:
+            for fd in ours:
+                os.close(fd)
+
+    def note_birth(self, fd: int) -> None:
+        """Process 1 of a box has a number, or will never have one."""
+        try:
+            data = os.read(fd, 4)
+        except BlockingIOError:
+            return
+        self.poller.unregister(fd)
+        os.close(fd)
+        box = self.running.get(self.births.pop(fd))
+        if box is None:
+            return
+        box.born = None
+        if len(data) == 4:
+            pid = struct.unpack("i", data)[0]
+            if pid in self.unclaimed:
+                self.unclaimed.discard(pid)
+            else:
+                box.first = pid
 
     def members(self, lease: str) -> list[int]:
-        """Every process of a box, bubblewrap last."""
-        first = self.running.get(lease, (None, None))[0]
-        if first is None:
-            return []
-        found, new = [first], [first]
+        """Every process of a box, the first one last."""
+        box = self.running.get(lease)
+        new = [box.first] if box is not None and box.first is not None else []
+        found = list(new)
         while new:
             pid = new.pop()
             try:
@@ -202,11 +189,17 @@ class Supervisor:
         return found[::-1]
 
     def kill(self, lease: str) -> None:
+        """Process 1 takes everything in the box with it."""
         self.cgroups.freeze(lease, False)
         self.cgroups.kill(lease)
-        for pid in self.members(lease):
+        box = self.running.get(lease)
+        if box is None:
+            return
+        if box.born is not None:
+            self.note_birth(box.born)  # process 1 may be there and not have been announced yet
+        if box.first is not None:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(box.first, signal.SIGKILL)
             except OSError:
                 pass
 
@@ -219,21 +212,29 @@ class Supervisor:
                 return False
             if pid == 0:
                 return True
-            for lease, (running, uid) in list(self.running.items()):
-                if running == pid:
-                    # What is left inside dies with its process 1; the lease stays until its owner asks for it.
-                    self.running[lease] = (None, uid)
+            known = False
+            for box in self.running.values():
+                if box.first == pid:
+                    known, box.first = True, None
+            if not known and self.births:
+                self.unclaimed.add(pid)
+
+    def ended(self, lease: str) -> bool:
+        """Whether no process is left; the lease stays until its owner asks for it."""
+        box = self.running.get(lease)
+        alive = box is not None and (box.first, box.born) != (None, None)
+        return not alive and not self.cgroups.pids(lease)
 
     def advance(self) -> None:
         for lease, requests in list(self.dying.items()):
-            if self.running.get(lease, (None, None))[0] is not None or self.cgroups.pids(lease):
+            if not self.ended(lease):
                 self.kill(lease)
                 continue
             events = self.cgroups.events(lease)
             if self.cgroups.remove(lease):
-                _, uid = self.running.pop(lease, (None, None))
-                if uid is not None and self.uids is not None:
-                    self.uids.give_back(uid)
+                box = self.running.pop(lease, None)
+                if box is not None and box.uid is not None and self.uids is not None:
+                    self.uids.give_back(box.uid)
                 del self.dying[lease]
                 for request in requests:
                     self.answer(request, **events)
@@ -254,14 +255,15 @@ class Supervisor:
         leases.clear(self.state, self.owner, self.cgroups)
 
 
-def main(fd: int, state: str, owner: str) -> None:
-    """Entry of the process; ``fd`` is its end of the socket pair."""
+def main(fd: int, state: str, owner: str, zygote: tuple[int, int]) -> None:
+    """Entry of the process; ``fd`` is its end of the socket pair, ``zygote`` what :func:`_zygote.fork` returned.
+
+    The lifeline among that stays open for as long as this process lives.
+    """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    # What a dying bubblewrap leaves comes here to be reaped: the host's process 1 may be one that reaps nothing.
-    _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = Supervisor(socket.socket(fileno=fd), Path(state), owner)
+    supervisor = Supervisor(socket.socket(fileno=fd), Path(state), owner, socket.socket(fileno=zygote[0]))
     try:
         supervisor.serve()
     finally:

@@ -23,7 +23,7 @@ from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.sandbox._docker_box import Attached, DockerSandbox, Started, inside
 from clawgym.sandbox._engine import LEASE_LABEL, Engine, Image
 from clawgym.sandbox._hire import Supervised
-from clawgym.sandbox._link import guest_argv
+from clawgym.sandbox._link import close_late, guest_argv
 from clawgym.sandbox.leases import LABEL
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -131,7 +131,7 @@ class DockerBackend:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_close_late)
+            task.add_done_callback(close_late)
             raise
 
     async def _open(self, spec: SandboxSpec, saved: Path | None) -> DockerSandbox:
@@ -164,7 +164,7 @@ class DockerBackend:
                 await self._fill_readonly(container, readonly)
             box = DockerSandbox(self, lease, spec, image, user, started)
         except BaseException:
-            sock.close()
+            started.stream.close()
             started.release()
             await asyncio.shield(asyncio.ensure_future(self.call(self.engine.remove, container)))
             raise
@@ -236,17 +236,6 @@ class DockerBackend:
         await self.supervised.stop()
         self._threads.shutdown(wait=False)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-_LATE: set[asyncio.Future[None]] = set()
-
-
-def _close_late(task: asyncio.Future[DockerSandbox]) -> None:
-    """A box whose creation was cancelled half-way is closed when it arrives."""
-    if not task.cancelled() and task.exception() is None:
-        closing = asyncio.ensure_future(task.result().close())
-        _LATE.add(closing)
-        closing.add_done_callback(_LATE.discard)
 
 
 def _pack_readonly(spec: SandboxSpec, image: Image) -> bytes:

@@ -1,4 +1,4 @@
-"""The default backend: bubblewrap in private namespaces, one unprivileged outer uid a box, no state on disk.
+"""The default backend: private namespaces of every kind, one unprivileged outer uid a box, no state on disk.
 
 Everything a box writes goes to one size-limited tmpfs that exists in its own mount namespace only. The owner
 holds a descriptor of it, and one of the box's root: files are read through those, also after every process in
@@ -12,45 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import platform
 import secrets
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
-from clawgym.sandbox import _bubblewrap, _extract, _rootfs, _seccomp
+from clawgym.sandbox import _extract, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
-from clawgym.sandbox._link import PRISTINE, GuestLink, guest_argv, pristine_tool
-from clawgym.sandbox._messages import receive
+from clawgym.sandbox._link import PRISTINE, GuestLink, close_late
+from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
 
 _MiB = 2**20
-
-
-class _SocketStream:
-    """The control socket as a :class:`~clawgym.sandbox._link.Stream`."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-
-    async def read(self, size: int) -> bytes:
-        return await self._loop.sock_recv(self._socket, size)
-
-    async def write(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self._socket, data)
-
-    async def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class NamespaceSandbox(GuestLink):
@@ -66,10 +49,9 @@ class NamespaceSandbox(GuestLink):
         root: int,
         below: tuple[Path, ...],
     ) -> None:
-        super().__init__(_SocketStream(control), spec, self._autopsy)
+        super().__init__(SocketStream(control), spec, self._autopsy)
         self.id = lease
         self._backend = backend
-        self._control = control
         self._layer = layer
         self._root = root
         self.below = below
@@ -134,7 +116,6 @@ class NamespaceSandbox(GuestLink):
         with contextlib.suppress(InfraError):
             await self._kill()
         await self.end()
-        self._control.close()
         for fd in (self._layer, self._root):
             os.close(fd)
         self._backend.boxes.pop(self.id, None)
@@ -152,8 +133,6 @@ class NamespaceBackend:
         self._started: asyncio.Task[None] | None = None
         self._isolation: Isolation | None = None
         self._root: _rootfs.Root | None = None
-        self._bwrap = ""
-        self._filter = b""
         self._sending = asyncio.Semaphore(8)
         self._snapshots: dict[str, tuple[Path, ...]] = {}
         self._users: Counter[Path] = Counter()
@@ -168,7 +147,7 @@ class NamespaceBackend:
 
     async def _start_once(self) -> None:
         try:
-            self._filter = _seccomp.program()
+            _seccomp.program()
         except KeyError:
             raise SandboxUnavailable(
                 f"no seccomp table for {platform.machine()}: use the Docker backend (backend='docker')"
@@ -176,7 +155,6 @@ class NamespaceBackend:
         await self.supervised.start()
         state = self.supervised.state
         try:
-            self._bwrap = await asyncio.to_thread(_bubblewrap.find, state)
             (state / "layer").mkdir(parents=True, exist_ok=True)
             self._root = await asyncio.to_thread(_rootfs.prepare, state)
         except OSError as error:
@@ -230,65 +208,52 @@ class NamespaceBackend:
         """What the supervisor's child and bubblewrap are to do."""
         root, limits = self._root_of(spec.image), spec.limits
         as_root = os.geteuid() == 0
+        layer = str(self.supervised.state / "layer")
         lowers: dict[str, str] = {}
 
         def lower(index: int, kind: str, path: Path) -> str:
-            name = f"low/{kind}{index}"
-            if as_root:
-                lowers[name] = str(path)
-                return f"{{layer}}/{name}"
-            return str(path)
+            if not as_root:
+                return str(path)
+            lowers[f"low/{kind}{index}"] = str(path)
+            return f"low/{kind}{index}"
 
-        argv = [self._bwrap]
         mkdirs: list[str] = []
-        for kind, target, paths in (("root", "/", root.base), ("usr", "/usr", root.usr)):
-            if not paths:
-                continue
-            saved = [layer / kind for layer in layers]
-            for index, path in enumerate([*paths, *saved]):
-                argv += ["--overlay-src", lower(index, kind, path)]
-            argv += ["--overlay", f"{{layer}}/{kind}", f"{{layer}}/{kind}-work", target]
-            mkdirs += [kind, f"{kind}-work"]
-        argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
-        argv += ["--size", str(64 * _MiB), "--perms", "1777", "--tmpfs", "/dev/shm"]
+        overlays: list[tuple[str, str, list[str]]] = []
+        for kind, target, paths in (("root", "", root.base), ("usr", "/usr", root.usr)):
+            if paths:
+                stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; the kernel wants the top first
+                overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
+                mkdirs += [kind, f"{kind}-work"]
+        binds: list[tuple[str, str]] = []
         if spec.pristine_tools:
-            path = root.usr[0] if root.usr else root.base[0] / "usr"
-            argv += ["--ro-bind", lower(0, "pristine", path), f"{PRISTINE}/usr"]
-            argv += ["--ro-bind", "/dev/null", "/etc/ld.so.preload"]  # read by every loader, the untouched one too
+            path = lower(0, "pristine", root.usr[0] if root.usr else root.base[0] / "usr")
+            binds.append((f"{layer}/{path}" if as_root else path, f"{PRISTINE}/usr"))
+            binds.append(("/dev/null", "/etc/ld.so.preload"))  # read by every loader, the untouched one too
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")
-            argv += ["--ro-bind", f"{{layer}}/ro/{index}", folder]
-        argv += ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
-        if spec.join_network_of is None:
-            argv += ["--unshare-net"]
-        argv += ["--disable-userns", "--uid", "0", "--gid", "0", "--hostname", "box", "--cap-drop", "ALL"]
-        argv += ["--new-session", "--die-with-parent", "--as-pid-1", "--chdir", "/", "--clearenv"]
-        for name, value in {**_rootfs.ENV, **spec.env}.items():
-            argv += ["--setenv", name, value]
+            binds.append((f"{layer}/ro/{index}", folder))
         rlimits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
         if "memory" not in self.supervised.limits:
             rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
         # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
         rlimits["RLIMIT_NPROC"] = limits.pids
         nonce = secrets.token_hex(8)
-        python = pristine_tool("python3") if spec.pristine_tools else ["python3"]
-        config = {"nonce": nonce, "send_root": True, "rlimits": rlimits, "mkdirs": [spec.workdir]}
-        argv += ["--seccomp", "{seccomp}", "--", *guest_argv(config, python)]
+        env = {**_rootfs.ENV, **spec.env}
         return {
-            "argv": argv,
             "lowers": lowers,
             "mkdirs": mkdirs,
-            "mountpoint": str(self.supervised.state / "layer"),
+            "overlays": overlays,
+            "binds": binds,
+            "mountpoint": layer,
             "layer_bytes": limits.disk_mb * _MiB,
             "layer_inodes": max(20_000, limits.disk_mb * 100),
-            "rlimits": {"RLIMIT_CORE": 0},
             "limits": {
                 # Files of the layer are memory: a full disk must not look like a memory bomb.
                 "memory": (limits.memory_mb + limits.disk_mb) * _MiB,
                 "pids": limits.pids + 4,
                 "cpus": limits.cpus,
             },
-            "nonce": nonce,
+            "guest": {"nonce": nonce, "rlimits": rlimits, "mkdirs": [spec.workdir], "env": env},
             "join": spec.join_network_of.id if spec.join_network_of is not None else None,
         }
 
@@ -307,50 +272,36 @@ class NamespaceBackend:
             try:
                 box = await asyncio.shield(task)
             except asyncio.CancelledError:
-                task.add_done_callback(_close_late)
+                task.add_done_callback(close_late)
                 raise
         return box
 
     async def _open(self, spec: SandboxSpec, plan: dict[str, Any], layers: tuple[Path, ...]) -> NamespaceSandbox:
         self._users.update(layers)
         lease = secrets.token_hex(8)
-        nonce = plan.pop("nonce")
         ours, theirs = socket.socketpair()
-        report, report_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors_r, errors_w = os.pipe()
-        seccomp = os.memfd_create("seccomp")
-        os.write(seccomp, self._filter)
-        os.lseek(seccomp, 0, os.SEEK_SET)
+        handed = [theirs.fileno(), errors_w]
         fds: list[int] = []
         try:
             ours.setblocking(False)
-            report.setblocking(False)
-            handed = [theirs.fileno(), errors_w, report_theirs.fileno(), seccomp]
+            if spec.readonly:
+                handed.append(_readonly_blob(spec.readonly.values()))
             try:
-                await self.supervised.ask("spawn", lease, handed, plan=plan)
+                answer = await self.supervised.post("spawn", lease, handed, plan=plan)
             finally:
                 theirs.close()
-                report_theirs.close()
-                os.close(errors_w)
-            answer, fds = await _wait_message(report)
-            if not answer or not answer["ok"] or not fds:
-                raise InfraError(
-                    f"a box could not be started ({(answer or {}).get('error', 'no answer')}): run `clawgym doctor`"
-                )
-            await asyncio.to_thread(_write_readonly, fds[0], spec.readonly)
-            report.send(b"go")
-            hello, more = await _wait_hello(ours)
-            if hello is None or not more or nonce not in hello:
+                for fd in handed[1:]:
+                    os.close(fd)
+            hello, fds = await _hello(ours)
+            await answer
+            if plan["guest"]["nonce"].encode() not in hello or len(fds) != 2:
                 os.set_blocking(errors_r, False)
                 why = b""
                 with contextlib.suppress(BlockingIOError):
                     why = os.read(errors_r, 4096)
                 text = why.decode(errors="replace").strip() or "no message"
-                failed, _ = await _wait_message(report)
-                raise InfraError(
-                    f"a box could not be started ({(failed or {}).get('error') or text}): run `clawgym doctor`"
-                )
-            fds += more
+                raise InfraError(f"a box could not be started ({text}): run `clawgym doctor`")
             box = NamespaceSandbox(self, lease, spec, ours, fds[0], fds[1], layers)
         except BaseException:
             ours.close()
@@ -361,8 +312,6 @@ class NamespaceBackend:
             await self.let_go(layers)
             raise
         finally:
-            report.close()
-            os.close(seccomp)
             os.close(errors_r)
         self.boxes[lease] = box
         box.start()
@@ -417,57 +366,34 @@ class NamespaceBackend:
         await self.supervised.stop()
 
 
-def _close_late(task: asyncio.Future[NamespaceSandbox]) -> None:
-    """A box whose creation was cancelled half-way is closed when it arrives."""
-    if not task.cancelled() and task.exception() is None:
-        closing = asyncio.ensure_future(task.result().close())
-        _LATE.add(closing)
-        closing.add_done_callback(_LATE.discard)
-
-
-_LATE: set[asyncio.Future[None]] = set()
-
-
-async def _readable(sock: socket.socket) -> None:
+async def _hello(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """The guest's first frame, with the descriptors of its writable layer and its root; b'' if it died first."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
     try:
-        await asyncio.wait_for(ready, 30)
+        async with asyncio.timeout(30):
+            await ready
     except TimeoutError:
         raise InfraError("a box did not start within 30 s: the host is overloaded; lower --concurrency") from None
     finally:
         loop.remove_reader(sock.fileno())
-
-
-async def _wait_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    await _readable(sock)
-    try:
-        return receive(sock)
-    except OSError:
-        return None, []
-
-
-async def _wait_hello(sock: socket.socket) -> tuple[str | None, list[int]]:
-    """The guest's first frame, with the descriptor of its root."""
-    await _readable(sock)
     try:
         data, fds, _, _ = socket.recv_fds(sock, 4096, 4)
     except OSError:
-        return None, []
-    return (data[9:].decode("utf-8", "replace") if data[4:5] == b"H" else None), list(fds)
+        return b"", []
+    return data, list(fds)
 
 
-def _write_readonly(layer: int, folders: Mapping[str, tuple[TaskFile, ...]]) -> None:
-    """Put the read-only files into the layer, before the box exists."""
-    for index, files in enumerate(folders.values()):
+def _readonly_blob(folders: Iterable[tuple[TaskFile, ...]]) -> int:
+    """The read-only files in a memory file: a line of JSON ``[[path, mode, size], ...]``, then their contents."""
+    rows: list[tuple[str, int, int]] = []
+    contents: list[bytes] = []
+    for index, files in enumerate(folders):
         for file in files:
-            path = f"ro/{index}/{file.path}"
-            parts = path.split("/")
-            for depth in range(3, len(parts)):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=layer)
-            mode = 0o555 if file.executable else 0o444
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=layer)
-            with os.fdopen(fd, "wb") as out:
-                out.write(file.read())
+            contents.append(file.read())
+            rows.append((f"ro/{index}/{file.path}", 0o555 if file.executable else 0o444, len(contents[-1])))
+    fd = os.memfd_create("readonly", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as blob:
+        blob.write(json.dumps(rows).encode() + b"\n" + b"".join(contents))
+    return fd

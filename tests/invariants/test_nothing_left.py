@@ -73,7 +73,7 @@ class Owner:
             for container in self.listed():
                 self.containers.add(container)
                 with contextlib.suppress(OSError, KeyError, ValueError):
-                    held = json.loads(leases._docker(self.engine, "GET", f"/containers/{container}/json"))
+                    held = json.loads(_containers._docker(self.engine, "GET", f"/containers/{container}/json"))
                     self._remember(held["State"]["Pid"])
 
     def _remember(self, pid: int) -> None:
@@ -91,7 +91,7 @@ class Owner:
         """Ids of its containers, in any state."""
         assert self.engine is not None
         filters = quote(json.dumps({"label": [f"{leases.LABEL}={self.id}"]}))
-        rows = json.loads(leases._docker(self.engine, "GET", f"/containers/json?all=1&filters={filters}"))
+        rows = json.loads(_containers._docker(self.engine, "GET", f"/containers/json?all=1&filters={filters}"))
         return [row["Id"] for row in rows]
 
     # -- what is left

@@ -1,0 +1,199 @@
+"""In the child that will be process 1 of a namespace box: everything between fork and the first command.
+
+Two processes take part. The first one joins the box's cgroups and, as root, mounts what only root can (a private,
+size-limited tmpfs, and the lower folders with their owners mapped), becomes the box's outer uid, enters new
+namespaces of every kind as that ordinary user, forks, and ends. The second one is process 1 in there: it builds
+the root, gives up every capability, filters its system calls, and goes on as ``_guest.py``.
+
+Real root is thus never inside: root of the box is the outer uid, and outside it has no rights over anything but
+the box. Standard library only; nothing can be imported once the root has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+from _socket import AF_INET, SOCK_DGRAM, sethostname, socket
+
+from clawgym.sandbox import _linux
+from clawgym.sandbox._guest import loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["enter"]
+
+_EVERYTHING = (
+    _linux.CLONE_NEWUSER
+    | _linux.CLONE_NEWNS
+    | _linux.CLONE_NEWPID
+    | _linux.CLONE_NEWIPC
+    | _linux.CLONE_NEWUTS
+    | _linux.CLONE_NEWCGROUP
+)
+_QUIET = _linux.MS_NOSUID | _linux.MS_NODEV
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+
+
+def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
+    """Become process 1 of the box that ``plan`` describes. Raises OSError.
+
+    ``plan["uid"]`` is the box's outer uid, None where this process is an ordinary user already. Of ``fds``: ``userns``
+    maps root to that uid, for the lower folders; ``network`` is one to share; ``blob`` holds the read-only files;
+    process 1's pid, as seen from here, goes to ``born``.
+
+    Returns the descriptors that the owner gets: the writable layer, and the root.
+    """
+    uid: int | None = plan["uid"]
+    layer = plan["mountpoint"]
+    namespaces = _EVERYTHING
+    if "network" in fds:
+        _linux.setns(fds["network"], _linux.CLONE_NEWNET)
+    else:
+        namespaces |= _linux.CLONE_NEWNET
+    outer, group = os.getuid(), os.getgid()
+    if uid is not None:
+        _linux.unshare(_linux.CLONE_NEWNS)
+        _linux.make_mounts_private()
+        _mount_layer(plan, f",uid={uid},gid={uid}")
+        for name, source in plan["lowers"].items():
+            os.makedirs(f"{layer}/{name}")
+            _linux.bind_idmapped(source, f"{layer}/{name}", fds["userns"])
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        outer = group = uid
+        # Without this /proc/self belongs to root, and the uid map cannot be written.
+        _linux.prctl(_linux.PR_SET_DUMPABLE, 1)
+    _linux.unshare(namespaces)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {outer} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    pid = os.fork()
+    if pid:
+        os.write(fds["born"], struct.pack("i", pid))
+        os._exit(0)
+    _linux.make_mounts_private()
+    if uid is None:
+        _mount_layer(plan, "")
+    return _build_root(plan, "network" not in fds, fds.get("blob"))
+
+
+def _mount_layer(plan: dict[str, Any], owner: str) -> None:
+    size = f"size={plan['layer_bytes']},nr_inodes={plan['layer_inodes']},mode=755"
+    _linux.mount("tmpfs", plan["mountpoint"], "tmpfs", _QUIET, size + owner)
+
+
+def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> list[int]:
+    # Short relative names: the options of a mount must fit into one page.
+    os.chdir(plan["mountpoint"])
+    layer = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.mkdir("new")
+    for name in plan["mkdirs"]:
+        os.makedirs(name, exist_ok=True)
+    if blob is not None:
+        _read_blob(blob)
+    for kind, target, lowers in plan["overlays"]:
+        below = ":".join(path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for path in lowers)
+        options = f"lowerdir={below},upperdir={kind},workdir={kind}-work,userxattr"
+        _linux.mount("overlay", f"new{target}", "overlay", _QUIET, options)
+    os.chdir("new")
+    root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _mount_at(root, "proc", "proc", "proc", _QUIET | _linux.MS_NOEXEC)
+    # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
+    with open("proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+    _bind_readonly(root, "proc/sys", "proc/sys")
+    _devices(root)
+    for source, target in plan["binds"]:
+        _bind_readonly(root, source, target)
+    if own_network:
+        _loopback_up()
+    sethostname("box")
+    _linux.pivot_root(".", ".")
+    _linux.umount(".", _linux.MNT_DETACH)
+    os.chdir("/")
+    os.close(root)
+    _linux.drop_capabilities()
+    return [layer, os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+
+def _devices(root: int) -> None:
+    _mount_at(root, "dev", "tmpfs", "tmpfs", _linux.MS_NOSUID | _linux.MS_NOEXEC, "mode=755,size=65536,nr_inodes=64")
+    for name in _DEVICES:
+        os.close(os.open(f"dev/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        _linux.mount(f"/dev/{name}", f"dev/{name}", None, _linux.MS_BIND)
+    for name, target in _LINKS.items():
+        os.symlink(target, f"dev/{name}")
+    os.mkdir("dev/pts")
+    options = "newinstance,ptmxmode=0666,mode=620"
+    _linux.mount("devpts", "dev/pts", "devpts", _linux.MS_NOSUID | _linux.MS_NOEXEC, options)
+    os.symlink("pts/ptmx", "dev/ptmx")
+    os.mkdir("dev/shm", 0o1777)
+    _linux.mount("tmpfs", "dev/shm", "tmpfs", _QUIET, "mode=1777,size=67108864")
+
+
+def _open_target(root: int, path: str, folder: bool) -> int:
+    """A descriptor of ``path`` below ``root`` to mount on, made where it is missing.
+
+    In a fork the files are the agent's: whatever is in the way (a link, a file for a folder) is replaced, never
+    followed.
+    """
+    here = os.dup(root)
+    parts = [part for part in path.split("/") if part]
+    for index, part in enumerate(parts):
+        wants_folder = folder or index < len(parts) - 1
+        try:
+            kind = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
+            fits = stat.S_ISDIR(kind) if wants_folder else stat.S_ISREG(kind)
+        except FileNotFoundError:
+            kind = fits = None
+        if not fits:
+            if kind is not None and stat.S_ISDIR(kind):
+                raise OSError(21, "a folder is in the way of a file", path)
+            if kind is not None:
+                os.unlink(part, dir_fd=here)
+            if wants_folder:
+                os.mkdir(part, 0o755, dir_fd=here)
+            else:
+                os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=here))
+        below = os.open(part, os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if wants_folder else 0), dir_fd=here)
+        os.close(here)
+        here = below
+    return here
+
+
+def _mount_at(root: int, path: str, source: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    target = _open_target(root, path, kind is not None or os.path.isdir(source))
+    _linux.mount(source, f"/proc/self/fd/{target}", kind, flags, data)
+    os.close(target)
+
+
+def _bind_readonly(root: int, source: str, path: str) -> None:
+    _mount_at(root, path, source, None, _linux.MS_BIND)
+    target = _open_target(root, path, os.path.isdir(source))  # again: now the mount is what lies there
+    kept = os.fstatvfs(target).f_flag & (_linux.MS_NOSUID | _linux.MS_NODEV | _linux.MS_NOEXEC)  # ST_* are the same
+    flags = _linux.MS_BIND | _linux.MS_REMOUNT | _linux.MS_RDONLY | _linux.MS_NOSUID | kept
+    _linux.mount("none", f"/proc/self/fd/{target}", None, flags)
+    os.close(target)
+
+
+def _loopback_up() -> None:
+    sock = socket(AF_INET, SOCK_DGRAM)
+    # SIOCSIFFLAGS with IFF_UP
+    fcntl.ioctl(sock.fileno(), 0x8914, struct.pack("16sH14x", b"lo", 1))
+    sock.close()
+
+
+def _read_blob(fd: int) -> None:
+    """Write the read-only files: a line of JSON ``[[path, mode, size], ...]``, then the contents."""
+    with os.fdopen(fd, "rb") as blob:
+        blob.seek(0)
+        for path, mode, size in loads(blob.readline()):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+                out.write(blob.read(size))

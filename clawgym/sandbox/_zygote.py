@@ -1,0 +1,113 @@
+"""The process that boxes are forked from: small, idle, and ignorant.
+
+Forked from the supervisor before that one has read or imported anything but what a box needs. All it ever does is to
+take a message and fork; the child reads the message. So boxes share their memory with it (a page that the parent
+changes between two forks is a page that each child has for itself), and no box's memory holds another one's plan.
+Standard library only, and of that as little as possible.
+"""
+
+from __future__ import annotations
+
+# The C halves, for the reasons above.
+import _signal as signal  # pyright: ignore[reportMissingImports]
+import gc
+import os
+import struct
+from _socket import AF_UNIX, CMSG_SPACE, SOCK_SEQPACKET, socket
+
+from clawgym.sandbox import _guest, _linux, _namespaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["FDS", "fork"]
+
+FDS = ("control", "errors", "born", "userns", "network", "blob")
+"""Descriptors of a message, in this order; ``plan['fds']`` names those that are there."""
+_MAX_MESSAGE = 1 << 17
+
+
+def fork(syscalls: bytes) -> tuple[int, int]:
+    """Start the process; ``syscalls`` is the filter of its boxes.
+
+    Returns the socket to send plans over, and the write end of the lifeline: when every copy of that is closed, each
+    box ends itself.
+    """
+    ours, theirs = _pair()
+    lifeline, alive = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        os.close(lifeline)
+        return ours, alive
+    try:
+        os.setsid()
+        # Children end at once, leaving process 1 of a box to the supervisor; nobody waits for them.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        kept = [os.dup(theirs), os.dup(lifeline)]
+        for target, fd in enumerate(kept, 3):
+            os.dup2(fd, target, inheritable=False)
+        os.closerange(5, 65536)
+        _linux.hide_command_line(b"clawgym-zygote")
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        _serve(socket(AF_UNIX, SOCK_SEQPACKET, 0, fileno=3), syscalls)
+    finally:
+        os._exit(0)
+
+
+def _pair() -> tuple[int, int]:
+    from _socket import socketpair
+
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    return ours.detach(), theirs.detach()
+
+
+def _serve(sock: socket, syscalls: bytes) -> None:
+    buffer = bytearray(_MAX_MESSAGE)
+    room = CMSG_SPACE(4 * len(FDS))
+    while True:
+        size, ancillary, _, _ = sock.recvmsg_into([buffer], room)
+        if not size:
+            return
+        if os.fork() == 0:
+            _become_box(buffer[:size], ancillary, syscalls)
+        for _, _, data in ancillary:
+            for (fd,) in struct.iter_unpack("i", data):
+                os.close(fd)
+
+
+def _become_box(message: bytearray, ancillary: list[tuple[int, int, bytes]], syscalls: bytes) -> None:
+    """In the forked child: it lives, and ends, as process 1 of a box."""
+    try:
+        plan: dict[str, Any] = _guest.loads(message)
+        received = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        fds = dict(zip(plan["fds"], received, strict=True))
+        os.dup2(fds["errors"], 2)
+        os.setsid()
+        for number in range(1, 32):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+        for path in plan["procs"]:
+            with open(path, "w") as file:
+                file.write("0")
+        gifts = _namespaces.enter(plan, fds)
+        _linux.hide_command_line(b"box")
+        for target in (0, 1):
+            os.dup2(fds["control"], target)
+        kept = [os.dup(fd) for fd in (4, *gifts)]  # 4 is the lifeline
+        for target, fd in enumerate(kept, 3):
+            os.dup2(fd, target, inheritable=False)
+        os.closerange(3 + len(kept), 65536)
+        _guest.prepare()
+        # From here on nobody in the box can trace this process, or read its memory or its descriptors.
+        _linux.prctl(_linux.PR_SET_DUMPABLE, 0)
+        _linux.filter_syscalls(syscalls)
+        _guest.main(plan["guest"], range(4, 3 + len(kept)), 3)
+    except BaseException as error:
+        name = getattr(error, "filename", None) or ""
+        os.write(2, f"{getattr(error, 'strerror', None) or error} {name}".strip().encode())
+    finally:
+        os._exit(0)
