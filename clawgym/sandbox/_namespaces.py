@@ -140,8 +140,8 @@ def _devices(root: int) -> None:
 def _open_target(root: int, path: str, folder: bool) -> int:
     """A descriptor of ``path`` below ``root`` to mount on, made where it is missing.
 
-    In a fork the files are the agent's: whatever is in the way (a link, a file for a folder) is replaced, never
-    followed.
+    In a fork the files are the agent's: whatever is in the way (a link, a file for a folder) is moved aside,
+    never followed.
     """
     here = os.dup(root)
     parts = [part for part in path.split("/") if part]
@@ -149,14 +149,12 @@ def _open_target(root: int, path: str, folder: bool) -> int:
         wants_folder = folder or index < len(parts) - 1
         try:
             kind = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
-            fits = stat.S_ISDIR(kind) if wants_folder else stat.S_ISREG(kind)
+            fits = stat.S_ISDIR(kind) if wants_folder else not (stat.S_ISDIR(kind) or stat.S_ISLNK(kind))
         except FileNotFoundError:
             kind = fits = None
         if not fits:
-            if kind is not None and stat.S_ISDIR(kind):
-                raise OSError(21, "a folder is in the way of a file", path)
             if kind is not None:
-                os.unlink(part, dir_fd=here)
+                os.rename(part, f"{part}.{os.urandom(8).hex()}", src_dir_fd=here, dst_dir_fd=here)
             if wants_folder:
                 os.mkdir(part, 0o755, dir_fd=here)
             else:
