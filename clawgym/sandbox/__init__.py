@@ -30,7 +30,7 @@ __all__ = [
     "backend",
 ]
 
-BACKENDS = ("namespace", "docker")
+BACKENDS = ("namespace", "chroot", "docker")
 
 
 def backend(name: str = "auto") -> Backend:
@@ -48,6 +48,14 @@ def backend(name: str = "auto") -> Backend:
         from clawgym.sandbox.namespace import NamespaceBackend
 
         return NamespaceBackend()
+    if name == "chroot":
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f"the chroot backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
+            )
+        from clawgym.sandbox.chroot import ChrootBackend
+
+        return ChrootBackend()
     if name == "docker":
         from clawgym.sandbox.docker import DockerBackend
 

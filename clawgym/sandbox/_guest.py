@@ -32,6 +32,7 @@ HEADER = Struct(">IBI")
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PROC = -1  # /proc, or the host's where the box has none; only this process holds it
 HOSTS_PROC = False
+PTMX = -1  # the host's, where the box has none
 TICKS = os.sysconf("SC_CLK_TCK")
 OOM = -1  # our own oom_score_adj
 DRIVER = r"""__clawgym_rc() { return "$1"; }
@@ -170,6 +171,8 @@ def spawn(argv, env, cwd, fds, terminal=False):
             os.dup2(source, target)
         if terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if os.getuid() != os.geteuid():  # what runs in the box must not be able to signal this process
+            os.setresuid(os.geteuid(), os.geteuid(), os.geteuid())
         os.closerange(3, 198)
         os.closerange(200 if 199 in fds else 198, 1024)
         try:
@@ -267,7 +270,7 @@ def start_shell(job_or_channel, o):
     ctl_r, ctl_w = os.pipe()
     rep_r, rep_w = os.pipe()
     if o.get("pty"):
-        out, slave = os.openpty()
+        out, slave = open_terminal()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
         inner = {0: slave, 1: slave, 2: slave}
         extra = [slave]
@@ -295,6 +298,14 @@ def start_shell(job_or_channel, o):
     job.pending.clear()
     watch(rep_r, job)
     watch(out, job)
+
+
+def open_terminal():
+    if PTMX < 0:
+        return os.openpty()
+    out = os.open(f"self/fd/{PTMX}", os.O_RDWR | os.O_NOCTTY, dir_fd=PROC)
+    fcntl.ioctl(out, 0x40045431, pack("i", 0))  # TIOCSPTLCK
+    return out, fcntl.ioctl(out, 0x5441, os.O_RDWR | os.O_NOCTTY)  # TIOCGPTPEER: it has no name in here
 
 
 def run_in_shell(job, o):
@@ -389,7 +400,7 @@ def processes():
 def belongs(name):
     """Whether a process is the box's: in the host's /proc, by its owner."""
     try:
-        return not HOSTS_PROC or os.stat(name, dir_fd=PROC).st_uid == os.getuid()
+        return not HOSTS_PROC or os.stat(name, dir_fd=PROC).st_uid == os.geteuid()
     except OSError:
         return False
 
@@ -731,11 +742,12 @@ def serve_job(fd, event, job):
         write_pending(job, fd)
 
 
-def prepare(proc=None):
-    """Open what this process alone is to hold; ``proc`` is a descriptor of the host's /proc where the box has none."""
-    global PROC, HOSTS_PROC, OOM
+def prepare(proc=None, ptmx=-1):
+    """Open what this process alone is to hold; both are descriptors of the host's, where the box has none."""
+    global PROC, HOSTS_PROC, PTMX, OOM
     HOSTS_PROC = proc is not None
     PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY) if proc is None else proc
+    PTMX = ptmx
     try:
         OOM = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=PROC)
     except OSError:

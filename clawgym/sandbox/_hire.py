@@ -26,7 +26,7 @@ for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "
 from clawgym.sandbox import _linux, _seccomp, _zygote
 # Process 1 of a box is a child of a child of the zygote's that ends at once: it becomes ours.
 _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
-zygote = _zygote.fork(_seccomp.program())
+zygote = _zygote.fork({"namespace": _seccomp.program(), "chroot": _seccomp.program(shared=True)})
 from clawgym.sandbox._supervisor import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygote)
 """
@@ -56,7 +56,18 @@ class Supervised:
             ) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).resolve().parent.parent)
-        argv = [sys.executable, "-I", "-S", "-c", _BOOT, package, str(theirs.fileno()), str(self.state), self.owner]
+        argv = [
+            sys.executable,
+            "-P",
+            "-s",
+            "-S",
+            "-c",
+            _BOOT,
+            package,
+            str(theirs.fileno()),
+            str(self.state),
+            self.owner,
+        ]
         with theirs:
             # A clean environment: every box's first process is a copy of this one.
             self._process = subprocess.Popen(
@@ -64,7 +75,7 @@ class Supervised:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONMALLOC": "malloc"},
             )
         ours.setblocking(False)
         self._socket = ours

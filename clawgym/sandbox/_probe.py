@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
+import socket
+import sys
 
+from clawgym.errors import SandboxUnavailable
 from clawgym.sandbox.protocol import Isolation, Sandbox
 
 __all__ = ["probe", "questions"]
 
 # Every line is a question that the box itself answers; each is harmless where isolation fails.
 _QUESTIONS = r"""
-import ctypes, errno, json, os, socket
+import ctypes, errno, json, os, socket, sys
 def refused(call):
     try:
         call()
@@ -22,31 +27,56 @@ def text(path):
         return open(path).read()
     except OSError:
         return ""
-status = dict(l.split(":\t", 1) for l in text("/proc/self/status").splitlines() if ":\t" in l)
-links = [l.split(":")[0].strip() for l in text("/proc/net/dev").splitlines()[2:]]
 libc = ctypes.CDLL(None, use_errno=True)
-pids = [p for p in os.listdir("/proc") if p.isdigit()]
+sets = ctypes.create_string_buffer(24)  # effective, permitted and inheritable, twice
+held = libc.capget(b"\x22\x05\x08\x20\0\0\0\0", sets) or any(sets.raw[:4] + sets.raw[12:16])
+bounding = any(libc.prctl(23, n, 0, 0, 0) == 1 for n in range(64))
+proc = os.path.exists("/proc/self/status")
+links = [l.split(":")[0].strip() for l in text("/proc/net/dev").splitlines()[2:]]
+no_internet = refused(lambda: socket.socket().close()) and refused(lambda: socket.socket(10, 2).close())
+pids = [p for p in os.listdir("/proc") if p.isdigit()] if proc else []
 def create(path):
     open(path, "w").close(); os.unlink(path)
+def talk():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), 5).close()
 print(json.dumps({
-    "network": links in ([], ["lo"]),
-    "pid": text("/proc/1/cmdline").find("import errno") > 0 or len(pids) < 10,
-    "no_new_privs": status.get("NoNewPrivs", "").strip() == "1",
-    "no_capabilities": int(status.get("CapEff", "1"), 16) == 0 and int(status.get("CapBnd", "1"), 16) == 0,
-    "seccomp": status.get("Seccomp", "").strip() == "2",
+    "network": no_internet or (proc and links in ([], ["lo"])),
+    "abstract_sockets": refused(lambda: socket.socket(1).connect("\0" + sys.argv[1])),
+    "pid": proc and (text("/proc/1/cmdline").find("import errno") > 0 or len(pids) < 10),
+    "no_new_privs": libc.prctl(39, 0, 0, 0, 0) == 1,
+    "no_capabilities": not held and not bounding,
+    "seccomp": libc.prctl(21, 0, 0, 0, 0) == 2,
     "no_vsock": refused(lambda: socket.socket(40, socket.SOCK_STREAM).close()),
     "no_nested_userns": libc.unshare(0x10000000) != 0,
     "host_settings_readonly": not os.access("/proc/sys/kernel/core_pattern", os.W_OK),
     "private_root": not refused(lambda: create("/usr/bin/.clawgym-probe")),
     "host_files_hidden": not os.listdir("/home") and not os.path.exists("/var/lib/dpkg/info/libc6:amd64.md5sums"),
+    "proc": proc,
+    "terminals": not refused(lambda: list(map(os.close, os.openpty()))),
+    "loopback": not refused(talk),
+    "hostname": socket.gethostname() == "box",
 }))
 """
 
 
 async def questions(box: Sandbox) -> dict[str, bool]:
     """Ask the questions in ``box``: feature -> holds."""
-    answer = await box.exec([*box.tool("python3"), "-I", "-S", "-c", _QUESTIONS], timeout=20, stdout_only=True)
-    return json.loads(answer.output)
+    name = f"clawgym-probe-{secrets.token_hex(8)}"
+    argv = [*box.tool("python3"), "-I", "-S", "-c", _QUESTIONS, name]
+    with contextlib.ExitStack() as stack:
+        if sys.platform == "linux":
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(f"\0{name}")
+            server.listen()
+        answer = await box.exec(argv, timeout=20, stdout_only=True)
+    try:
+        return json.loads(answer.output)
+    except ValueError:
+        raise SandboxUnavailable(
+            f"boxes here cannot run python3 ({answer.stderr.decode(errors='replace').strip()[-300:]}): "
+            "install python3 in /usr"
+        ) from None
 
 
 async def probe(box: Sandbox, limits: list[str], own_uid: bool) -> Isolation:

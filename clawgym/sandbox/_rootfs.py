@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ENV", "Root", "prepare"]
+__all__ = ["ENV", "FILES", "FOLDERS", "LINKS", "Root", "prepare"]
 
 ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -34,7 +34,8 @@ ENV = {
 }
 """The clean environment of every box."""
 
-_FOLDERS = [
+# The synthetic part: folders; files and their texts; links and their targets.
+FOLDERS = [
     "dev",
     "proc",
     "sys",
@@ -74,7 +75,7 @@ _FOLDERS = [
     "var/lib/pam",
 ]
 
-_FILES = {
+FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/usr/sbin:/usr/sbin/nologin\n"
     "_apt:x:42:65534::/nonexistent:/usr/sbin/nologin\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\ndaemon:x:1:\nadm:x:4:\ntty:x:5:\nmail:x:8:\nshadow:x:42:\nutmp:x:43:\nstaff:x:50:\n"
@@ -107,7 +108,7 @@ _FILES = {
     "var/lib/dpkg/lock": "",
 }
 
-_LINKS = {
+LINKS = {
     "etc/localtime": "/usr/share/zoneinfo/Etc/UTC",
     "etc/os-release": "../usr/lib/os-release",
     "etc/mtab": "/proc/self/mounts",
@@ -181,11 +182,11 @@ def _foreign_folders(owner: int) -> list[str]:
 
 def _build(target: Path, packages: dict[str, str], links: dict[str, str]) -> None:
     base, skeleton = target / "base", target / "usr"
-    for name in _FOLDERS:
+    for name in FOLDERS:
         (base / name).mkdir(parents=True, exist_ok=True)
-    for name, text in {**_FILES, **packages}.items():
+    for name, text in {**FILES, **packages}.items():
         (base / name).write_text(text)
-    for name, to in {**_LINKS, **links}.items():
+    for name, to in {**LINKS, **links}.items():
         (base / name).symlink_to(to)
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         if Path("/", name).is_symlink():
@@ -210,7 +211,7 @@ def prepare(state: Path) -> Root:
     except OSError:
         stamp = os.stat("/usr/bin").st_mtime_ns
     links = _alternatives()
-    made_from = json.dumps([_FOLDERS, _FILES, _LINKS, links, stamp, os.stat("/usr").st_ino, os.geteuid()])
+    made_from = json.dumps([FOLDERS, FILES, LINKS, links, stamp, os.stat("/usr").st_ino, os.geteuid()])
     fingerprint = hashlib.sha256(made_from.encode()).hexdigest()
     target = state / "roots" / fingerprint[:16]
     if not target.is_dir():

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clawgym.sandbox import _linux, leases
+from clawgym.sandbox import _jail, _linux, leases
 from clawgym.sandbox._cgroups import Cgroups
 from clawgym.sandbox._messages import receive, send
 
@@ -36,6 +36,11 @@ class _Running:
         """Where the pid of process 1 will come from; None once it has, or never will."""
         self.first: int | None = None
         """Process 1 of the box; None before it is known, and once it has ended."""
+        self.guard: int | None = None
+        """A chroot box's second uid: its processes do not end with process 1, but are found by their uids."""
+        self.sweeper: int | None = None
+        """The process that kills them."""
+        self.swept = False
 
 
 class Supervisor:
@@ -52,6 +57,8 @@ class Supervisor:
         self.folder.add_cgroups(self.cgroups)
         self.cgroups.try_out()
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
+        if self.uids is not None:
+            self.folder.add_uids(self.uids)
         self.running: dict[str, _Running] = {}
         self.maps: dict[int, int] = {}
         """Outer uid -> user namespace that maps root to it, for the lower folders."""
@@ -115,8 +122,7 @@ class Supervisor:
         elif op == "freeze":
             frozen = message["frozen"]
             if not self.cgroups.freeze(lease, frozen):
-                for pid in self.members(lease):
-                    os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+                self.stop(lease, signal.SIGSTOP if frozen else signal.SIGCONT)
                 self.answer(request)
             elif frozen:
                 self.freezing[lease] = request
@@ -128,7 +134,7 @@ class Supervisor:
 
     def spawn(self, lease: str, plan: dict[str, Any], fds: list[int]) -> None:
         limits = plan["limits"]
-        named = dict(zip(("control", "errors", "blob"), fds, strict=False))
+        named: dict[str, int] = dict(zip(("control", "errors", "blob"), fds, strict=False))
         ours: list[int] = []
         try:
             if plan.get("join"):
@@ -145,11 +151,16 @@ class Supervisor:
             self.running[lease] = _Running(uid, born)
             self.births[born] = lease
             self.poller.register(born, select.POLLIN)
-            if uid is not None:
+            plan |= {"uid": uid, "procs": procs}
+            if plan["kind"] == "chroot":
+                if uid is None or self.uids is None:
+                    raise OSError(errno.EPERM, "a chroot box needs root", "setuid")
+                plan["guard"] = self.running[lease].guard = uid + self.uids.guards
+            elif uid is not None:
                 if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
                     self.maps[uid] = _linux.userns_mapping_root_to(uid)
                 named["userns"] = self.maps[uid]
-            send(self.zygote, {**plan, "uid": uid, "procs": procs, "fds": list(named)}, list(named.values()))
+            send(self.zygote, {**plan, "fds": list(named)}, list(named.values()))
         finally:
             for fd in ours:
                 os.close(fd)
@@ -173,6 +184,18 @@ class Supervisor:
             else:
                 box.first = pid
 
+    def stop(self, lease: str, number: int) -> None:
+        """SIGSTOP or SIGCONT for everything in a box that no cgroup can freeze."""
+        box = self.running.get(lease)
+        if box is not None and box.uid is not None and box.guard is not None:
+            _jail.signal_box(box.uid, box.guard, number)
+            return
+        for pid in self.members(lease):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+
     def members(self, lease: str) -> list[int]:
         """Every process of a box, the first one last."""
         box = self.running.get(lease)
@@ -189,7 +212,7 @@ class Supervisor:
         return found[::-1]
 
     def kill(self, lease: str) -> None:
-        """Process 1 takes everything in the box with it."""
+        """Process 1 takes everything in the box with it; in a chroot box the sweeper does."""
         self.cgroups.freeze(lease, False)
         self.cgroups.kill(lease)
         box = self.running.get(lease)
@@ -202,6 +225,8 @@ class Supervisor:
                 os.kill(box.first, signal.SIGKILL)
             except OSError:
                 pass
+        if box.uid is not None and box.guard is not None and box.born is None and box.sweeper is None and not box.swept:
+            box.sweeper = _jail.sweep(box.uid, box.guard)
 
     def reap_children(self) -> bool:
         """Whether some child still runs."""
@@ -216,13 +241,15 @@ class Supervisor:
             for box in self.running.values():
                 if box.first == pid:
                     known, box.first = True, None
+                elif box.sweeper == pid:
+                    known, box.sweeper, box.swept = True, None, True
             if not known and self.births:
                 self.unclaimed.add(pid)
 
     def ended(self, lease: str) -> bool:
         """Whether no process is left; the lease stays until its owner asks for it."""
         box = self.running.get(lease)
-        alive = box is not None and (box.first, box.born) != (None, None)
+        alive = box is not None and ((box.first, box.born) != (None, None) or (box.guard is not None and not box.swept))
         return not alive and not self.cgroups.pids(lease)
 
     def advance(self) -> None:
@@ -245,6 +272,7 @@ class Supervisor:
 
     def clear(self) -> None:
         """Kill and remove everything; called when the owner has gone."""
+        self.zygote.close()  # its end, and the last child's
         for lease in self.running:
             self.kill(lease)
         deadline = time.monotonic() + 5

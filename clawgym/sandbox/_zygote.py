@@ -15,7 +15,7 @@ import os
 import struct
 from _socket import AF_UNIX, CMSG_SPACE, SOCK_SEQPACKET, socket
 
-from clawgym.sandbox import _guest, _linux, _namespaces
+from clawgym.sandbox import _guest, _jail, _linux, _namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ FDS = ("control", "errors", "born", "userns", "network", "blob")
 _MAX_MESSAGE = 1 << 17
 
 
-def fork(syscalls: bytes) -> tuple[int, int]:
-    """Start the process; ``syscalls`` is the filter of its boxes.
+def fork(syscalls: dict[str, bytes]) -> tuple[int, int]:
+    """Start the process; ``syscalls`` holds the filter of each kind of box.
 
     Returns the socket to send plans over, and the write end of the lifeline: when every copy of that is closed, each
     box ends itself.
@@ -65,7 +65,7 @@ def _pair() -> tuple[int, int]:
     return ours.detach(), theirs.detach()
 
 
-def _serve(sock: socket, syscalls: bytes) -> None:
+def _serve(sock: socket, syscalls: dict[str, bytes]) -> None:
     buffer = bytearray(_MAX_MESSAGE)
     room = CMSG_SPACE(4 * len(FDS))
     while True:
@@ -79,7 +79,7 @@ def _serve(sock: socket, syscalls: bytes) -> None:
                 os.close(fd)
 
 
-def _become_box(message: bytearray, ancillary: list[tuple[int, int, bytes]], syscalls: bytes) -> None:
+def _become_box(message: bytearray, ancillary: list[tuple[int, int, bytes]], syscalls: dict[str, bytes]) -> None:
     """In the forked child: it lives, and ends, as process 1 of a box."""
     try:
         plan: dict[str, Any] = _guest.loads(message)
@@ -93,21 +93,27 @@ def _become_box(message: bytearray, ancillary: list[tuple[int, int, bytes]], sys
         for path in plan["procs"]:
             with open(path, "w") as file:
                 file.write("0")
-        gifts = _namespaces.enter(plan, fds)
         _linux.hide_command_line(b"box")
+        gifts: list[int] = []
+        held: list[int] = []
+        if plan["kind"] == "chroot":
+            held = _jail.enter(plan, fds)
+        else:
+            gifts = _namespaces.enter(plan, fds)
         for target in (0, 1):
             os.dup2(fds["control"], target)
-        kept = [os.dup(fd) for fd in (4, *gifts)]  # 4 is the lifeline
+        kept = [os.dup(fd) for fd in (4, *gifts, *held)]  # 4 is the lifeline
         for target, fd in enumerate(kept, 3):
             os.dup2(fd, target, inheritable=False)
         os.closerange(3 + len(kept), 65536)
-        _guest.prepare()
+        _guest.prepare(*range(4 + len(gifts), 3 + len(kept)))
         # From here on nobody in the box can trace this process, or read its memory or its descriptors.
         _linux.prctl(_linux.PR_SET_DUMPABLE, 0)
-        _linux.filter_syscalls(syscalls)
-        _guest.main(plan["guest"], range(4, 3 + len(kept)), 3)
+        _linux.filter_syscalls(syscalls[plan["kind"]])
+        _guest.main(plan["guest"], range(4, 4 + len(gifts)), 3)
     except BaseException as error:
         name = getattr(error, "filename", None) or ""
         os.write(2, f"{getattr(error, 'strerror', None) or error} {name}".strip().encode())
     finally:
+        _jail.kill_programs()
         os._exit(0)

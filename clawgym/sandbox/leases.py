@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,8 +24,9 @@ __all__ = ["LABEL", "OwnerFolder", "UidBlock", "reap", "state_dir"]
 LABEL = "clawgym.owner"
 """Label of every container; the value is the owner id."""
 
-_UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
-"""Outer uids of boxes: above every range that distributions and systemd hand out, below 2**31."""
+_UIDS = (0x70000000, 0x01000000, 4096)
+"""Outer uids of boxes: the first of them, how many, and how many one owner gets. Above every range that distributions
+and systemd hand out. A chroot box has a second uid, that much further up; all of them are below 2**31."""
 
 
 def state_dir() -> Path:
@@ -50,19 +52,39 @@ def _lock(path: Path) -> int | None:
     return None
 
 
+def _uids() -> tuple[int, int, int]:
+    """The range of outer uids; a smaller one in a container whose user namespace does not reach that far."""
+    base, count, _ = _UIDS
+    with open("/proc/self/uid_map") as file:
+        inside = [(int(first), int(size)) for first, _, size in map(str.split, file)]
+    if any(first <= base and first + size >= base + 2 * count for first, size in inside):
+        return _UIDS
+    size = max((size for first, size in inside if first == 0), default=0)
+    # The upper half, but for the last block: nobody is in there.
+    return size // 2, max(0, size // 4 - 256), 256
+
+
 class UidBlock:
-    """4096 outer uids that nobody else on this host uses while this process lives."""
+    """Some thousand outer uids that nobody else on this host uses while this process lives."""
 
     def __init__(self, state: Path) -> None:
         folder = state / "uids"
         folder.mkdir(parents=True, exist_ok=True)
-        for block in range(_UID_BLOCKS):
+        base, count, size = _uids()
+        self.guards = count if count == _UIDS[1] else count + 256
+        """From a box's uid to that of a chroot box's process 1."""
+        blocks = count // size
+        # Not always the first: containers that do not see each other share the kernel's count of a uid's processes.
+        start = int.from_bytes(os.urandom(4)) % max(blocks, 1)
+        for block in (*range(start, blocks), *range(start)):
             fd = _lock(folder / str(block))
             if fd is not None:
                 self._fd = fd
-                self._free = list(range(_UID_BASE + (block + 1) * _UID_BLOCK - 1, _UID_BASE + block * _UID_BLOCK, -1))
+                self.path = folder / str(block)
+                self.first, self.last = base + block * size, base + (block + 1) * size - 1
+                self._free = list(range(self.last, self.first, -1))
                 return
-        raise OSError("every block of outer uids is in use")
+        raise OSError(errno.EAGAIN, "every block of outer uids is in use", str(folder))
 
     def take(self) -> int:
         """Raises OSError when all of them are in use."""
@@ -91,6 +113,10 @@ class OwnerFolder:
         """Note where they are, before anything runs in them."""
         self._note("cgroups.json", cgroups.where())
 
+    def add_uids(self, uids: UidBlock) -> None:
+        """Note the uids of its boxes."""
+        self._note("uids.json", [str(uids.path), uids.first, uids.last, uids.guards])
+
     def add_docker(self, engine: str) -> None:
         """Note an engine that may hold containers of this owner."""
         file = self.path / "docker.json"
@@ -115,15 +141,47 @@ def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
         time.sleep(0.005)
     cgroups.remove_all()
     folder = state / "owners" / owner
+    if any(folder.glob("chroot-*")):
+        from clawgym.sandbox._clones import recover
+
+        _kill_uids(folder)
+        recover(folder)
     try:
         engines = json.loads((folder / "docker.json").read_text())
-        if engines:
-            from clawgym.sandbox._containers import remove_containers  # HTTP: megabytes that few supervisors need
         for engine in engines:
+            from clawgym.sandbox._containers import remove_containers  # HTTP: megabytes that few supervisors need
+
             remove_containers(engine, owner)
     except (OSError, ValueError):
         pass
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_uids(folder: Path) -> None:
+    """Kill what still runs as one of a dead owner's uids, unless somebody else has them by now."""
+    from clawgym.sandbox._jail import processes
+
+    try:
+        path, first, last, guards = json.loads((folder / "uids.json").read_text())
+        fd = _lock(Path(path))
+    except (OSError, ValueError):
+        return
+    if fd is None:  # also while their owner lives, and kills each box itself
+        return
+    try:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            left = processes(first, last) + processes(first + guards, last + guards)
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+            if not left:
+                break
+            time.sleep(0.01)
+    finally:
+        os.close(fd)
 
 
 def reap(state: Path) -> list[str]:

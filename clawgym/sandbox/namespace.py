@@ -27,6 +27,7 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavail
 from clawgym.records import TaskFile
 from clawgym.sandbox import _extract, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
+from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import PRISTINE, GuestLink, close_late
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
@@ -240,6 +241,7 @@ class NamespaceBackend:
         nonce = secrets.token_hex(8)
         env = {**_rootfs.ENV, **spec.env}
         return {
+            "kind": "namespace",
             "lowers": lowers,
             "mkdirs": mkdirs,
             "overlays": overlays,
@@ -279,40 +281,13 @@ class NamespaceBackend:
     async def _open(self, spec: SandboxSpec, plan: dict[str, Any], layers: tuple[Path, ...]) -> NamespaceSandbox:
         self._users.update(layers)
         lease = secrets.token_hex(8)
-        ours, theirs = socket.socketpair()
-        errors_r, errors_w = os.pipe()
-        handed = [theirs.fileno(), errors_w]
-        fds: list[int] = []
         try:
-            ours.setblocking(False)
-            if spec.readonly:
-                handed.append(_readonly_blob(spec.readonly.values()))
-            try:
-                answer = await self.supervised.post("spawn", lease, handed, plan=plan)
-            finally:
-                theirs.close()
-                for fd in handed[1:]:
-                    os.close(fd)
-            hello, fds = await _hello(ours)
-            await answer
-            if plan["guest"]["nonce"].encode() not in hello or len(fds) != 2:
-                os.set_blocking(errors_r, False)
-                why = b""
-                with contextlib.suppress(BlockingIOError):
-                    why = os.read(errors_r, 4096)
-                text = why.decode(errors="replace").strip() or "no message"
-                raise InfraError(f"a box could not be started ({text}): run `clawgym doctor`")
-            box = NamespaceSandbox(self, lease, spec, ours, fds[0], fds[1], layers)
+            blob = _readonly_blob(spec.readonly.values()) if spec.readonly else None
+            control, (layer, root) = await launch(self.supervised, lease, plan, blob, gifts=2)
         except BaseException:
-            ours.close()
-            for fd in fds:
-                os.close(fd)
-            with contextlib.suppress(InfraError):
-                await asyncio.shield(asyncio.ensure_future(self.supervised.ask("kill", lease)))
             await self.let_go(layers)
             raise
-        finally:
-            os.close(errors_r)
+        box = NamespaceSandbox(self, lease, spec, control, layer, root, layers)
         self.boxes[lease] = box
         box.start()
         return box
@@ -364,25 +339,6 @@ class NamespaceBackend:
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
         await self.supervised.stop()
-
-
-async def _hello(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The guest's first frame, with the descriptors of its writable layer and its root; b'' if it died first."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
-    try:
-        async with asyncio.timeout(30):
-            await ready
-    except TimeoutError:
-        raise InfraError("a box did not start within 30 s: the host is overloaded; lower --concurrency") from None
-    finally:
-        loop.remove_reader(sock.fileno())
-    try:
-        data, fds, _, _ = socket.recv_fds(sock, 4096, 4)
-    except OSError:
-        return b"", []
-    return data, list(fds)
 
 
 def _readonly_blob(folders: Iterable[tuple[TaskFile, ...]]) -> int:

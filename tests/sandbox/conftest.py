@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -38,10 +39,23 @@ class Traits:
     """A box may change its own ``/usr`` (otherwise it is read-only)."""
     joins_network: bool = True
     """``SandboxSpec.join_network_of`` works here."""
+    lacks: frozenset[str] = frozenset()
+    """Features of :class:`~clawgym.sandbox.Isolation` that it is known, and says, not to have."""
 
 
 BACKENDS = [
     pytest.param(Traits("namespace", private_usr=os.geteuid() == 0, joins_network=os.geteuid() == 0), id="namespace"),
+    pytest.param(
+        Traits(
+            "chroot",
+            root_inside=False,
+            private_usr=False,
+            joins_network=False,
+            lacks=frozenset({"pid", "disk_limit", "proc", "terminals", "loopback", "hostname"}),
+        ),
+        id="chroot",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box"),
+    ),
     pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
 ]
 
@@ -65,6 +79,21 @@ async def backend(traits: Traits) -> AsyncIterator[Backend]:
         pytest.skip(str(error))
     yield made
     await made.aclose()
+
+
+async def processes(box: Sandbox) -> str:
+    """The command lines of everything that runs in a box."""
+    if box.isolation.features["proc"]:
+        return (await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])).text
+    uid = int((await box.exec(["id", "-u"])).output)
+    found: list[str] = []
+    for process in psutil.process_iter():
+        try:
+            if uid in process.uids():
+                found += process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+    return " ".join(found)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -1,0 +1,259 @@
+"""Copies of the host's ``/usr`` for chroot boxes, made of hard links, and the end of what a box wrote.
+
+No box can change such a copy: its folders and files belong to root, and nobody else may write them. So a copy is
+used again as it is, and nothing else of a box is: the rest of its root is removed, and made anew for the next.
+
+A *store* (``<state>/chroot/<fingerprint>``, for root only) holds the ``template`` and the ``idle`` copies. A box's root
+is a folder of its owner's ``chroot-<fingerprint>``; copies get there and back by rename, so that each has one user at
+every moment, whoever is killed. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+__all__ = ["LEFT_OUT", "Store", "recover", "remove_tree"]
+
+LEFT_OUT = frozenset(
+    f"share/{name}" for name in ("doc", "gtk-doc", "help", "icons", "info", "locale", "man", "sounds")
+) | {"games", "lib/debug", "src"}
+"""Folders of ``/usr`` that boxes do without: every box needs a folder for each folder."""
+
+_PREFIX = "chroot-"
+_OLD = ".old"
+
+
+class Store:
+    """The template of this host's ``/usr`` and its copies, used by this process until :meth:`close`."""
+
+    def __init__(self, state: Path) -> None:
+        """Make the template if it is not there. Raises OSError; takes seconds the first time."""
+        folder = state / "chroot"
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        try:
+            stamp = os.stat("/var/lib/dpkg/status").st_mtime_ns
+        except OSError:
+            stamp = 0
+        info = os.stat("/usr")
+        made_from = [sorted(LEFT_OUT), stamp, info.st_ino, info.st_dev, os.stat("/usr/bin").st_mtime_ns]
+        self.fingerprint = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+        self.path = folder / self.fingerprint
+        self._lock = _open_lock(folder / f"{self.fingerprint}.lock")
+        fcntl.flock(self._lock, fcntl.LOCK_SH)  # the kernel gives it back for the dead
+        for other in folder.iterdir():
+            if other.is_dir() and other != self.path:
+                _remove_unused(other)
+        if not (self.path / "template").is_dir():
+            (self.path / "idle").mkdir(parents=True, exist_ok=True)
+            scratch = self.path / f"new-{secrets.token_hex(8)}"
+            try:
+                _make_template(scratch)
+                scratch.rename(self.path / "template")
+            except OSError:
+                if not (self.path / "template").is_dir():  # somebody else may have finished first
+                    raise
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def roots(self, owner: Path) -> Path:
+        """The folder of an owner's roots."""
+        return owner / f"{_PREFIX}{self.fingerprint}"
+
+    def claim(self, target: Path) -> None:
+        """Put a copy of ``/usr`` at ``target``: an idle one, else a new one (a second or two). Raises OSError."""
+        for name in os.listdir(self.path / "idle"):
+            try:
+                os.rename(self.path / "idle" / name, target)
+                return
+            except FileNotFoundError:
+                continue  # somebody else was faster
+        # Under another name until it is whole: half of one must never be taken for a copy.
+        scratch = target.with_name(f"new-{secrets.token_hex(8)}")
+        _clone(self.path / "template" / "usr", scratch)
+        scratch.rename(target)
+
+    def recycle(self, root: Path) -> None:
+        """Keep the copy in ``root``, and remove all else. No process of the box may be left."""
+        _recycle(self.path, root)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def recover(owner: Path) -> None:
+    """Recycle every root of an owner that is gone: what :meth:`Store.recycle` does, without a store."""
+    for roots in owner.glob(f"{_PREFIX}*"):
+        store = owner.parent.parent / "chroot" / roots.name.removeprefix(_PREFIX)
+        for root in roots.iterdir():
+            try:
+                _recycle(store, root)
+            except OSError:
+                pass  # what still runs in there writes on; the caller removes the rest
+
+
+def _recycle(store: Path, root: Path) -> None:
+    try:
+        os.rename(root / "usr", store / "idle" / secrets.token_hex(8))
+    except OSError:
+        pass  # there is none yet, or the store has gone: it is removed with the rest
+    remove_tree(root)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _remove_unused(store: Path) -> None:
+    """Remove a store that was made from an earlier ``/usr``, unless somebody uses it."""
+    name = store.name.removesuffix(_OLD)
+    fd = _open_lock(store.with_name(f"{name}.lock"))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if store.name == name:  # half of one must never be taken for a store
+            store = store.rename(store.with_name(name + _OLD))
+        shutil.rmtree(store, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+# -- making copies
+
+
+def _make_template(target: Path) -> None:
+    """A copy of the host's ``/usr`` that is safe to share: root's, without setuid, no link out of it."""
+    os.makedirs(target / "usr")
+    stack = [("/usr", "")]
+    while stack:
+        source, below = stack.pop()
+        into = f"{target}/usr/{below}"
+        with os.scandir(source) as entries:
+            for entry in entries:
+                name = below + entry.name
+                if entry.is_symlink():
+                    aim = _aim(entry.path)
+                    if aim is not None:
+                        os.symlink(aim, into + entry.name)
+                elif entry.is_dir():
+                    if name not in LEFT_OUT:
+                        os.mkdir(into + entry.name)
+                        os.chmod(into + entry.name, 0o755)  # whatever the umask
+                        stack.append((entry.path, name + "/"))
+                elif entry.is_file():
+                    _take(entry, into + entry.name)
+    _cache_libraries(target)
+
+
+def _aim(link: str) -> str | None:
+    """Where a link of the copy points; None for one that leads out of ``/usr`` (the box's own files lie there)."""
+    aim = os.readlink(link)
+    if aim.startswith("/etc/alternatives/"):
+        aim = os.path.realpath(link)
+    full = os.path.normpath(os.path.join(os.path.dirname(link), aim))
+    inside = full.startswith(("/usr/", "/bin/", "/sbin/", "/lib"))
+    return aim if inside else None
+
+
+def _take(entry: os.DirEntry[str], target: str) -> None:
+    """Link a file that only root can change; copy any other, and one that another file system holds."""
+    info = entry.stat(follow_symlinks=False)
+    if info.st_uid == 0 and not info.st_mode & (stat.S_ISUID | stat.S_ISGID | 0o022):
+        try:
+            os.link(entry.path, target, follow_symlinks=False)
+            return
+        except OSError:
+            pass
+    try:
+        shutil.copyfile(entry.path, target)
+    except OSError:
+        return  # not even root may read it
+    os.chmod(target, info.st_mode & 0o755)
+
+
+def _cache_libraries(target: Path) -> None:
+    """The loader's cache, where there is an ldconfig: some distributions keep libraries in ``/usr/local/lib``."""
+    (target / "etc").mkdir()
+    (target / "etc/ld.so.conf").write_text("/usr/local/lib\n")
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        if Path("/", name).is_symlink():
+            (target / name).symlink_to(os.readlink(f"/{name}"))
+    program = shutil.which("ldconfig", path="/usr/sbin:/usr/bin")
+    if program is not None:
+        # -X: links are left as they are.
+        subprocess.run([program, "-X", "-r", str(target)], capture_output=True, check=False, timeout=120)
+    (target / "etc/ld.so.cache").touch()
+
+
+def _clone(template: Path, target: Path) -> None:
+    os.mkdir(target)
+    stack = [(str(template), str(target))]
+    while stack:
+        source, into = stack.pop()
+        here = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+        there = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fchmod(there, 0o755)  # whatever the umask
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if entry.is_symlink():
+                        os.symlink(os.readlink(name, dir_fd=here), name, dir_fd=there)
+                    elif entry.is_dir(follow_symlinks=False):
+                        os.mkdir(name, dir_fd=there)
+                        stack.append((f"{source}/{name}", f"{into}/{name}"))
+                    else:
+                        os.link(name, name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+        finally:
+            os.close(here)
+            os.close(there)
+
+
+# -- the end of a box's files
+
+
+def remove_tree(top: Path) -> None:
+    """Remove a tree that hostile code filled, however deep; no link is followed. Raises OSError.
+
+    What is not empty is moved up to ``top`` first, so that two descriptors are enough.
+    """
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    token, count = secrets.token_hex(8), 0
+    try:
+        while names := os.listdir(fd):
+            for name in names:
+                if _removed(fd, name):
+                    continue
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                try:
+                    for child in os.listdir(inner):
+                        if not _removed(inner, child):
+                            count += 1
+                            os.rename(child, f"{token}-{count}", src_dir_fd=inner, dst_dir_fd=fd)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    top.rmdir()
+
+
+def _removed(folder: int, name: str) -> bool:
+    """Whether an entry went; False for a folder that is not empty."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return True
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,337 @@
+"""Boxes for a container that may neither make namespaces nor mount: chroot, a uid a box, Landlock, seccomp.
+
+What keeps boxes from each other and from everything else is who owns what, so this needs root, with no more than the
+capabilities of a default container. Each box's root is a folder of its own: a copy of ``/usr`` made of hard links,
+which nobody but root can change and which is used again, and the rest, made for this box and removed with it. What is
+not isolated in this way, :meth:`ChrootBackend.probe` says: the table is in docs/sandboxes.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.sandbox import _extract, _jail_root, _landlock, _rootfs, _seccomp
+from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree
+from clawgym.sandbox._hire import Supervised
+from clawgym.sandbox._launch import launch
+from clawgym.sandbox._link import GuestLink, close_late
+from clawgym.sandbox._stream import SocketStream
+from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
+
+__all__ = ["ChrootBackend"]
+
+_MiB = 2**20
+_CAPABILITIES = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8, "SYS_CHROOT": 18,
+    "MKNOD": 27,
+}  # fmt: skip
+
+
+class ChrootSandbox(GuestLink):
+    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+
+    def __init__(self, backend: ChrootBackend, lease: str, spec: SandboxSpec, control: socket.socket, root: Path):
+        super().__init__(SocketStream(control), spec, self._autopsy)
+        self.id = lease
+        self._backend = backend
+        self._folder = root
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stopping: asyncio.Task[dict[str, Any]] | None = None
+        self._freed = False
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._backend.isolation
+
+    def tool(self, name: str) -> list[str]:
+        if not self.spec.pristine_tools:
+            return [name]
+        # Nobody in a box can change /usr, nor what the loader reads before a program: its path is enough.
+        folder = next((f for f in ("/usr/local/bin", "/usr/bin") if os.path.exists(f"{f}/{name}")), "/usr/bin")
+        return [f"{folder}/{name}"]
+
+    async def _autopsy(self) -> str:
+        """Why the box died: the limits that were hit say it."""
+        events = await self._kill()
+        return "oom" if events.get("oom") else "pids" if events.get("pids") else "died"
+
+    def _kill(self) -> asyncio.Task[dict[str, Any]]:
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._backend.supervised.ask("kill", self.id))
+        return self._stopping
+
+    async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
+        return await _extract.in_thread(self._open_root(), _extract.take_file, path, max_bytes)
+
+    async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
+        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
+
+    def _open_root(self) -> int:
+        if self._freed:
+            raise SandboxError("this box is closed: take files before close()")
+        return self._root
+
+    async def stop(self) -> None:
+        self.closed = True  # whatever fails from now on is our doing, not the box's
+        await asyncio.shield(self._kill())
+        await self.end()
+
+    async def snapshot(self) -> Snapshot:
+        self._open_root()
+        running = self._stopping is None
+        if running:
+            await self._backend.supervised.ask("freeze", self.id, frozen=True)
+        try:
+            saved = await asyncio.to_thread(
+                _jail_root.save,
+                self._folder,
+                self._backend.folder,
+                self.spec.readonly,
+                self.spec.limits.disk_mb * _MiB,
+            )
+        except OSError as error:
+            raise InfraError(
+                f"the box's files could not be copied ({error}): free disk space under {self._backend.folder}"
+            ) from error
+        finally:
+            if running:
+                await self._backend.supervised.ask("freeze", self.id, frozen=False)
+        return self._backend.seal(self.spec, saved)
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        if self._freed:
+            return
+        self._freed = self.closed = True
+        try:
+            await self._kill()
+        except InfraError:
+            pass  # something may still run in there: the next start clears it
+        else:
+            await self._backend.recycle(self._folder)
+        await self.end()
+        os.close(self._root)
+        self._backend.boxes.pop(self.id, None)
+
+
+class ChrootBackend:
+    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
+
+    name = "chroot"
+
+    def __init__(self) -> None:
+        self.supervised = Supervised()
+        self.folder = self.supervised.state / "owners" / self.supervised.owner
+        self.boxes: dict[str, ChrootSandbox] = {}
+        self._started: asyncio.Task[None] | None = None
+        self._isolation: Isolation | None = None
+        self._store: Store | None = None
+        self._snapshots: dict[str, Path] = {}
+
+    # -- starting
+
+    async def _start(self) -> None:
+        if self._started is None:
+            self._started = asyncio.create_task(self._start_once())
+        await asyncio.shield(self._started)
+
+    async def _start_once(self) -> None:
+        _check_host()
+        await self.supervised.start()
+        try:
+            self._store = await asyncio.to_thread(Store, self.supervised.state)
+            self._roots.mkdir(mode=0o700)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"the copy of /usr could not be made ({error}): free disk space under {self.supervised.state}, "
+                "or use the Docker backend (backend='docker')"
+            ) from error
+
+    @property
+    def _roots(self) -> Path:
+        assert self._store is not None
+        return self._store.roots(self.folder)
+
+    @property
+    def isolation(self) -> Isolation:
+        """What :meth:`probe` found."""
+        if self._isolation is None:
+            raise SandboxError("not probed yet: await backend.probe() first")
+        return self._isolation
+
+    async def probe(self) -> Isolation:
+        if self._isolation is not None:
+            return self._isolation
+        await self._start()
+        from clawgym.sandbox._probe import questions
+
+        try:
+            box = await self.create(SandboxSpec())
+        except (InfraError, SandboxDied) as error:
+            raise SandboxUnavailable(
+                f"no box could be started here ({error}): see the message, or use the Docker backend (backend='docker')"
+            ) from error
+        try:
+            features = await questions(box)
+        finally:
+            await box.close()
+        features["own_outer_uid"] = True
+        for name, controller in (("memory_limit", "memory"), ("pids_limit", "pids"), ("cpu_limit", "cpu")):
+            features[name] = controller in self.supervised.limits
+        features["disk_limit"] = False
+        features["landlock"] = _landlock.abi() > 0
+        self._isolation = Isolation(self.name, "chroot", features, tuple(_notes(features)))
+        return self._isolation
+
+    # -- boxes
+
+    def _plan(self, spec: SandboxSpec, root: Path, new: bool, owned: dict[str, list[str]]) -> dict[str, Any]:
+        """What the supervisor's child is to do."""
+        limits = spec.limits
+        rlimits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
+        if "memory" not in self.supervised.limits:
+            rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
+        rlimits["RLIMIT_NPROC"] = limits.pids  # of the box's uid
+        env = {**_rootfs.ENV, "USER": "box", "LOGNAME": "box", **spec.env}
+        guest = {"nonce": secrets.token_hex(8), "rlimits": rlimits, "mkdirs": [spec.workdir], "env": env}
+        return {
+            "kind": "chroot",
+            "root": str(root),
+            "new": new,
+            **owned,
+            "limits": {"memory": limits.memory_mb * _MiB, "pids": limits.pids + 4, "cpus": limits.cpus},
+            "guest": guest,
+        }
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await self._create(spec, None)
+
+    async def _create(self, spec: SandboxSpec, saved: Path | None) -> ChrootSandbox:
+        await self._start()
+        if spec.image != "default":
+            raise SandboxError(
+                f"image {spec.image!r}: the chroot backend knows 'default' only: use the Docker backend for images"
+            )
+        if spec.join_network_of is not None:
+            raise SandboxUnavailable(
+                "live grading needs a network that boxes share, and chroot boxes have none: "
+                "use the namespace or the Docker backend (backend='docker')"
+            )
+        task = asyncio.ensure_future(self._open(spec, saved))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(close_late)
+            raise
+
+    async def _open(self, spec: SandboxSpec, saved: Path | None) -> ChrootSandbox:
+        assert self._store is not None
+        lease = secrets.token_hex(8)
+        root = self._roots / lease
+        try:
+            owned = await asyncio.to_thread(_jail_root.build, self._store, root, spec.readonly, saved)
+            control, _ = await launch(self.supervised, lease, self._plan(spec, root, saved is None, owned))
+        except BaseException as error:
+            await self.recycle(root)
+            if isinstance(error, OSError):
+                raise InfraError(f"a box's files could not be made ({error}): free disk space there") from error
+            raise
+        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root)
+        box.start()
+        return box
+
+    async def recycle(self, root: Path) -> None:
+        """Keep the copy of ``/usr``, remove the rest. What stays behind goes with the owner's folder."""
+        assert self._store is not None
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self._store.recycle, root)
+
+    # -- snapshots
+
+    def seal(self, spec: SandboxSpec, saved: Path) -> Snapshot:
+        """A snapshot of the files in ``saved``."""
+        self._snapshots[saved.name] = saved
+        return Snapshot(saved.name, self.name, spec, saved)
+
+    async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
+        saved = self._snapshots.get(snapshot.id)
+        if saved is None:
+            raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
+        chosen = spec or snapshot.spec
+        if chosen.image != snapshot.spec.image:
+            raise SandboxError("a fork keeps the snapshot's image: leave spec.image as it is")
+        return await self._create(chosen, saved)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        saved = self._snapshots.pop(snapshot.id, None)
+        if saved is not None:
+            await asyncio.to_thread(remove_tree, saved)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await self.supervised.stop()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _check_host() -> None:
+    """Raises :class:`SandboxUnavailable` where this cannot work."""
+    if os.geteuid() != 0:
+        raise SandboxUnavailable(
+            "the chroot backend needs root, to give each box a uid of its own: run as root in the container "
+            "(docker run --user 0), or allow user namespaces and use the namespace backend, or use the Docker backend"
+        )
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:\t")[2].partition("\n")[0], 16)
+    missing = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
+    if missing:
+        raise SandboxUnavailable(
+            f"the chroot backend needs the capabilities of a default container, and {', '.join(missing)} is missing: "
+            f"start the container with --cap-add {' --cap-add '.join(missing)}"
+        )
+    if not Path("/bin").is_symlink():
+        raise SandboxUnavailable(
+            "this host keeps programs outside /usr (/bin is not a link to usr/bin): use the Docker backend"
+        )
+    try:
+        _seccomp.program()
+    except KeyError:
+        raise SandboxUnavailable(
+            f"no seccomp table for {platform.machine()}: use the Docker backend (backend='docker')"
+        ) from None
+
+
+def _notes(features: dict[str, bool]) -> list[str]:
+    left_out = ", ".join(f"/usr/{name}" for name in sorted(LEFT_OUT))
+    notes = [
+        "processes: no pid namespace; the box's processes are seen by the host's tools, and find out which pids exist",
+        "files: /usr is read-only and nothing can be installed in it; boxes do without " + left_out,
+        "files: no /proc, no /sys and no /dev/fd in a box: ps, <(...) and /dev/stdout do not work",
+        "network: none, not even a loopback; no live grading",
+        "users: commands run as 'box', which is not root inside either",
+        "disk: not limited for the box as a whole (limits.file_mb holds for each file)",
+        "host: hostname, clock, load and the number of processors are the machine's",
+    ]
+    if not features["landlock"]:
+        notes.append("files: no Landlock in this kernel; only chroot and ownership guard the host's files")
+    if not features["abstract_sockets"]:
+        notes.append("sockets: abstract unix sockets of this machine and of other boxes can be reached (Linux 6.12)")
+    if not features["memory_limit"]:
+        notes.append("memory: limited for each process (rlimit), not for the box as a whole")
+    if not features["pids_limit"]:
+        notes.append("pids: limited by RLIMIT_NPROC")
+    if not features["cpu_limit"]:
+        notes.append("cpu: not limited")
+    notes += [f"not isolated here: {name}" for name, holds in features.items() if not holds and name.startswith("no_")]
+    return notes
