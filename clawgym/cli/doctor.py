@@ -125,6 +125,7 @@ def examine() -> list[Finding]:
         lambda: [_python()],
         _namespaces,
         lambda: _backend("namespace"),
+        lambda: _backend("chroot") if linux else [],
         lambda: [_package("docker", "docker", "Docker SDK")],
         lambda: _backend("docker") if importlib.util.find_spec("docker") else [],
         lambda: [_checker_libraries()] if linux else [],

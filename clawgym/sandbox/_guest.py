@@ -7,9 +7,9 @@ host believes nothing it says (see ``_link.py``).
 Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
 
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
-                S shell {pty,cwd,env}   R run {cmd,timeout,cap}   K kill and forget the channel
+                S shell {pty,cwd,env}   R run (RUN and the command)   K kill and forget the channel
                 W files (entries)   w end of files
-guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done {...}   F failed {error,cause}
+guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the folder)   F failed {error,cause}
 """
 
 # The C halves of signal, socket, collections, struct and json: the Python halves would double a box's start-up.
@@ -29,6 +29,8 @@ from _struct import Struct, pack
 
 IN, OUT = 0, 1
 HEADER = Struct(">IBI")
+RUN = Struct(">dI16s")  # timeout, cap, nonce
+DONE = Struct(">IBQd")  # exit code, 1 timed out + 2 restarted, bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PROC = -1  # /proc, or the host's where the box has none; only this process holds it
 HOSTS_PROC = False
@@ -38,11 +40,11 @@ OOM = -1  # our own oom_score_adj
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
+  __clawgym_nonce=${__clawgym_cmd:0:16} __clawgym_cmd=${__clawgym_cmd:16}
   if [ "$__clawgym_last" != 0 ]; then __clawgym_cmd="__clawgym_rc $__clawgym_last; $__clawgym_cmd"; fi
   eval "$__clawgym_cmd" 198<&- 199>&-
   __clawgym_last=$?
-  IFS= read -r -d '' -u 198 __clawgym_nonce || exit
-  printf '%s\0%s\0%s\0' "$__clawgym_nonce" "$__clawgym_last" "$PWD" >&199
+  printf '%s\0%s\0%s\0%s\0' "$__clawgym_nonce" "$__clawgym_last" "$PWD" "$!" >&199
 done"""
 
 
@@ -53,20 +55,19 @@ class _Json:
     parse_float, parse_int, parse_constant, memo = float, int, float, {}
 
 
+scan = make_scanner(_Json)  # pyright: ignore[reportArgumentType]
+
+
 def loads(data):
-    text = data if isinstance(data, str) else data.decode()
-    return make_scanner(_Json)(text, 0)[0]  # pyright: ignore[reportArgumentType]
+    return scan(data if isinstance(data, str) else data.decode(), 0)[0]
 
 
 def dumps(fields):
-    """A flat object of str, int, float and bool."""
+    """A flat object of str and int."""
     parts = []
     for key, value in fields.items():
-        if isinstance(value, str):
-            value = encode_basestring_ascii(value)
-        else:
-            value = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-        parts.append(f"{encode_basestring_ascii(key)}: {value}")
+        text = encode_basestring_ascii(value) if isinstance(value, str) else repr(value)
+        parts.append(f"{encode_basestring_ascii(key)}: {text}")
     return "{" + ", ".join(parts) + "}"
 
 
@@ -116,14 +117,15 @@ class Job:
         self.report: int | None = None
         self.replies = b""
         self.nonce = None
-        self.before = frozenset()
+        self.before = frozenset()  # its children when the command began
+        self.background = False  # whether it ever had a background job
         self.killed_at = None
         self.restarted = False
-        self.cwd = "/"
 
 
 jobs = {}
 outbox = deque()
+ready = {}  # descriptor -> events, from the poller's last look
 where = {}  # descriptor -> its job, for those that the poller watches
 folders = {}  # channel of files under way -> modes and times to set at the end, or the error
 poller = select.poll()
@@ -245,7 +247,7 @@ def start_exec(channel, o):
             os.close(fd)
     job = jobs[channel] = Job(channel, pid, out_r, err_r)
     job.stdin = keep.get("stdin")
-    begin(job, o)
+    begin(job, o["timeout"], o["cap"])
     for fd in (out_r, err_r):
         if fd is not None:
             os.set_blocking(fd, False)
@@ -254,14 +256,14 @@ def start_exec(channel, o):
         os.set_blocking(job.stdin, False)
 
 
-def begin(job, o):
-    job.buffer = Tail(int(o["cap"]))
-    job.errors = Tail(int(o["cap"]))
+def begin(job, timeout, cap):
+    job.buffer = Tail(cap)
+    job.errors = Tail(cap) if job.shell is None else None
     if job.between is not None:
         job.buffer.add(job.between.take()[0])
         job.between = None
     job.started = time.monotonic()
-    job.deadline = job.started + float(o["timeout"])
+    job.deadline = job.started + timeout
     job.timed_out = False
     job.killed_at = None
 
@@ -294,7 +296,7 @@ def start_shell(job_or_channel, o):
     else:
         job = jobs[job_or_channel] = Job(job_or_channel, pid, out)
     job.shell, job.ctl, job.report, job.replies = o, ctl_w, rep_r, b""
-    job.cwd = o.get("cwd") or "/"
+    job.background = False
     job.pending.clear()
     watch(rep_r, job)
     watch(out, job)
@@ -308,7 +310,7 @@ def open_terminal():
     return out, fcntl.ioctl(out, 0x5441, os.O_RDWR | os.O_NOCTTY)  # TIOCGPTPEER: it has no name in here
 
 
-def run_in_shell(job, o):
+def run_in_shell(job, payload):
     if job.buffer is not None:
         return send("F", job.channel, {"error": "the shell is busy", "cause": "busy"})
     restarted = job.status is not None or job.out is None
@@ -316,10 +318,10 @@ def run_in_shell(job, o):
         release(job)
         start_shell(job, job.shell)
     job.restarted = restarted
-    begin(job, o)
-    job.nonce = o["nonce"]
-    job.before = children(job.pid)
-    job.pending.append(o["cmd"].encode("utf-8", "surrogateescape") + b"\0" + job.nonce.encode() + b"\0")
+    timeout, cap, job.nonce = RUN.unpack_from(payload)
+    begin(job, timeout, cap)
+    job.before = children(job.pid) if job.background else frozenset()
+    job.pending.append(job.nonce + payload[RUN.size :] + b"\0")
     write_pending(job, job.ctl)
     return None
 
@@ -375,7 +377,7 @@ def look(name):
     except OSError:
         return b""
     try:
-        return os.read(fd, 65536)
+        return os.read(fd, 1 << 14)
     except OSError:
         return b""
     finally:
@@ -461,23 +463,18 @@ def release(job):
             setattr(job, name, None)
 
 
-def finish(job, code, cwd="", restarted=False):
+def finish(job, code, cwd=b"", restarted=False):
+    # What a shell's command wrote was there before its report: the same look of the poller saw both.
     for fd in (job.out, job.err):
-        if fd is not None:
+        if fd is not None and (job.shell is None or job.status is not None or fd in ready):
             drain(job, fd)
     data, omitted = job.buffer.take()
-    for op, part in (("O", data), ("L", job.errors.take()[0])):
+    for op, part in (("O", data), ("L", job.errors.take()[0] if job.errors is not None else b"")):
         for start in range(0, len(part), 262144):
             send(op, job.channel, part[start : start + 262144])
-    done = {
-        "code": 124 if job.timed_out else code,
-        "cwd": cwd,
-        "timed_out": job.timed_out,
-        "omitted": omitted,
-        "restarted": restarted or job.restarted,
-        "seconds": time.monotonic() - job.started,
-    }
-    send("D", job.channel, done)
+    flags = job.timed_out | (restarted or job.restarted) << 1
+    seconds = time.monotonic() - job.started
+    send("D", job.channel, DONE.pack(124 if job.timed_out else code, flags, omitted, seconds) + cwd)
     job.buffer = job.errors = job.deadline = job.nonce = None
     job.restarted = False
 
@@ -500,22 +497,22 @@ def reap():
                     del jobs[job.channel]
                 elif job.buffer is not None and not (job.report is not None and read_report(job)):
                     # No last report in the pipe: the shell ended without answering.
-                    finish(job, job.status, "", True)
+                    finish(job, job.status, b"", True)
 
 
 def read_report(job):
     try:
-        job.replies += os.read(job.report, 65536)
+        job.replies += os.read(job.report, 8192)
     except OSError:
         return False
     parts = job.replies.split(b"\0")
-    while len(parts) > 3:
-        nonce, code, cwd = parts[:3]
-        parts = parts[3:]
-        if job.nonce is not None and nonce.decode("ascii", "replace") == job.nonce:
+    while len(parts) > 4:
+        nonce, code, cwd, background = parts[:4]
+        parts = parts[4:]
+        if nonce == job.nonce:
             job.replies = b"\0".join(parts)
-            job.cwd = cwd.decode("utf-8", "replace")
-            finish(job, int(code) if code.isdigit() else 255, job.cwd)
+            job.background = bool(background)
+            finish(job, int(code) % 256 if code.isdigit() and len(code) < 9 else 255, cwd[:4096])
             return True
     job.replies = b"\0".join(parts)
     if len(job.replies) > 1 << 20:
@@ -591,7 +588,7 @@ def end_put(channel):
     for entry in reversed(state):  # a folder that nobody may write is filled first
         os.chmod(entry["path"], entry["mode"])
         os.utime(entry["path"], (entry["mtime"], entry["mtime"]))
-    return send("D", channel, {})
+    return send("D", channel, DONE.pack(0, 0, 0, 0.0))
 
 
 def handle(op, channel, payload):
@@ -619,12 +616,12 @@ def handle(op, channel, payload):
         return
     try:
         if op == "R":
-            run_in_shell(jobs[channel], loads(payload))
+            run_in_shell(jobs[channel], payload)
         elif op == "X":
             start_exec(channel, loads(payload))
         elif op == "S":
             start_shell(channel, loads(payload))
-            send("D", channel, {})
+            send("D", channel, DONE.pack(0, 0, 0, 0.0))
         elif op == "W":
             put(channel, payload)
         elif op == "w":
@@ -680,10 +677,12 @@ def serve(wake, lifeline):
             if job.deadline is not None:
                 left = max(0.0, job.deadline - time.monotonic()) * 1000 + 1
                 timeout = left if timeout is None else min(timeout, left)
-        for fd, event in poller.poll(timeout):
+        ready.clear()
+        ready.update(poller.poll(timeout))
+        for fd, event in ready.items():
             if fd == IN:
                 try:
-                    data = os.read(IN, 1 << 20)
+                    data = os.read(IN, 1 << 16)
                 except BlockingIOError:
                     continue
                 except OSError:

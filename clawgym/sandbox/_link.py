@@ -31,7 +31,7 @@ from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 __all__ = ["PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
-_ENTRY = struct.Struct(">II")
+_ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI16s"), struct.Struct(">IBQd")
 _CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
 _SLACK = 4096
@@ -110,7 +110,7 @@ def _framed(entries: Iterable[Entry]) -> Iterator[bytes]:
 
 @dataclass(eq=False)
 class _Request:
-    done: asyncio.Future[dict[str, Any]]
+    done: asyncio.Future[bytes]
     room: int
     output: list[bytes] = field(default_factory=list)
     errors: list[bytes] = field(default_factory=list)
@@ -123,6 +123,7 @@ class LinkShell:
         self._link = link
         self._channel = channel
         self._turn = asyncio.Lock()
+        self._nonce, self._count = secrets.token_hex(4).encode(), 0
 
     async def run(self, command: str, *, timeout: float | None = None, max_output: int | None = None) -> ExecResult:
         if "\0" in command:
@@ -131,8 +132,13 @@ class LinkShell:
         timeout = limits.command_seconds if timeout is None else timeout
         cap = limits.output_bytes if max_output is None else max_output
         async with self._turn:
-            body = {"cmd": command, "timeout": timeout, "cap": cap, "nonce": secrets.token_hex(8)}
-            return await self._link.request("R", self._channel, body, timeout, cap)
+            self._count += 1
+            nonce = b"%s%08x" % (self._nonce, self._count & 0xFFFFFFFF)
+            try:
+                frame = _RUN.pack(timeout, cap, nonce) + command.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:
+                raise SandboxError("a shell command cannot hold lone surrogates: send text") from None
+            return await self._link.request("R", self._channel, frame, timeout, cap)
 
     async def write(self, data: bytes) -> None:
         await self._link.send("I", self._channel, data)
@@ -213,14 +219,14 @@ class GuestLink:
                 raise ValueError("more output than the cap")
             (request.output if op == "O" else request.errors).append(payload)
         elif op in "DF":
-            body = json.loads(payload)
-            if not isinstance(body, dict):
-                raise ValueError("not an object")
+            body = json.loads(payload) if op == "F" else {}
+            if not isinstance(body, dict) or (op == "D" and len(payload) < _DONE.size):
+                raise ValueError("not an answer")
             del self._requests[channel]
             if request.done.done():
                 return
             if op == "D":
-                request.done.set_result(body)
+                request.done.set_result(payload)
             else:
                 cause, text = str(body.get("cause")), str(body.get("error"))[:200]
                 if cause == "pids":
@@ -252,7 +258,7 @@ class GuestLink:
         self,
         op: str,
         channel: int,
-        body: dict[str, Any],
+        body: bytes,
         timeout: float,
         cap: int,
         more: Iterable[tuple[str, bytes]] = (),
@@ -266,7 +272,7 @@ class GuestLink:
         overdue = loop.call_later(timeout + _GRACE, self._doom, "unresponsive")
         try:
             if body:
-                await self.send(op, channel, json.dumps(body).encode())
+                await self.send(op, channel, body)
             for name, payload in more:
                 await self.send(name, channel, payload)
             done = await request.done
@@ -288,21 +294,18 @@ class GuestLink:
                 request.done.exception()  # retrieved: no warning for an answer nobody waits for
         return self._result(request, done)
 
-    def _result(self, request: _Request, done: dict[str, Any]) -> ExecResult:
-        def number(name: str, kind: type[int] | type[float]) -> Any:
-            value = done.get(name, 0)
-            return kind(value) if isinstance(value, int | float) and abs(value) < 1e15 else kind(0)
-
-        cwd = done.get("cwd", "")
+    def _result(self, request: _Request, done: bytes) -> ExecResult:
+        code, flags, omitted, seconds = _DONE.unpack_from(done)
+        cwd = done[_DONE.size : _DONE.size + 4096].decode("utf-8", "replace")
         return ExecResult(
             output=b"".join(request.output),
             stderr=b"".join(request.errors),
-            exit_code=number("code", int) % 256,
-            cwd=(cwd[:4096] if isinstance(cwd, str) else "") or self.spec.workdir,
-            timed_out=done.get("timed_out") is True,
-            omitted_bytes=number("omitted", int),
-            shell_restarted=done.get("restarted") is True,
-            seconds=number("seconds", float),
+            exit_code=code % 256,
+            cwd=cwd or self.spec.workdir,
+            timed_out=bool(flags & 1),
+            omitted_bytes=omitted,
+            shell_restarted=bool(flags & 2),
+            seconds=seconds if 0 <= seconds < 1e9 else 0.0,
         )
 
     # -- what boxes offer
@@ -316,7 +319,7 @@ class GuestLink:
 
     async def shell(self, *, pty: bool = False) -> LinkShell:
         channel = self._channel()
-        await self.request("S", channel, {"pty": pty, "cwd": self.spec.workdir, "env": {}}, 20.0, 0)
+        await self.request("S", channel, _json({"pty": pty, "cwd": self.spec.workdir, "env": {}}), 20.0, 0)
         return LinkShell(self, channel)
 
     async def exec(
@@ -345,7 +348,7 @@ class GuestLink:
             "stdin": bool(stdin),
             "split": stdout_only,
         }
-        return await self.request("X", self._channel(), body, timeout, cap, _input(stdin) if stdin else ())
+        return await self.request("X", self._channel(), _json(body), timeout, cap, _input(stdin) if stdin else ())
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
         await self._put(_of_files(files, dest), dest)
@@ -358,7 +361,7 @@ class GuestLink:
             raise SandboxError(f"{dest!r} is not an absolute folder in the box: start it with '/'")
         top: Entry = {"path": dest, "kind": "top"}, b""
         frames = [("W", payload) for payload in _framed(itertools.chain([top], entries))]
-        await self.request("W", self._channel(), {}, self.spec.limits.setup_seconds, 0, [*frames, ("w", b"")])
+        await self.request("W", self._channel(), b"", self.spec.limits.setup_seconds, 0, [*frames, ("w", b"")])
 
     async def end(self) -> None:
         """Stop listening; pending requests fail. Idempotent."""
@@ -367,6 +370,10 @@ class GuestLink:
         if self._dying is not None:
             await asyncio.gather(self._dying, return_exceptions=True)
         await self._die(None)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
 
 
 def _input(data: bytes) -> Iterator[tuple[str, bytes]]:

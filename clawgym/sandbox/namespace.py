@@ -182,6 +182,7 @@ class NamespaceBackend:
             raise SandboxUnavailable(
                 f"no box could be started here ({error}): allow user namespaces "
                 "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+                "or in a container as root use backend='chroot', which isolates less (`clawgym doctor` says what), "
                 "or use the Docker backend (backend='docker')"
             ) from error
         try:
