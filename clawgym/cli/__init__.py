@@ -7,6 +7,7 @@ import sys
 import typer
 
 from clawgym.cli import leaderboard, tasks
+from clawgym.cli.attack import attack
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("eval")(eval_command)
 app.command("demo")(demo)
+app.command("attack")(attack)
 app.command("doctor")(doctor)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")
