@@ -184,12 +184,10 @@ class _Run:
             raise
         except Exception as error:  # one episode's accident is data, not the end of the run
             trace = "".join(traceback.format_exception(error))[-20_000:]
-            folder = self._folder.episode_folder(task.id, sample)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "error.log").write_text(trace, encoding="utf-8", errors="replace")
             cause = f"{type(error).__name__}: {error}"[:300]
+            name = config.agent.name
             return Episode(
-                task.id, task.content_hash, sample, seed, config.agent.name, Outcome.INFRA, cause=cause
+                task.id, task.content_hash, sample, seed, name, Outcome.INFRA, cause=cause, error=trace
             ), None
 
     async def _record(self, episode: Episode, attempt: int) -> Mapping[str, Any]:
