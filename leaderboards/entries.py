@@ -57,16 +57,14 @@ def load_entry(path: str | Path) -> Entry:
     """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if it is none."""
     run = RunFolder.read(path)
     receipt, summary = run.receipt, summarize(run)
-    model = str(receipt.engine.get("model") or receipt.agent.get("model") or "")
-    agent = str(receipt.agent.get("name") or "unknown")
     return Entry(
-        name=f"{agent} · {model}" if model else agent,
+        name=receipt.label,
         run=run.path.resolve().name,
         task_set=" ".join(str(receipt.task_set.get(key) or "") for key in ("name", "version")).strip(),
         task_set_hash=str(receipt.task_set.get("hash") or ""),
-        agent=agent,
+        agent=str(receipt.agent.get("name") or "unknown"),
         agent_version=str(receipt.agent.get("version") or ""),
-        model=model,
+        model=str(receipt.engine.get("model") or receipt.agent.get("model") or ""),
         samples=receipt.samples,
         seed=receipt.seed,
         isolation=str(receipt.isolation.get("tier") or ""),

@@ -8,6 +8,7 @@ import typer
 
 from clawgym.cli import leaderboard, tasks
 from clawgym.cli.attack import attack
+from clawgym.cli.compare import compare_command
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("eval")(eval_command)
+app.command("compare")(compare_command)
 app.command("demo")(demo)
 app.command("attack")(attack)
 app.command("doctor")(doctor)
