@@ -148,11 +148,6 @@ def _digest(rows: _Rows) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def files_digest(files: Iterable[TaskFile]) -> str:
-    """Hex SHA-256 over (path, executable bit, content digest), whatever the order of ``files``."""
-    return _digest(_rows(files))
-
-
 @dataclass(frozen=True, slots=True)
 class VerifierSpec:
     """How a task is graded."""
