@@ -89,8 +89,8 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     kept, left_out = _pairs(*runs)
     if len(kept) < LEAST_TASKS:
         raise ComparisonRefused(
-            f"{names[0]} and {names[1]} have {len(kept)} tasks in common that both graded, and fewer than {LEAST_TASKS} "
-            f"never show a difference{_why(left_out)}: run both on the same version of the same tasks"
+            f"{names[0]} and {names[1]} have {len(kept)} tasks in common that both graded, and fewer than "
+            f"{LEAST_TASKS} never show a difference{_why(left_out)}: run both on the same version of the same tasks"
         )
     graded = [
         {task: rows for task, rows in graded_by_task(run.receipt, run.rows).items() if task in kept} for run in runs
@@ -158,10 +158,8 @@ def _pairs(a: RunFolder, b: RunFolder) -> tuple[list[str], dict[str, tuple[str, 
         elif one["hash"] != other["hash"]:
             out["tasks differ"].append(task)
         elif task not in graded[0] or task not in graded[1]:
-            both = task not in graded[0] and task not in graded[1]
-            out[
-                "no result in " + ("either" if both else "the first" if task not in graded[0] else "the second")
-            ].append(task)
+            lacking = [name for name, rows in zip(("the first", "the second"), graded, strict=True) if task not in rows]
+            out["no result in " + " and ".join(lacking)].append(task)
         else:
             kept.append(task)
     return kept, {why: tuple(tasks) for why, tasks in out.items()}
@@ -188,12 +186,10 @@ def _notes(
         ("samples per task", one.samples, other.samples),
         ("isolation", one.isolation.get("tier"), other.isolation.get("tier")),
         ("ClawGym version", one.library, other.library),
-        ("grading code", one.grader.get("code"), other.grader.get("code")),
-        ("images", one.grader.get("images"), other.grader.get("images")),
+        ("ClawGym's grading code", one.grader.get("code"), other.grader.get("code")),
     ):
         if left is not None and right is not None and left != right:
-            shown = "" if what in ("grading code", "images") else f": {left} and {right}"
-            notes.append(f"{what} differ{'' if what.endswith('s') or 'task' in what else 's'}{shown}")
+            notes.append(f"the runs differ in {what}: {left} and {right}")
     for name, summary in zip(names, summaries, strict=True):
         if summary.missing:
             notes.append(f"{name}: {len(summary.missing)} of {summary.planned} episodes have no result")
