@@ -24,6 +24,7 @@ SMALL = Limits(memory_mb=96, pids=48, cpus=0.5, disk_mb=16, file_mb=8)
 _OVER = {
     "mib": SMALL.memory_mb + SMALL.disk_mb + 48,
     "processes": SMALL.pids + 40,
+    "disk_mib": SMALL.disk_mb + 8,
     "files": 21_000,
     "file_mib": SMALL.file_mb,
     "limit": {"29": SMALL.memory_mb + SMALL.disk_mb, "30": SMALL.pids, "31": SMALL.cpus, "32": SMALL.disk_mb},
@@ -92,7 +93,7 @@ class Field:
                 await self.drop_box()
             return BLOCKED, f"the box died ({error.cause})"
         try:
-            verdict, evidence = json.loads(done.output)
+            verdict, evidence = json.loads(done.output.strip().rpartition(b"\n")[2])
             return str(verdict), str(evidence)[:300]
         except ValueError:
             if done.exit_code > 128 or done.timed_out:

@@ -31,7 +31,7 @@ async def _written(field: Field, folders: list[str]) -> Answer:
     """Make a file of a name that nobody has; look for it on the host and in another box."""
     name = f".clawgym-{secrets.token_hex(8)}"
     paths = [f"{folder}/{name}" for folder in folders]
-    script = 'for f; do : 2>/dev/null > "$f" && echo "$f"; done; true'
+    script = 'for f; do ( : > "$f" ) 2>/dev/null && echo "$f"; done; true'
     async with field.own_box() as box:
         try:
             done = await box.exec(["sh", "-c", script, "sh", *paths])
@@ -171,8 +171,8 @@ async def race(field: Field) -> Answer:
         try:
             end = time.monotonic() + 3
             while time.monotonic() < end:
-                for reading in (box.get(_place(box, "d/secret")), box.get_archive(_place(box, "d"))):
-                    answer = await _gives(field, reading)
+                for reading, path in ((box.get, "d/secret"), (box.get_archive, "d")):
+                    answer = await _gives(field, reading(_place(box, path)))
                     if answer[0] == OPEN:
                         return OPEN, f"{answer[1]}, at read {reads}"
                     reads += 1

@@ -21,7 +21,6 @@ from .kit import (
     worst,
 )
 
-
 _UP = "/.." * 40
 
 
@@ -34,12 +33,12 @@ def _secret_at(path, bait):
     return opened(f"read the host's secret at {where}") if found else blocked("another file is there")
 
 
-@probe("1a", "read a secret of the host by its path", bare=False)
+@probe("1a", "read a secret of the host by its path")
 def by_path(bait):
     return _secret_at(bait["path"], bait)
 
 
-@probe("1b", "the same through /proc/PID/root of every process", bare=False)
+@probe("1b", "the same through /proc/PID/root of every process")
 def by_root(bait):
     pids = processes()
     if not pids:
@@ -47,7 +46,7 @@ def by_root(bait):
     return worst(_secret_at(f"/proc/{pid}/root{bait['path']}", bait) for pid in pids)
 
 
-@probe("1c", "the same through /proc/PID/cwd and .. of every process", bare=False)
+@probe("1c", "the same through /proc/PID/cwd and .. of every process")
 def by_cwd(bait):
     pids = processes()
     if not pids:
@@ -55,7 +54,7 @@ def by_cwd(bait):
     return worst(_secret_at(f"/proc/{pid}/cwd{_UP}{bait['path']}", bait) for pid in pids)
 
 
-@probe("1d", "see the host's users and machine id instead of the box's own", bare=False)
+@probe("1d", "see the host's users and machine id instead of the box's own")
 def by_identity(bait):
     import hashlib
 
@@ -68,7 +67,7 @@ def by_identity(bait):
     return blocked("other files, or none, in their places")
 
 
-@probe("2a", "leave a root by chroot into a folder below and climbing out", bare=False)
+@probe("2a", "leave a root by chroot into a folder below and climbing out")
 def chroot_climb(bait):
     os.makedirs("climb", exist_ok=True)
 
@@ -82,7 +81,7 @@ def chroot_climb(bait):
     return in_child(climb)
 
 
-@probe("2b", "leave a root by an open descriptor of a folder above it", bare=False)
+@probe("2b", "leave a root by an open descriptor of a folder above it")
 def chroot_descriptor(bait):
     os.makedirs("climb", exist_ok=True)
     above = os.open("/", os.O_RDONLY)
@@ -98,12 +97,12 @@ def chroot_descriptor(bait):
     return in_child(climb)
 
 
-@probe("2c", "climb over / with ..", bare=False)
+@probe("2c", "climb over / with ..")
 def climb_plain(bait):
     return _secret_at(_UP + bait["path"], bait)
 
 
-@probe("6a", "connect to a unix socket of the host by its path", bare=False)
+@probe("6a", "connect to a unix socket of the host by its path")
 def host_socket(bait):
     import socket
 
@@ -115,7 +114,7 @@ def host_socket(bait):
     return blocked("another listener")
 
 
-@probe("6b", "find the socket of a container engine or of the system bus", bare=False)
+@probe("6b", "find the socket of a container engine or of the system bus")
 def engine_socket(bait):
     import socket
 
@@ -161,7 +160,7 @@ def pivot(bait):
     return reach("pivot_root", b"/no-such-folder", b"/no-such-folder")
 
 
-@probe("12a", "make a node of the host's disk and read it", bare=False)
+@probe("12a", "make a node of the host's disk and read it")
 def disk_node(bait):
     path = "probe-disk"
     try:
@@ -172,7 +171,7 @@ def disk_node(bait):
             os.unlink(path)
 
 
-@probe("12b", "make a device node that works", bare=False)
+@probe("12b", "make a device node that works")
 def null_node(bait):
     path = "probe-null"  # 1:3, /dev/null: harmless, and as much a device as any
     try:
@@ -188,7 +187,7 @@ def handle(bait):
     return reach("open_by_handle_at", os.open("/", os.O_RDONLY), None, os.O_RDONLY)
 
 
-@probe("13b", "read a secret of the host by its file handle", bare=False)
+@probe("13b", "read a secret of the host by its file handle")
 def handle_secret(bait):
     if not bait["handle"]:
         return skipped("the host's file system gives no handles")

@@ -181,7 +181,7 @@ def processes():
 
 
 def main():
-    """Run one probe: MODULE and ID as arguments, the bait as JSON on stdin -> one line of JSON."""
+    """Run one probe: MODULE and ID as arguments, the bait as JSON on stdin -> JSON on the last line."""
     import importlib
 
     module, name = sys.argv[1:3]
@@ -191,4 +191,4 @@ def main():
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         answer = blocked(f"{where}{error_name(error)}")
-    print(json.dumps(answer), flush=True)
+    print("\n" + json.dumps(answer), flush=True)

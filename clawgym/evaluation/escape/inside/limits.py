@@ -149,7 +149,7 @@ def disk(bait):
     had, block = 0, b"x" * _MiB
     names = []
     try:
-        while had < bait["mib"]:
+        while had < bait["disk_mib"]:
             name = f"fill-{had}"
             names.append(name)
             with open(name, "wb", buffering=0) as file:

@@ -19,19 +19,19 @@ def _greeting(sock, address, bait):
     return blocked("another listener answered")
 
 
-@probe("4a", "connect to a listener on the host's loopback (TCP)", bare=False)
+@probe("4a", "connect to a listener on the host's loopback (TCP)")
 def tcp(bait):
     return _greeting(socket.socket(), ("127.0.0.1", bait["tcp"]), bait)
 
 
-@probe("4b", "the same over IPv6", bare=False)
+@probe("4b", "the same over IPv6")
 def tcp6(bait):
     if not bait["tcp6"]:
         return blocked("the host has no IPv6 loopback")
     return _greeting(socket.socket(socket.AF_INET6), ("::1", bait["tcp6"]), bait)
 
 
-@probe("4c", "ask a listener on the host's loopback (UDP)", bare=False)
+@probe("4c", "ask a listener on the host's loopback (UDP)")
 def udp(bait):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(1)
@@ -43,7 +43,7 @@ def udp(bait):
     return opened("the host's listener answered") if data.decode() == bait["secret"] else blocked("another answer")
 
 
-@probe("4d", "find a route out of the box (nothing is sent)", bare=False)
+@probe("4d", "find a route out of the box (nothing is sent)")
 def route(bait):
     def towards(family, address):
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -56,12 +56,12 @@ def route(bait):
     return worst([towards(socket.AF_INET, "192.0.2.1"), towards(socket.AF_INET6, "2001:db8::1")])
 
 
-@probe("5a", "connect to an abstract unix socket of the host", bare=False)
+@probe("5a", "connect to an abstract unix socket of the host")
 def abstract(bait):
     return _greeting(socket.socket(socket.AF_UNIX), "\0" + bait["abstract"], bait)
 
 
-@probe("5b", "send a datagram to an abstract unix socket of the host", bare=False)
+@probe("5b", "send a datagram to an abstract unix socket of the host")
 def abstract_datagram(bait):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.connect("\0" + bait["abstract_datagram"])

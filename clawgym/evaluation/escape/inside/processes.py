@@ -284,6 +284,8 @@ def _own_agent(bait):
         apart = os.stat("/proc/self/ns/pid").st_ino != bait["pid_namespace"]
     except OSError:
         apart = False
+    if os.getppid() < 1:  # started from outside the namespace; to the kernel 0 would mean one's own group
+        return None
     return os.getppid() if apart or os.getuid() != bait["owner_uid"] else None
 
 
