@@ -203,10 +203,12 @@ class Task:
     @cached_property
     def content_hash(self) -> str:
         """Hex SHA-256 of instruction, inputs, verifier, workspace, image and environment."""
+        return self.content_hash_with(self.verifier._digest_over(self._files[1]))
+
+    def content_hash_with(self, verifier: str) -> str:
+        """The content hash if the verifier's digest were ``verifier``: tells a changed verifier from a changed task."""
         head = json.dumps([self.instruction, self.workspace, self.image, sorted(self.env.items())])
-        inputs, verifier = self._files
-        body = head + _digest(inputs) + self.verifier._digest_over(verifier)
-        return hashlib.sha256(body.encode()).hexdigest()
+        return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
 
     @cached_property
     def _files(self) -> tuple[_Rows, _Rows]:

@@ -27,11 +27,24 @@ from clawgym.errors import RunFolderError
 from clawgym.receipts import Receipt, differences, make_receipt, now
 from clawgym.records import Episode, Outcome
 
-__all__ = ["Receipt", "RunFolder", "make_receipt", "repair_tail", "result_row", "safe_name"]
+__all__ = [
+    "KEPT_WORKSPACE",
+    "Receipt",
+    "RunFolder",
+    "make_receipt",
+    "repair_tail",
+    "result_row",
+    "safe_name",
+    "seal_of",
+    "write_atomic",
+]
 
 RECEIPT, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
 _PLAIN_ID = re.compile(r"[a-z0-9_][a-z0-9._-]{0,99}")
 _TEXT_CAP = 4000
+TRANSCRIPT, WORKSPACE = "transcript.json", "workspace.tar.gz"
+KEPT_WORKSPACE = 64 * 2**20
+"""Largest compressed workspace that is kept, in bytes."""
 _TEMPORARY = ".tmp"
 
 
@@ -71,6 +84,12 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
             "finished": now(),
         }
     )
+
+
+def seal_of(row: Mapping[str, Any]) -> str:
+    """Hex SHA-256 over a row without its ``seal``: shows that a line was edited, not who did it."""
+    plain = {key: value for key, value in row.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def repair_tail(path: Path) -> int:
@@ -132,7 +151,8 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises :class:`RunFolderError`."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     with _writing(path):
         try:
@@ -181,7 +201,7 @@ class RunFolder:
         try:
             if (path / RECEIPT).exists():
                 receipt = _resume(path, receipt)
-            _write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
+            write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
             results = path / RESULTS
             with _writing(results):
                 results.touch()
@@ -218,20 +238,33 @@ class RunFolder:
         folder = self.episode_folder(episode.task_id, episode.sample)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        document = episode_to_atif(episode, agent_version=agent_version, model=model)
-        _write_atomic(folder / "transcript.json", _json_bytes(document))
-        if episode.workspace is not None:
-            _write_atomic(folder / "workspace.tar.gz", episode.workspace)
+        row = result_row(episode, attempt=attempt)
+        transcript = _json_bytes(episode_to_atif(episode, agent_version=agent_version, model=model))
+        write_atomic(folder / TRANSCRIPT, transcript)
+        row["files"] = {TRANSCRIPT: hashlib.sha256(transcript).hexdigest()}
+        workspace = episode.workspace
+        if workspace is not None and len(workspace) > KEPT_WORKSPACE:
+            row["dropped"].append(
+                f"{WORKSPACE}: not kept: {len(workspace) >> 20} MiB, over the {KEPT_WORKSPACE >> 20} MiB kept"
+            )
+            workspace = None
+        if workspace is not None:
+            write_atomic(folder / WORKSPACE, workspace)
+            row["files"][WORKSPACE] = hashlib.sha256(workspace).hexdigest()
+        else:
+            with _writing(folder):
+                (folder / WORKSPACE).unlink(missing_ok=True)  # an earlier attempt's
         if episode.result is not None:
-            _write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
+            write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
         if episode.error:
-            _write_atomic(folder / "error.log", episode.error.encode("utf-8", "replace"))
-        return self.append(result_row(episode, attempt=attempt))
+            write_atomic(folder / "error.log", episode.error.encode("utf-8", "replace"))
+        return self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Append one row; on return it is on disk. A failed append leaves the file as it was."""
         self._check_writable()
         line: dict[str, Any] = json_safe(row)
+        line["seal"] = seal_of(line)
         data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         results = self.path / RESULTS
         with self._append, _writing(results), results.open("ab", buffering=0) as file:
@@ -250,7 +283,7 @@ class RunFolder:
     def write(self, name: str, data: bytes) -> Path:
         """Write one file of the folder itself (``summary.json``, ``report.html``), atomically."""
         self._check_writable()
-        _write_atomic(self.path / name, data)
+        write_atomic(self.path / name, data)
         return self.path / name
 
     def write_json(self, name: str, value: Any) -> Path:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from clawgym.agents.protocol import Agent, AgentContext
 from clawgym.errors import EngineError, InfraError, TaskError
 from clawgym.records import Episode, Task
-from clawgym.rollout._attempt import Attempt
+from clawgym.rollout._attempt import Attempt, transcript_payload
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["Attempt", "run_episode"]
+__all__ = ["Attempt", "run_episode", "transcript_payload"]
 
 
 async def run_episode(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Tu
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
 
@@ -145,7 +145,7 @@ class Attempt:
                         snapshot,
                         self.box if mode is GradingMode.LIVE else None,
                         self.final_message,
-                        tuple(_message(step) for step in self.steps),
+                        transcript_payload(self.steps),
                     )
                     result = await grade(self.task, subject, self.backend, floor=floor)
         except TimeoutError:
@@ -238,6 +238,11 @@ class Attempt:
             workspace=gzip.compress(workspace.tar, 6, mtime=0) if workspace is not None else None,
             dropped=workspace.dropped if workspace is not None else (),
         )
+
+
+def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:
+    """A transcript as verifiers see it (``transcript`` of the reward payload)."""
+    return tuple(map(_message, steps))
 
 
 def _message(step: Step) -> Mapping[str, Any]:
