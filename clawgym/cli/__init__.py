@@ -8,6 +8,7 @@ import typer
 
 from clawgym.cli import leaderboard, tasks
 from clawgym.cli.attack import attack
+from clawgym.cli.audit import audit_command
 from clawgym.cli.compare import compare_command
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
@@ -26,6 +27,7 @@ app.command("eval")(eval_command)
 app.command("compare")(compare_command)
 app.command("demo")(demo)
 app.command("attack")(attack)
+app.command("audit")(audit_command)
 app.command("doctor")(doctor)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")
