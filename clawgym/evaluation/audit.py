@@ -42,6 +42,8 @@ __all__ = ["AUDIT", "CLEAN", "audit", "observe", "sample"]
 AUDIT, CLEAN = "audit.json", "clean.csv"
 _OBSERVATIONS = 1
 """Goes up when :func:`observe` sees something else; a folder never mixes two."""
+_REPEATED = ("touch", "echo")
+"""Graded twice: where the outputs are there, most of a verifier is reached."""
 _MARK = "/tmp/.clawgym-audit-ran"
 
 
@@ -113,7 +115,8 @@ async def _row(task: Task, backend: Backend) -> dict[str, Any]:
 
 
 async def observe(task: Task, backend: Backend) -> dict[str, Any]:
-    """Grade ``task`` on every cheap policy twice, on programs that leave a mark, and on its reference solution.
+    """Grade ``task`` on every cheap policy (``touch`` and ``echo`` twice), on programs that leave a mark, and on its
+    reference solution (twice).
 
     Returns what :class:`~clawgym.evaluation.findings.TaskAudit` holds of it, JSON-ready.
     Raises :class:`~clawgym.errors.InfraError` if the host fails.
@@ -123,9 +126,9 @@ async def observe(task: Task, backend: Backend) -> dict[str, Any]:
     varies: dict[str, list[str]] = {}
     for policy in CHEAP_POLICIES:
         workspace = cheap_workspace(task, policy)
-        first, second = [await grade_cheaply(task, workspace, watch) for _ in range(2)]
-        policies[policy] = dataclasses.asdict(first)
-        if names := _differences(first, second):
+        grade = await grade_cheaply(task, workspace, watch)
+        policies[policy] = dataclasses.asdict(grade)
+        if policy in _REPEATED and (names := _differences(grade, await grade_cheaply(task, workspace, watch))):
             varies[policy] = names
     solution = None
     if task.solution:

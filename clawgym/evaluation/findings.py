@@ -54,7 +54,7 @@ class TaskAudit:
     effects: Effects
     """``clock``, ``file_times``, ``network``, ``unbounded``, ``bad_patterns``, from the verifier's source."""
     packages: tuple[str, ...]
-    """Imported modules beyond the standard library that do not come with the verifier, guarded or not."""
+    """Imported modules, guarded or not, beyond the standard library, the verifier's own and the workspace's."""
     unread: tuple[str, ...]
     """Files of the verifier that are neither Python nor the stock script: nothing above was read from them."""
     web: tuple[str, ...]
@@ -101,7 +101,9 @@ def read_sources(task: Task) -> dict[str, Any]:
     effects: dict[str, list[str]] = {kind: [] for kind in Effects.__slots__}
     packages: set[str] = set()
     unread = []
-    beside = {f.path.rpartition(".")[0].split("/")[0] for f in task.verifier.files}
+    # Modules that come with the verifier, or are the workspace's own.
+    paths = [f.path for f in (*task.verifier.files, *task.inputs)] + output_paths(task)
+    own = {name for path in paths if path.endswith(".py") for name in path.removesuffix(".py").split("/")}
     for file in task.verifier.files:
         if file.path == _HELPER:
             continue
@@ -114,7 +116,7 @@ def read_sources(task: Task) -> dict[str, Any]:
         for kind, entries in effects.items():
             entries += [f"{file.path}: {entry}" for entry in getattr(found, kind)]
         packages.update(third_party_imports(source))
-    return {"effects": effects, "packages": sorted(packages - beside), "unread": unread}
+    return {"effects": effects, "packages": sorted(packages - own), "unread": unread}
 
 
 def _is_stock(script: bytes) -> bool:
