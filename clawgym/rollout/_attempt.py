@@ -86,12 +86,14 @@ class Attempt:
 
     async def open(self) -> None:
         """Create the box and put the inputs in. Raises :class:`InfraError` (also past the set-up budget), and
-        :class:`TaskError` if the task's files are gone or are not what its hash was taken of."""
+        :class:`TaskError` if the task's files are gone or are not what its hash was taken of; a backend that cannot
+        work here at all is :class:`SandboxUnavailable`."""
         task = self.task
         try:
             async with self.phase(Phase.SETUP):
                 # From here on nothing is read from the task's folder: what is graded is what was pinned.
                 task = self.task = await asyncio.to_thread(task.frozen)
+                await self.backend.probe()
                 spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
                 self._box = await self.backend.create(spec)
                 if task.inputs:
@@ -101,7 +103,10 @@ class Attempt:
             raise InfraError(
                 f"task {task.id}: set-up took over {task.limits.setup_seconds} s: lower --concurrency"
             ) from None
-        except (SandboxDied, SandboxError) as error:
+        except SandboxUnavailable:
+            await self._close()
+            raise
+        except SandboxError as error:
             await self._close()
             raise InfraError(f"task {task.id}: set-up failed ({error}): check the task's limits") from error
         except BaseException:
