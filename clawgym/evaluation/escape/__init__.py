@@ -8,7 +8,7 @@ against one backend; a row of the table is a kind of attack (``rows.py``), a pro
 from clawgym.evaluation.escape.baits import Baits, lay_baits
 from clawgym.evaluation.escape.records import BLOCKED, OPEN, SKIPPED, Column, Finding, Probe
 from clawgym.evaluation.escape.rows import ROWS
-from clawgym.evaluation.escape.suite import escape_suite, probes
+from clawgym.evaluation.escape.suite import attack_all, escape_suite, probes
 
 __all__ = [
     "BLOCKED",
@@ -19,6 +19,7 @@ __all__ = [
     "Column",
     "Finding",
     "Probe",
+    "attack_all",
     "escape_suite",
     "lay_baits",
     "probes",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 
 from clawgym.errors import ClawGymError, SandboxDied, SandboxUnavailable
-from clawgym.evaluation.escape.baits import Baits
+from clawgym.evaluation.escape.baits import Baits, lay_baits
 from clawgym.evaluation.escape.declared import declared_open
 from clawgym.evaluation.escape.field import Field, module_of
 from clawgym.evaluation.escape.inside.kit import PROBES as INSIDE
 from clawgym.evaluation.escape.records import BLOCKED, HOST_PROBES, OPEN, SKIPPED, Column, Finding, Probe
 from clawgym.sandbox import Backend
+from clawgym.sandbox import backend as make_backend
 
-__all__ = ["Watch", "escape_suite", "probes"]
+__all__ = ["Watch", "attack_all", "escape_suite", "probes"]
 
-Watch = Callable[[Finding, int, int], None]
-"""Told of each finding, with how many there are so far and how many there will be."""
+Watch = Callable[[str, Finding, int, int], None]
+"""Told of each finding: the column's name, the finding, how many there are so far and how many there will be."""
 _SECONDS = 90.0
 """The longest any probe may take; several are bounded by 30 s waits of their own."""
 
@@ -65,7 +67,7 @@ async def escape_suite(
             finding = Finding(probe.id, probe.tries, verdict, evidence, declared.get(probe.id, ""))
             findings.append(finding)
             if watch is not None:
-                watch(finding, len(findings), len(chosen))
+                watch(backend.name, finding, len(findings), len(chosen))
     finally:
         await field.drop_box()
     return Column(backend.name, isolation.tier, baseline, findings=tuple(findings))
@@ -85,3 +87,36 @@ async def _answer(field: Field, probe: Probe) -> tuple[str, str]:
     except ClawGymError as error:
         await field.drop_box()
         return SKIPPED, f"the probe could not run: {error}"
+
+
+async def attack_all(names: Iterable[str], *, watch: Watch | None = None) -> list[Column]:
+    """Every backend in ``names``, and beside them the weak places of :mod:`baseline`, one after the other.
+
+    Raises :class:`SandboxUnavailable` on another system than Linux.
+    """
+    if sys.platform != "linux":
+        raise SandboxUnavailable(f"the probes are Linux system calls, this is {sys.platform}: run them on Linux")
+    from clawgym.evaluation.escape import baseline
+
+    names = list(names)
+    weak = [baseline.no_sandbox, baseline.bare_bubblewrap, *([baseline.docker_run] if "docker" in names else [])]
+    columns: list[Column] = []
+    with lay_baits() as baits:
+        for name in names:
+            try:
+                backend = make_backend(name)
+            except SandboxUnavailable as error:
+                columns.append(Column(name, "", unavailable=str(error)))
+                continue
+            try:
+                columns.append(await escape_suite(backend, baits, watch=watch))
+            finally:
+                await backend.aclose()
+        for make in weak:
+            place = make()
+            try:
+                bare = place.name == baseline.NO_SANDBOX
+                columns.append(await escape_suite(place, baits, baseline=True, bare=bare, watch=watch))
+            finally:
+                await place.aclose()
+    return columns

@@ -13,18 +13,20 @@ from .kit import blocked, call, error_name, in_child, opened, probe
 _MiB = 1 << 20
 
 
+_held = []
+
+
 def _hold(mib):
-    """Touch ``mib`` MiB, 4 at a time; how many were had."""
-    held = []
+    """Touch ``mib`` MiB, 4 at a time, and keep them until the process ends; how many were had."""
     try:
         for _ in range(0, mib, 4):
             piece = mmap.mmap(-1, 4 * _MiB)
             for offset in range(0, 4 * _MiB, 4096):
                 piece[offset] = 1
-            held.append(piece)
+            _held.append(piece)
     except (OSError, MemoryError):
         pass
-    return 4 * len(held)
+    return 4 * len(_held)
 
 
 @probe("29a", "more memory than the limit, in one process", bare=False)
@@ -39,15 +41,17 @@ def memory(bait):
 
 @probe("29b", "more memory than the limit, in several processes", bare=False)
 def memory_shared_out(bait):
-    each, readers = bait["mib"] // 8, []
+    readers = []
+    wait, release = os.pipe()
     for _ in range(8):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)
-            os.write(writer, str(_hold(each)).encode())
+            os.close(release)
+            os.write(writer, str(_hold(bait["mib"] // 8)).encode())
             os.close(writer)
-            time.sleep(4)  # all at once, or it is no more than one had
+            os.read(wait, 1)  # all at once, or it is no more than one had
             os._exit(0)
         os.close(writer)
         readers.append((reader, pid))
@@ -55,9 +59,8 @@ def memory_shared_out(bait):
     for reader, _ in readers:
         had += int(os.read(reader, 100) or b"0")
         os.close(reader)
-    killed = 0
-    for _, pid in readers:
-        killed += os.waitpid(pid, 0)[1] != 0
+    os.close(release)
+    killed = sum(os.waitpid(pid, 0)[1] != 0 for _, pid in readers)
     text = f"{had} MiB of {bait['mib']} were had in 8 processes, {killed} killed (limit {bait['limit']})"
     return opened(text) if had >= bait["mib"] and not killed else blocked(text)
 
