@@ -8,7 +8,7 @@ prompt names, ``echo`` writes the prompt's own text into each. What they earn is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clawgym.errors import GradingError
@@ -25,6 +25,7 @@ __all__ = [
     "grade_cheaply",
     "output_files",
     "output_paths",
+    "with_files",
 ]
 
 CHEAP_POLICIES = ("nothing", "empty", "touch", "echo")
@@ -67,11 +68,15 @@ def cheap_workspace(task: Task, policy: str) -> Archive:
     """What ``policy`` (one of :data:`CHEAP_POLICIES`) leaves."""
     if policy == "empty":
         return empty_archive()
-    start = untouched(task)
     if policy == "nothing":
-        return start
+        return untouched(task)
     content = task.instruction.encode() if policy == "echo" else b""
-    return Archive(compose(start.tar, put=output_files(task, lambda _: content)))
+    return with_files(task, output_files(task, lambda _: content))
+
+
+def with_files(task: Task, files: Sequence[TaskFile]) -> Archive:
+    """The untouched workspace with ``files`` put into it."""
+    return Archive(compose(untouched(task).tar, put=files))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from clawgym.records import Outcome, Task, TaskSet
 from clawgym.runs import RunFolder, make_receipt, now
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.tasks import clean
-from clawgym.verifiers._workspace import compose
 from clawgym.verifiers.cheap import (
     CHEAP_POLICIES,
     CheapGrade,
@@ -34,8 +33,8 @@ from clawgym.verifiers.cheap import (
     grade_cheaply,
     output_files,
     output_paths,
+    with_files,
 )
-from clawgym.verifiers.grading import untouched
 
 __all__ = ["AUDIT", "CLEAN", "audit", "observe", "sample"]
 
@@ -172,7 +171,7 @@ def _marking_workspace(task: Task) -> Archive | None:
         return None
     files = output_files(task, lambda path: _marking(path) or task.instruction.encode())
     files += [dataclasses.replace(f, source=_marking(f.path)) for f in task.inputs if _marking(f.path)]
-    return Archive(compose(untouched(task).tar, put=[dataclasses.replace(f, executable=True) for f in files]))
+    return with_files(task, [dataclasses.replace(f, executable=True) for f in files])
 
 
 def _marking(path: str) -> bytes:
