@@ -13,6 +13,7 @@ from clawgym.cli.compare import compare_command
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
+from clawgym.cli.verify import verify_command
 from clawgym.errors import ClawGymError
 
 __all__ = ["app", "main"]
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("eval")(eval_command)
 app.command("compare")(compare_command)
+app.command("verify")(verify_command)
 app.command("demo")(demo)
 app.command("attack")(attack)
 app.command("audit")(audit_command)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from clawgym.agents.protocol import Agent
 from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask
+from clawgym.evaluation.grader import describe_grader
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
@@ -97,6 +98,7 @@ async def evaluate(
         config=config.settings,
         isolation=isolation.as_dict(),
         floors=floors,
+        grader=await describe_grader(config.task_set.tasks, config.backend),
     )
     with RunFolder.open(config.out, receipt) as folder:
         run = _Run(config, folder, floors, run_episode or _default_episode())

@@ -1,4 +1,4 @@
-"""The loop of every long run over a task set: what is missing from the run folder is attempted, at the machine's pace.
+"""The loop of every long run over a task set: what is missing from its ledger is attempted, at the machine's pace.
 
 Invariants: the order of starting is fixed; stopping at any moment loses at most the attempts in flight, and the
 same call goes on from there; a failure of the host is retried, and many in a row end the run.
@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from clawgym.evaluation.pacing import Pace
-from clawgym.evaluation.progress import ProgressView
+from clawgym.evaluation.progress import Ledger, ProgressView
 from clawgym.records import Outcome, Task
-from clawgym.runs import RunFolder
 
 __all__ = ["ATTEMPTS", "Schedule", "finished_writing"]
 
@@ -39,7 +38,7 @@ class Schedule:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: Ledger,
         tasks: Sequence[Task],
         attempt: Attempt,
         progress: ProgressView,

@@ -1,18 +1,20 @@
-"""The summary of a run, and the comparison of two, as tables for the terminal."""
+"""The summary of a run, the comparison of two, and a verification, for the terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
 from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import Scores, Summary
+from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["comparison_view", "summary_view"]
+__all__ = ["comparison_view", "summary_view", "verification_lines"]
 
 
 def _cell(estimate: Estimate | None) -> str:
@@ -115,3 +117,52 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         shown = ", ".join(task[:60] for task in tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
         lines.append(f"left out, {why}: {shown}")
     return Group(table, *(Text(line) for line in lines))
+
+
+def verification_lines(record: Verification, shown: int = 20) -> list[str]:
+    """What ``clawgym verify`` says: a line per finding, at most ``shown`` of a kind, and the verdict last."""
+    out: list[str] = []
+
+    def some(lines: list[str]) -> None:
+        out.extend(lines[:shown])
+        if len(lines) > shown:
+            out.append(f"  and {len(lines) - shown} more of these in verification.json")
+
+    some([f"{key or 'the folder'}: {'; '.join(found)}" for key, found in record.discrepancies.items()])
+    for outcome in record.counts:
+        entries = {key: entry for key, entry in record.episodes.items() if entry["outcome"] == outcome}
+        if outcome == NOT_GRADABLE:
+            by_why: dict[str, list[str]] = {}
+            for key, entry in entries.items():
+                by_why.setdefault("; ".join(entry["why"]), []).append(key)
+            for why, keys in by_why.items():
+                some([f"{key}: {outcome}: {why}" for key in keys])
+        elif outcome == SAME:
+            some([f"{key}: same, but {'; '.join(entry['why'])}" for key, entry in entries.items() if entry["why"]])
+        else:
+            some([f"{key}: {outcome}: {'; '.join(entry['why'])}{_change(entry)}" for key, entry in entries.items()])
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in record.counts.items()) or "no graded episode"
+    rest = "" if record.complete else "; unfinished: the same command goes on"
+    verdict = "agrees" if record.agrees else "unfinished" if not record.complete else "does not agree"
+    return [*out, f"{verdict}: {counted}{rest}"]
+
+
+def _change(entry: Mapping[str, Any]) -> str:
+    """`` (strict 1 -> 0, official 1 -> 0.5; checks: a 1 -> 0)``."""
+    old, new = entry.get("old"), entry.get("new")
+    if not old or not new:
+        return ""
+    parts = [f"{name} {_number(old[name])} -> {_number(new[name])}" for name in old if _differs(old, new, name)]
+    one, other = old["checks"] or {}, new["checks"] or {}
+    changed = [n for n in dict.fromkeys([*one, *other]) if one.get(n) != other.get(n)]
+    checks = [f"{name[:40]} {_number(one.get(name))} -> {_number(other.get(name))}" for name in changed[:6]]
+    more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
+    return " (" + ", ".join(parts) + (f"; checks: {', '.join(checks)}{more}" if checks else "") + ")"
+
+
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:
+    return name != "checks" and old[name] != new[name]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)[:40]
