@@ -10,14 +10,12 @@ import argparse
 import asyncio
 import gzip
 import json
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from clawgym.evaluation.floors import measure_floors
-from clawgym.records import Task
 from clawgym.sandbox import backend
 from clawgym.tasks import load
 from clawgym.verifiers import floors as room
@@ -46,37 +44,10 @@ async def measure() -> dict[str, float]:
     return found
 
 
-async def policies(name: str) -> None:
-    """What each cheap policy earns on a task set; a crash counts as 0."""
-    boxes = backend()
-    await boxes.probe()
-    turn = asyncio.Semaphore(4)
-    task_set = load(name)
-    rows: list[dict[str, tuple[float | None, float]]] = []
-
-    async def one(task: Task) -> None:
-        async with turn:
-            rows.append(await room.cheap_scores(task, boxes))
-            print(f"\r{len(rows)}/{len(task_set)}", end="", file=sys.stderr)
-
-    try:
-        await asyncio.gather(*(one(task) for task in task_set.tasks))
-    finally:
-        await boxes.aclose()
-    print(f"\r{name}, {len(rows)} tasks: mean official score")
-    for policy in room.CHEAP_POLICIES:
-        print(f"  {policy:8} {sum(row[policy][0] or 0.0 for row in rows) / len(rows):.4f}")
-    print(f"  floor    {sum(max(mean for _, mean in row.values()) for row in rows) / len(rows):.4f}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--policies", metavar="SET", help="only print what the cheap policies earn on SET")
     options = parser.parse_args()
-    if options.policies:
-        asyncio.run(policies(options.policies))
-        return
     if options.fresh:
         TARGET.unlink(missing_ok=True)
     found = asyncio.run(measure())

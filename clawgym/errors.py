@@ -10,6 +10,7 @@ __all__ = [
     "AgentError",
     "BudgetExceeded",
     "ClawGymError",
+    "ComparisonRefused",
     "ContextLengthExceeded",
     "EngineError",
     "GradingError",
@@ -111,6 +112,10 @@ class GradingError(ClawGymError):
     def __init__(self, message: str, *, cause: str = "grading") -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class ComparisonRefused(ClawGymError, ValueError):
+    """Two runs cannot be compared so that the answer means something. The message says why and what to do."""
 
 
 class RunFolderError(ClawGymError, ValueError):

@@ -22,7 +22,7 @@ from clawgym.atif import json_safe
 from clawgym.errors import RunFolderError
 from clawgym.records import TaskSet
 
-__all__ = ["Receipt", "differences", "make_receipt", "now"]
+__all__ = ["Receipt", "differences", "library_version", "make_receipt", "now"]
 
 _SECRET_KEY = re.compile(r"api_?key|secret|password|authorization|credential|(^|_)token$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(sk|hf|ghp|xox[bp])[-_][\w-]{12,}|Bearer\s+\S+|(?<=://)[^/\s@]+@")
@@ -74,9 +74,19 @@ class Receipt:
     """As probed; its ``backend`` and ``tier`` are part of the identity."""
     platform: Mapping[str, Any] = field(default_factory=dict)
     library: str = ""
+    grader: Mapping[str, Any] = field(default_factory=dict)
+    """What graded, for :func:`~clawgym.evaluation.verify`: ``code``, the digest of ClawGym's grading code, and
+    ``images``, image -> fingerprint of its programs. Not part of the identity."""
     created: str = ""
     resumed: tuple[Mapping[str, Any], ...] = ()
-    """Later openings: ``created``, ``library``, ``platform`` of each."""
+    """Later openings: ``created``, ``library``, ``grader``, ``platform`` of each."""
+
+    @property
+    def label(self) -> str:
+        """Agent, and model if there is one."""
+        model = str(self.engine.get("model") or self.agent.get("model") or "")
+        agent = str(self.agent.get("name") or "unknown")
+        return f"{agent} · {model}" if model else agent
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -121,6 +131,7 @@ def make_receipt(
     config: Mapping[str, Any] | None = None,
     isolation: Mapping[str, Any] | None = None,
     floors: Mapping[str, float] | None = None,
+    grader: Mapping[str, Any] | None = None,
 ) -> Receipt:
     """A receipt for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's receipt.
 
@@ -170,12 +181,14 @@ def make_receipt(
             "kernel": platform.release(),
             "arch": platform.machine(),
         },
-        library=_library_version(),
+        library=library_version(),
+        grader=dict(grader or {}),
         created=now(),
     )
 
 
-def _library_version() -> str:
+def library_version() -> str:
+    """The installed version of ClawGym."""
     try:
         return importlib.metadata.version("clawgym")
     except importlib.metadata.PackageNotFoundError:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -136,9 +136,15 @@ class TaskFile:
         return hashlib.sha256(self.read()).hexdigest()
 
 
-def files_digest(files: Iterable[TaskFile]) -> str:
-    """Hex SHA-256 over (path, executable bit, content digest), whatever the order of ``files``."""
-    rows = sorted((f.path, f.executable, f.sha256) for f in files)
+_Rows = list[tuple[str, bool, str]]
+
+
+def _rows(files: Iterable[TaskFile]) -> _Rows:
+    """(path, executable bit, content digest) of each file, sorted."""
+    return sorted((f.path, f.executable, f.sha256) for f in files)
+
+
+def _digest(rows: _Rows) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
@@ -162,8 +168,11 @@ class VerifierSpec:
     @property
     def digest(self) -> str:
         """Hex SHA-256 of what grades: protocol, mode, files."""
+        return self._digest_over(_rows(self.files))
+
+    def _digest_over(self, rows: _Rows) -> str:
         head = json.dumps([self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())])
-        return hashlib.sha256((head + files_digest(self.files)).encode()).hexdigest()
+        return hashlib.sha256((head + _digest(rows)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -194,9 +203,38 @@ class Task:
     @cached_property
     def content_hash(self) -> str:
         """Hex SHA-256 of instruction, inputs, verifier, workspace, image and environment."""
+        return self.content_hash_with(self.verifier._digest_over(self._files[1]))
+
+    def content_hash_with(self, verifier: str) -> str:
+        """The content hash if the verifier's digest were ``verifier``: tells a changed verifier from a changed task."""
         head = json.dumps([self.instruction, self.workspace, self.image, sorted(self.env.items())])
-        body = head + files_digest(self.inputs) + self.verifier.digest
-        return hashlib.sha256(body.encode()).hexdigest()
+        return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
+
+    @cached_property
+    def _files(self) -> tuple[_Rows, _Rows]:
+        """Inputs and verifier, as they were when the hash was taken."""
+        return _rows(self.inputs), _rows(self.verifier.files)
+
+    def frozen(self) -> Task:
+        """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
+
+        Raises :class:`TaskError` if a file is gone, or is not what :attr:`content_hash` was taken of.
+        """
+        taken_of = self._files
+
+        def held(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
+            return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
+
+        verifier = replace(self.verifier, files=held(self.verifier.files))
+        copy = replace(self, inputs=held(self.inputs), verifier=verifier)
+        for kind, old, new in zip(("input", "verifier file"), taken_of, copy._files, strict=True):
+            if old != new:
+                path = min(set(new) - set(old))[0]
+                raise TaskError(
+                    f"task {self.id}: {kind} {path} was changed after the task was read "
+                    f"({self.origin or 'no folder'}): put it back, or start a new run with the task as it is now"
+                )
+        return copy
 
 
 @dataclass(frozen=True)
@@ -328,6 +366,8 @@ class Episode:
     outcome: Outcome
     cause: str | None = None
     """Why it was not solved; ``None`` for solved and for checks that simply failed."""
+    error: str = ""
+    """For ``infra``: the whole message, which ends with what to do."""
     result: VerifierResult | None = None
     """``None`` only for ``infra``."""
     steps: tuple[Step, ...] = ()

@@ -9,14 +9,16 @@ The layout is described in ``docs/evaluation.md``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +27,25 @@ from clawgym.errors import RunFolderError
 from clawgym.receipts import Receipt, differences, make_receipt, now
 from clawgym.records import Episode, Outcome
 
-__all__ = ["Receipt", "RunFolder", "make_receipt", "repair_tail", "result_row", "safe_name"]
+__all__ = [
+    "KEPT_WORKSPACE",
+    "Receipt",
+    "RunFolder",
+    "make_receipt",
+    "repair_tail",
+    "result_row",
+    "safe_name",
+    "seal_of",
+    "write_atomic",
+]
 
 RECEIPT, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
 _PLAIN_ID = re.compile(r"[a-z0-9_][a-z0-9._-]{0,99}")
 _TEXT_CAP = 4000
+TRANSCRIPT, WORKSPACE = "transcript.json", "workspace.tar.gz"
+KEPT_WORKSPACE = 64 * 2**20
+"""Largest compressed workspace that is kept, in bytes."""
+_TEMPORARY = ".tmp"
 
 
 def safe_name(task_id: str, sample: int) -> str:
@@ -70,6 +86,12 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
     )
 
 
+def seal_of(row: Mapping[str, Any]) -> str:
+    """Hex SHA-256 over a row without its ``seal``: shows that a line was edited, not who did it."""
+    plain = {key: value for key, value in row.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def repair_tail(path: Path) -> int:
     """Cut a torn last line off a JSON-lines file; how many bytes went."""
     with path.open("r+b") as file:
@@ -107,13 +129,42 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _write_atomic(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+_MEND = {
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EACCES: "make it writable",
+    errno.EPERM: "make it writable",
+    errno.EROFS: "make it writable",
+}
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write ``path`` into a :class:`RunFolderError` with the mend."""
+    try:
+        yield
+    except OSError as error:
+        mend = _MEND.get(error.errno or 0, "see what ails that disk")
+        raise RunFolderError(
+            f"{path}: cannot be written ({error.strerror}): {mend}, then run the same command to continue; "
+            "what was finished is kept"
+        ) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises :class:`RunFolderError`."""
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    with _writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def _json_bytes(value: Any) -> bytes:
@@ -142,17 +193,19 @@ class RunFolder:
         receipt = Receipt.from_dict(receipt.to_dict())
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{path} is not a folder: choose another --out")
-        if path.is_dir() and not (path / RECEIPT).exists() and any(p.name != LOCK for p in path.iterdir()):
+        if path.is_dir() and not (path / RECEIPT).exists() and any(map(_foreign, path.iterdir())):
             raise RunFolderError(f"{path} holds other files and no {RECEIPT}: choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _Lock(path)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _Lock(path)
         try:
             if (path / RECEIPT).exists():
                 receipt = _resume(path, receipt)
-            _write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
+            write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
             results = path / RESULTS
-            results.touch()
-            repair_tail(results)
+            with _writing(results):
+                results.touch()
+                repair_tail(results)
             return cls(path, receipt, read_rows(results), lock)
         except BaseException:
             lock.release()
@@ -183,37 +236,54 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Write the episode's files, then its line; returns that row."""
         folder = self.episode_folder(episode.task_id, episode.sample)
-        folder.mkdir(parents=True, exist_ok=True)
-        document = episode_to_atif(episode, agent_version=agent_version, model=model)
-        _write_atomic(folder / "transcript.json", _json_bytes(document))
-        if episode.workspace is not None:
-            _write_atomic(folder / "workspace.tar.gz", episode.workspace)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        row = result_row(episode, attempt=attempt)
+        transcript = _json_bytes(episode_to_atif(episode, agent_version=agent_version, model=model))
+        write_atomic(folder / TRANSCRIPT, transcript)
+        row["files"] = {TRANSCRIPT: hashlib.sha256(transcript).hexdigest()}
+        workspace = episode.workspace
+        if workspace is not None and len(workspace) > KEPT_WORKSPACE:
+            row["dropped"].append(
+                f"{WORKSPACE}: not kept: {len(workspace) >> 20} MiB, over the {KEPT_WORKSPACE >> 20} MiB kept"
+            )
+            workspace = None
+        if workspace is not None:
+            write_atomic(folder / WORKSPACE, workspace)
+            row["files"][WORKSPACE] = hashlib.sha256(workspace).hexdigest()
+        else:
+            with _writing(folder):
+                (folder / WORKSPACE).unlink(missing_ok=True)  # an earlier attempt's
         if episode.result is not None:
-            _write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
-        return self.append(result_row(episode, attempt=attempt))
+            write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
+        if episode.error:
+            write_atomic(folder / "error.log", episode.error.encode("utf-8", "replace"))
+        return self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Append one row; on return it is on disk. A failed append leaves the file as it was."""
         self._check_writable()
         line: dict[str, Any] = json_safe(row)
+        line["seal"] = seal_of(line)
         data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with self._append, (self.path / RESULTS).open("ab", buffering=0) as file:
+        results = self.path / RESULTS
+        with self._append, _writing(results), results.open("ab", buffering=0) as file:
             before = os.fstat(file.fileno()).st_size
             try:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
                 os.fsync(file.fileno())
-            except OSError as error:
+            except OSError:
                 file.truncate(before)
-                raise RunFolderError(f"{self.path / RESULTS}: {error.strerror}: make room and run it again") from error
+                raise
             self.rows.append(line)
         return line
 
     def write(self, name: str, data: bytes) -> Path:
         """Write one file of the folder itself (``summary.json``, ``report.html``), atomically."""
         self._check_writable()
-        _write_atomic(self.path / name, data)
+        write_atomic(self.path / name, data)
         return self.path / name
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -237,6 +307,11 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is open for reading only: use RunFolder.open")
 
 
+def _foreign(path: Path) -> bool:
+    """Whether a file is none that an opening leaves which was cut off before the receipt was there."""
+    return path.name not in (LOCK, f".{RECEIPT}{_TEMPORARY}")
+
+
 def _read_receipt(path: Path) -> Receipt:
     try:
         return Receipt.from_dict(json.loads((path / RECEIPT).read_bytes()))
@@ -252,8 +327,9 @@ def _resume(path: Path, receipt: Receipt) -> Receipt:
     found = differences(stored.identity, receipt.identity)
     if found:
         shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
-        raise RunFolderError(f"{path} belongs to another configuration ({shown}): choose another --out")
-    opening = {"created": receipt.created, "library": receipt.library, "platform": receipt.platform}
+        restore = "put the changed tasks back, or " if any(line.startswith("tasks.") for line in found) else ""
+        raise RunFolderError(f"{path} belongs to another configuration ({shown}): {restore}choose another --out")
+    opening = {name: getattr(receipt, name) for name in ("created", "library", "grader", "platform")}
     return dataclasses.replace(stored, resumed=(*stored.resumed, opening))
 
 

@@ -6,13 +6,13 @@ does not fit together (another task content, another grader, a sample too many) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from clawgym.evaluation.integrity import belongs, edited, results_digest
 from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import Scores, Summary, summarize
+from clawgym.evaluation.verification import read_verification
 from clawgym.runs import RunFolder
 
 __all__ = ["SCORES", "Entry", "load_entry"]
@@ -39,6 +39,9 @@ class Entry:
     isolation: str
     library: str
     summary: Summary
+    verified: str
+    """``n of m`` where the folder holds a record that n of its m graded episodes, and all that can be, were graded
+    again with the same result; ``no`` where they were not; empty without a record. The folder's own word."""
     flags: tuple[str, ...]
     """What a reader must know before comparing: missing episodes, tampering, edits."""
 
@@ -57,21 +60,20 @@ def load_entry(path: str | Path) -> Entry:
     """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if it is none."""
     run = RunFolder.read(path)
     receipt, summary = run.receipt, summarize(run)
-    model = str(receipt.engine.get("model") or receipt.agent.get("model") or "")
-    agent = str(receipt.agent.get("name") or "unknown")
     return Entry(
-        name=f"{agent} · {model}" if model else agent,
+        name=receipt.label,
         run=run.path.resolve().name,
         task_set=" ".join(str(receipt.task_set.get(key) or "") for key in ("name", "version")).strip(),
         task_set_hash=str(receipt.task_set.get("hash") or ""),
-        agent=agent,
+        agent=str(receipt.agent.get("name") or "unknown"),
         agent_version=str(receipt.agent.get("version") or ""),
-        model=model,
+        model=str(receipt.engine.get("model") or receipt.agent.get("model") or ""),
         samples=receipt.samples,
         seed=receipt.seed,
         isolation=str(receipt.isolation.get("tier") or ""),
         library=receipt.library,
         summary=summary,
+        verified=_verified(run)[0],
         flags=tuple(_flags(run, summary)),
     )
 
@@ -84,20 +86,27 @@ def _flags(run: RunFolder, summary: Summary) -> list[str]:
         flags.append(f"tampered episodes: {len(summary.tampered)}")
     if summary.unsupported:
         flags.append(f"unsupported tasks: {len(summary.unsupported)}")
-    if foreign := sum(not _belongs(run, row) for row in run.latest.values()):
+    if foreign := sum(not belongs(run, row) for row in run.latest.values()):
         flags.append(f"results that do not fit the receipt: {foreign}")
+    if changed := sum(edited(run, row) for row in run.rows):
+        flags.append(f"edited result lines: {changed}")
+    if (found := _verified(run)[1]) is not None:
+        flags.append(found)
     if any(opening.get("library") != run.receipt.library for opening in run.receipt.resumed):
         flags.append("made by several ClawGym versions")
     return flags
 
 
-def _belongs(run: RunFolder, row: Mapping[str, Any]) -> bool:
-    """Whether a row is a sample of a task of the receipt, graded by that task's verifier."""
-    about = run.receipt.tasks.get(row.get("task_id", ""))
-    if about is None or row.get("task_hash") != about["hash"]:
-        return False
-    sample = row.get("sample")
-    if not isinstance(sample, int) or not 0 <= sample < run.receipt.samples:
-        return False
-    verifier = (row.get("result") or {}).get("verifier_hash")
-    return row["key"] == f"{row['task_id']}#{sample}" and (not verifier or verifier == about["verifier"])
+def _verified(run: RunFolder) -> tuple[str, str | None]:
+    """What the folder's own record says of these very results, for the table; and what is to be flagged of it."""
+    record = read_verification(run)
+    if record is None:
+        return "", None
+    if record.results != results_digest(run):
+        return "", "its verification is of other results"
+    counts, total = record.counts, len(record.episodes)
+    if not record.complete:
+        return "", "its verification is unfinished"
+    if not record.agrees:
+        return "no", "its verification does not agree"
+    return f"{counts.get('same', 0)} of {total}", None

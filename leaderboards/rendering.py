@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["to_json", "to_markdown", "to_view"]
 
-_COLUMNS = ("rank", "agent", "strict", "corrected", "official", "k", "host faults", "$ / solved", "flags")
-_RIGHT = ("rank", "strict", "corrected", "official", "k", "host faults", "$ / solved")
+_COLUMNS = (
+    *("rank", "agent", "strict", "corrected", "official", "k", "host faults"),
+    *("tokens / solved", "$ / solved", "verified", "flags"),
+)
+_RIGHT = ("rank", "strict", "corrected", "official", "k", "host faults", "tokens / solved", "$ / solved", "verified")
 
 
 def _percent(estimate: Estimate | None) -> str:
@@ -30,20 +33,27 @@ def _percent(estimate: Estimate | None) -> str:
 
 
 def _cells(rank: int | None, entry: Entry) -> list[str]:
-    cost = entry.summary.cost_per_solved
+    cost, tokens = entry.summary.cost_per_solved, entry.summary.tokens_per_solved
     return [
         "-" if rank is None else str(rank),
         entry.name,
         *(_percent(entry.score(by)) for by in ("strict", "corrected", "official")),
         str(entry.samples),
         f"{100 * entry.summary.infra_rate:.1f}%",
+        "-" if tokens is None else f"{tokens:,.0f}",
         "-" if cost is None else f"{cost:.4f}",
+        entry.verified or "-",
         "; ".join(entry.flags),
     ]
 
 
 def _title(board: Board) -> str:
     return f"{board.task_set or 'unnamed tasks'} ({board.task_set_hash[:12]}), ranked by {board.by}"
+
+
+def _notes(boards: Sequence[Board]) -> list[str]:
+    verified = any(ranked.entry.verified for board in boards for ranked in board.entries)
+    return [*_NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
 
 
 def _forgeable(board: Board) -> list[tuple[str, int, str]]:
@@ -57,6 +67,10 @@ def _forgeable(board: Board) -> list[tuple[str, int, str]]:
 _NOTES = (
     "Scores are percentages with 95% intervals; entries that share a rank cannot be told apart.",
     "Results over different task contents are never ranked together.",
+)
+_VERIFIED = (
+    "Verified: a run folder's own record that its workspaces were graded again with the same results; "
+    "`clawgym verify RUN` finds out whether it is true."
 )
 _FORGEABLE = "On tasks whose grader runs the agent's code (results can be forged there)"
 
@@ -76,6 +90,8 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
         for ranked in board.entries:
             entry, cells = ranked.entry, _cells(ranked.rank, ranked.entry)
             agent = Text(entry.name) + Text("\n" + entry.run, style="dim")
+            if entry.verified:
+                agent += Text(f"\nverified: {entry.verified}", style="dim")
             table.add_row(cells[0], agent, *(Text(cell.replace(" [", "\n[")) for cell in cells[2:6]))
             if entry.flags:
                 flags.append(Text(f"  {entry.name} ({entry.run}): {cells[-1]}", style="yellow"))
@@ -84,7 +100,7 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
         if forgeable := _forgeable(board):
             parts.append(Text(_FORGEABLE + ":"))
             parts.extend(Text(f"  {name}: strict {score} over {n} episodes") for name, n, score in forgeable)
-    parts.extend(Text(note, style="dim") for note in _NOTES[: 1 + (len(boards) > 1)])
+    parts.extend(Text(note, style="dim") for note in _notes(boards))
     return Group(*parts)
 
 
@@ -103,7 +119,7 @@ def to_markdown(boards: Sequence[Board]) -> str:
             out += [f"{_FORGEABLE}:", ""]
             out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in forgeable]
             out.append("")
-    out += [*_NOTES[: 1 + (len(boards) > 1)], ""]
+    out += [*_notes(boards), ""]
     return "\n".join(out)
 
 
@@ -147,7 +163,15 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "episodes": summary.scores.episodes,
         "planned": summary.planned,
         "infra_rate": summary.infra_rate,
+        "infra_share": summary.infra_share,
+        "infra_zero": {
+            name: plain(None if summary.scores_infra_zero is None else getattr(summary.scores_infra_zero, name))
+            for name in SCORES
+        },
+        "detectable": dict(summary.detectable),
         "tampered": len(summary.tampered),
         "cost_per_solved": summary.cost_per_solved,
+        "tokens_per_solved": summary.tokens_per_solved,
+        "verified": entry.verified or None,
         "flags": list(entry.flags),
     }

@@ -179,7 +179,7 @@ def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunFolderError, match="No space left on device: make room"):
+        with pytest.raises(RunFolderError, match=r"No space left on device\): make room"):
             run.append({"key": "t1#0", "outcome": "failed"})
         assert (tmp_path / "run" / "results.jsonl").read_bytes() == before
         assert "t1#0" not in run.done

@@ -1,9 +1,8 @@
 """Floors: what a task pays for no work, so that scores can be corrected for it.
 
-A floor is the best mean of the non-composite checks that one of four cheap policies earns: ``nothing`` (leave the
-inputs), ``empty`` (delete them), ``touch`` (an empty file at every output path the prompt names) and ``echo``
-(the prompt's own text in each). Measured once for each task content and kept in the user's cache; floors of the
-public task sets and of our packs come with the package.
+A floor is the best mean of the non-composite checks that a cheap policy earns (:mod:`clawgym.verifiers.cheap`).
+Measured once for each task content and kept in the user's cache; floors of the public task sets and of our packs
+come with the package.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import threading
 from functools import cache
 from importlib import resources
@@ -19,80 +17,13 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from clawgym.errors import GradingError
-from clawgym.records import Task, TaskFile
-from clawgym.sandbox.protocol import Archive, Backend
-from clawgym.verifiers._workspace import compose
-from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
-from clawgym.verifiers.scores import plain_mean
+from clawgym.records import Task
+from clawgym.sandbox.protocol import Backend
+from clawgym.verifiers.cheap import CHEAP_POLICIES, cheap_workspace, grade_cheaply
 
-__all__ = [
-    "CHEAP_POLICIES",
-    "cheap_scores",
-    "cheap_workspace",
-    "key_of",
-    "known_floor",
-    "measure_floor",
-    "output_paths",
-]
+__all__ = ["key_of", "known_floor", "measure_floor"]
 
-CHEAP_POLICIES = ("nothing", "empty", "touch", "echo")
-
-_EXTENSIONS = (
-    "json|jsonl|csv|tsv|txt|md|html|htm|yaml|yml|py|sh|js|ts|xml|ini|toml|log|svg|sql|ics|cfg|conf|css|env|patch|diff|"
-    "geojson|ndjson|rst|tex|bib|sha256|db|sqlite|zip|gz|tar|png|jpg|pdf|xlsx|r|R"
-)
-_PATH = re.compile(
-    rf"(?<![\w/.-])((?:/root/\.openclaw/workspace/|\./)?[A-Za-z0-9_][\w./-]*\.(?:{_EXTENSIONS}))(?![\w-])"
-)
 _lock = threading.Lock()
-
-
-def output_paths(task: Task) -> list[str]:
-    """The new files that the instruction names, below the workspace, in order."""
-    inputs = {f.path for f in task.inputs}
-    found: list[str] = []
-    for match in _PATH.finditer(task.instruction):
-        path = match[1].removeprefix("/root/.openclaw/workspace/").removeprefix("./")
-        if "/" in path and ".." not in path and path not in found and path not in inputs:
-            found.append(path)
-    return found
-
-
-def cheap_workspace(task: Task, policy: str) -> Archive:
-    """What ``policy`` leaves. A path that cannot be made is skipped."""
-    if policy == "empty":
-        return empty_archive()
-    start = untouched(task)
-    if policy == "nothing":
-        return start
-    content = task.instruction.encode() if policy == "echo" else b""
-    taken: set[str] = {f.path for f in task.inputs}
-    put: list[TaskFile] = []
-    for path in output_paths(task):
-        parents = {"/".join(path.split("/")[:i]) for i in range(1, path.count("/") + 1)}
-        if parents & taken or any(t.startswith(path + "/") for t in taken) or "//" in path:
-            continue
-        taken.add(path)
-        put.append(TaskFile(path, content))
-    return Archive(compose(start.tar, put=put))
-
-
-async def cheap_scores(task: Task, backend: Backend) -> dict[str, tuple[float | None, float]]:
-    """Policy -> (official score, None for a crash; mean of the non-composite checks)."""
-    scores: dict[str, tuple[float | None, float]] = {}
-    for policy in CHEAP_POLICIES:
-        try:
-            result = await grade(task, Subject(cheap_workspace(task, policy)), backend)
-        except GradingError:
-            scores[policy] = (None, 0.0)
-            continue
-        if result.cause is not None and not result.tampered:
-            scores[policy] = (None, 0.0)
-        else:
-            # The mean is of the strict grading's checks, as in the corrected score that the floor is taken from.
-            scores[policy] = (result.official, plain_mean(result.checks))
-    return scores
 
 
 async def measure_floor(task: Task, backend: Backend) -> float:
@@ -100,7 +31,7 @@ async def measure_floor(task: Task, backend: Backend) -> float:
     known = known_floor(task)
     if known is not None:
         return known
-    floor = max(mean for _, mean in (await cheap_scores(task, backend)).values())
+    floor = max([(await grade_cheaply(task, cheap_workspace(task, p), backend)).mean for p in CHEAP_POLICIES])
     with _lock:
         floors = _cached() | {key_of(task): floor}
         path = _cache_path()

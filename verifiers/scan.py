@@ -12,6 +12,8 @@ import re
 import sys
 from typing import Literal
 
+from clawgym.verifiers._names import dotted, imported_names, nodes_of
+
 __all__ = ["Execution", "scan_checker", "third_party_imports"]
 
 Execution = Literal["in_process", "subprocess"]
@@ -58,13 +60,13 @@ def scan_checker(source: str) -> Execution | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "in_process"
-    nodes = _nodes(tree)
-    names = _imported_names(nodes)
+    nodes = nodes_of(tree)
+    names = imported_names(nodes)
     found: Execution | None = None
     for node in nodes:
         if isinstance(node, ast.Call) and _runs_in_process(node, names):
             return "in_process"
-        if isinstance(node, ast.Attribute | ast.Name) and _STARTERS.fullmatch(_dotted(node, names)):
+        if isinstance(node, ast.Attribute | ast.Name) and _STARTERS.fullmatch(dotted(node, names)):
             found = "subprocess"
     if _changes_import_path(nodes, names) and third_party_imports(source):
         return "in_process"
@@ -89,50 +91,10 @@ def third_party_imports(source: str) -> tuple[str, ...]:
     return tuple(sorted(found - sys.stdlib_module_names))
 
 
-def _nodes(tree: ast.AST) -> list[ast.AST]:
-    """Every node; :func:`ast.walk` takes twice as long, and there are thousands of checkers."""
-    found: list[ast.AST] = []
-    open_nodes = [tree]
-    while open_nodes:
-        node = open_nodes.pop()
-        found.append(node)
-        for value in vars(node).values():
-            if isinstance(value, list):
-                open_nodes += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST):
-                open_nodes.append(value)
-    return found
-
-
-def _imported_names(nodes: list[ast.AST]) -> dict[str, str]:
-    """Local name -> dotted name it stands for, over every import in the source."""
-    names: dict[str, str] = {}
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                names[alias.asname or top] = alias.name if alias.asname else top
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return names
-
-
-def _dotted(node: ast.AST, names: dict[str, str]) -> str:
-    """``sp.run`` -> ``subprocess.run``; empty for anything but a chain of names."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([names.get(node.id, node.id), *reversed(parts)])
-
-
 def _runs_in_process(call: ast.Call, names: dict[str, str]) -> bool:
     if isinstance(call.func, ast.Attribute) and call.func.attr in _LOADER_METHODS:
         return True
-    name = _dotted(call.func, names).removeprefix("builtins.")
+    name = dotted(call.func, names).removeprefix("builtins.")
     constant = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     if name in _IMPORTERS:
         return not isinstance(constant, str) or constant.partition(".")[0] not in sys.stdlib_module_names
@@ -140,4 +102,4 @@ def _runs_in_process(call: ast.Call, names: dict[str, str]) -> bool:
 
 
 def _changes_import_path(nodes: list[ast.AST], names: dict[str, str]) -> bool:
-    return any(isinstance(node, ast.Attribute) and _dotted(node, names) == "sys.path" for node in nodes)
+    return any(isinstance(node, ast.Attribute) and dotted(node, names) == "sys.path" for node in nodes)

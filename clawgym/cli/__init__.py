@@ -7,9 +7,13 @@ import sys
 import typer
 
 from clawgym.cli import leaderboard, tasks
+from clawgym.cli.attack import attack
+from clawgym.cli.audit import audit_command
+from clawgym.cli.compare import compare_command
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
+from clawgym.cli.verify import verify_command
 from clawgym.errors import ClawGymError
 
 __all__ = ["app", "main"]
@@ -21,7 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("eval")(eval_command)
+app.command("compare")(compare_command)
+app.command("verify")(verify_command)
 app.command("demo")(demo)
+app.command("attack")(attack)
+app.command("audit")(audit_command)
 app.command("doctor")(doctor)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clawgym.records import TaskSet
     from clawgym.sandbox import Backend
 
-__all__ = ["eval_command"]
+__all__ = ["eval_command", "stop_on_signals"]
 
 
 def eval_command(
@@ -87,7 +87,7 @@ async def _run(config: EvalConfig) -> int:
 
     console = Console(stderr=True)
     stop = asyncio.Event()
-    _stop_on_signals(stop, console.print)
+    stop_on_signals(stop, console.print)
     try:
         await config.backend.probe()
         config = dataclasses.replace(
@@ -122,7 +122,9 @@ async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Con
         )
 
 
-def _stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
+def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
+    """Set ``stop`` at the first Ctrl-C (or TERM); leave at once at the second."""
+    """The first Ctrl-C (or SIGTERM) sets ``stop``; a second leaves at once."""
     loop = asyncio.get_running_loop()
 
     def ask() -> None:

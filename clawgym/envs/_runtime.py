@@ -1,4 +1,8 @@
-"""One asyncio loop on its own thread drives every sandbox of this process, from scripts, Jupyter and forks alike."""
+"""One asyncio loop on its own thread drives every sandbox of this process, from scripts, Jupyter and forks alike.
+
+Invariant: whoever waits for the loop learns of its end. A loop that was stopped goes on where it was, on a new thread;
+one that was closed, or that belongs to the process before a fork, is an error that says so.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,18 @@ import atexit
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from clawgym.errors import ClawGymError
 from clawgym.sandbox import Backend
 from clawgym.sandbox import backend as make_backend
 
 __all__ = ["Runtime", "runtime"]
 
 T = TypeVar("T")
+LOOK_SECONDS = 0.5
+"""How often somebody who waits for the loop looks whether it still runs."""
 
 
 class Runtime:
@@ -25,20 +32,48 @@ class Runtime:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._backends: dict[str, tuple[Backend, int]] = {}
-        self._thread = threading.Thread(target=self.loop.run_forever, name="clawgym", daemon=True)
-        self._thread.start()
+        self._reviving = threading.Lock()
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        thread = threading.Thread(target=self.loop.run_forever, name="clawgym", daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def usable(self) -> bool:
+        """Whether :meth:`ensure` would not raise."""
+        return self.pid == os.getpid() and not self.loop.is_closed()
+
+    def ensure(self) -> None:
+        """Start the loop's thread again if something ended it. Raises :class:`ClawGymError` where that cannot be."""
+        if self.pid != os.getpid():
+            raise ClawGymError("this environment belongs to the process that was forked: make one in this process")
+        if self.loop.is_closed():
+            raise ClawGymError("the event loop of this environment was closed from outside: make the environment again")
+        with self._reviving:
+            if not self._thread.is_alive():
+                self._thread = self._new_thread()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Run ``work`` on the loop. Raises as :meth:`ensure` does."""
+        try:
+            self.ensure()
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except BaseException:
+            work.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop and wait. Ctrl-C cancels it."""
         future = self.start(work)
         try:
+            while not wait([future], timeout=LOOK_SECONDS).done:
+                self.ensure()
             return future.result()
         except BaseException:
-            future.cancel()
+            if self.usable:
+                future.cancel()
             raise
 
     def acquire(self, name: str) -> Backend:
@@ -69,7 +104,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Close every backend and end the thread."""
-        if self.pid != os.getpid() or self.loop.is_closed():
+        if not self.usable:
             return
         for backend, _ in self._backends.values():
             self.run(backend.aclose())
@@ -77,6 +112,10 @@ class Runtime:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+    def abandon(self) -> None:
+        """Let go of a loop that can do nothing any more: its supervisors end when nobody holds them."""
+        self._backends.clear()
 
 
 _runtime: Runtime | None = None
@@ -87,10 +126,17 @@ def runtime() -> Runtime:
     """This process's runtime; made at first use, and again after a fork (a thread does not survive one)."""
     global _runtime
     with _lock:
-        if _runtime is None or _runtime.pid != os.getpid():
+        if _runtime is None or not _runtime.usable:
+            if _runtime is not None and _runtime.pid == os.getpid():
+                _runtime.abandon()
             _runtime = Runtime()
-            atexit.register(_runtime.stop)
         return _runtime
+
+
+@atexit.register
+def _stop() -> None:
+    if _runtime is not None:
+        _runtime.stop()
 
 
 def _after_fork() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clawgym.errors import ClawGymError, InfraError, SandboxDied
+from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError, TaskError
 from clawgym.records import Episode, Observation, Outcome, Step, Task, ToolCall, VerifierResult
 from clawgym.rollout import Attempt
 from clawgym.rollout._attempt import utc_now
@@ -38,7 +38,8 @@ class Worker:
         self._floor: float | None = None
 
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A fresh box for ``task``. A host failure is reported in ``info['error']``; the first step then ends it."""
+        """A fresh box for ``task``. A host failure, or a file of the task that is gone or changed, is reported in
+        ``info['error']``; the first step then ends the episode as ``infra``."""
         await self.close()
         self._count, self._floor = 0, floor
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
@@ -47,14 +48,17 @@ class Worker:
             try:
                 await attempt.open()
                 self._shell = await attempt.box.shell()
-            except (InfraError, SandboxDied) as error:
-                if retry:
-                    await self.close()
-                else:
-                    info["error"] = str(error)
-                    attempt.fail_infra(f"setup: {error}")
-            else:
                 break
+            except (InfraError, SandboxDied, TaskError) as error:
+                if retry and not isinstance(error, TaskError):
+                    await self.close()
+                    continue
+                info["error"] = str(error)
+                attempt.fail_infra(f"{'task' if isinstance(error, TaskError) else 'setup'}: {error}")
+                break
+            except BaseException:
+                await self._interrupted(attempt)
+                raise
         self._deadline = time.monotonic() + task.limits.agent_seconds
         return self._observe(task.instruction, 0, task.workspace), info
 
@@ -75,16 +79,19 @@ class Worker:
             if left <= 0:
                 attempt.stop, attempt.cause = "budget", "time"
             else:
-                done = await self._shell.run(
-                    action.replace("\0", ""), timeout=min(left, attempt.task.limits.command_seconds)
-                )
+                done = await self._shell.run(action, timeout=min(left, attempt.task.limits.command_seconds))
                 output, code, cwd = done.text[: self.max_output], done.exit_code, done.cwd
                 if time.monotonic() >= self._deadline:
                     attempt.stop, attempt.cause = "budget", "time"
         except SandboxDied as error:
             attempt.stop, attempt.cause = "error", error.cause
+        except SandboxError as error:  # refused (a NUL character, for one): the box still works
+            output = f"[error: {error}]"
         except InfraError as error:
             attempt.fail_infra(f"host: {error}")
+        except BaseException:
+            await self._interrupted(attempt)
+            raise
         attempt.steps.append(Step("agent", "", utc_now(), (call,), (Observation(output, call.id),)))
         if attempt.stop == "submitted" and self._count >= attempt.task.limits.max_steps:
             attempt.stop, attempt.cause = "budget", "steps"
@@ -133,6 +140,17 @@ class Worker:
             "step": np.array(self._count, dtype=np.int64),
             "remaining_steps": np.array(max(0, max_steps - self._count), dtype=np.int64),
         }
+
+    async def _interrupted(self, attempt: Attempt) -> None:
+        """Ctrl-C in the middle of something: what state it is in nobody knows, so the episode is over."""
+        if self._attempt is attempt:
+            self._attempt = self._shell = None
+        await attempt.abandon()
+
+    def forget(self) -> None:
+        """Let go of everything, where the loop that could close it is gone."""
+        self._attempt = self._shell = None
+        del self.backend
 
     async def close(self) -> None:
         """Drop the running attempt, if any."""

@@ -49,10 +49,11 @@ class TerminalEnv(gym.Env[dict[str, Any], str]):
         self.action_space = terminal_action_space()
         self.observation_space = terminal_observation_space(max_output)
         self._backend_name: str | None = None
-        made = runtime().acquire(backend)
+        self._runtime = runtime()
+        made = self._runtime.acquire(backend)
         self._backend_name = backend
         self._worker = Worker(made, max_output, reward)
-        self.metadata = {**self.metadata, "isolation": runtime().run(made.probe()).as_dict()}
+        self.metadata = {**self.metadata, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen = ""
 
     @property
@@ -67,12 +68,12 @@ class TerminalEnv(gym.Env[dict[str, Any], str]):
         task = self.choice.pick(self.np_random, options, 0)
         episode_seed = int(self.np_random.integers(2**31))
         floor = self.choice.floor(task)
-        observation, info = runtime().run(self._worker.reset(task, episode_seed, floor))
+        observation, info = self._runtime.run(self._worker.reset(task, episode_seed, floor))
         self._screen = observation["output"]
         return observation, info
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        result = runtime().run(self._worker.step(str(action)))
+        result = self._runtime.run(self._worker.step(str(action)))
         self._screen = f"$ {action}\n{result[0]['output']}"
         return result
 
@@ -82,5 +83,8 @@ class TerminalEnv(gym.Env[dict[str, Any], str]):
     def close(self) -> None:
         if self._backend_name is not None:
             name, self._backend_name = self._backend_name, None
-            runtime().run(self._worker.close())
-            runtime().release(name)
+            if self._runtime.usable:  # else the boxes are the other process's, or end with what held them
+                self._runtime.run(self._worker.close())
+                self._runtime.release(name)
+            else:
+                self._worker.forget()

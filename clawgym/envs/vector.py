@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from clawgym.envs._runtime import runtime
+from clawgym.envs._runtime import LOOK_SECONDS, runtime
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs._worker import Reward, StepResult, Worker
 from clawgym.envs.spaces import terminal_action_space, terminal_observation_space
+from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
 
 __all__ = ["TerminalVectorEnv"]
@@ -65,10 +67,11 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self.single_observation_space = terminal_observation_space(max_output)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        made = runtime().acquire(backend)
+        self._runtime = runtime()
+        made = self._runtime.acquire(backend)
         self._backend_name: str | None = backend
         self._workers = [Worker(made, max_output, reward) for _ in range(num_envs)]
-        isolation = runtime().run(made.probe()).as_dict()
+        isolation = self._runtime.run(made.probe()).as_dict()
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode, "isolation": isolation}
         self._rngs: list[np.random.Generator] = []
         self._options: dict[str, Any] | None = None
@@ -108,10 +111,17 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         plans = [self._next(int(i)) for i in chosen]
 
         async def all_of_them() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-            return await asyncio.gather(*(self._workers[i].reset(*p) for i, p in zip(chosen, plans, strict=True)))
+            work = [asyncio.create_task(self._workers[i].reset(*p)) for i, p in zip(chosen, plans, strict=True)]
+            try:
+                return await asyncio.gather(*work)
+            except BaseException:  # nobody goes on by itself
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+                raise
 
         infos: dict[str, Any] = {}
-        for i, (observation, info) in zip(chosen, runtime().run(all_of_them()), strict=True):
+        for i, (observation, info) in zip(chosen, self._runtime.run(all_of_them()), strict=True):
             self._seen[i] = observation
             self._over[i] = False
             _add(infos, info, int(i), self.num_envs)
@@ -150,8 +160,8 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             if self._over[i] and self.autoreset_mode is AutoresetMode.DISABLED:
                 raise gym.error.ResetNeeded(f"environment {i} is over: reset(options={{'reset_mask': ...}}) first")
         for i, action in zip(ids, actions, strict=True):
+            self._runtime.start(self._one(i, str(action)))
             self._busy.add(i)
-            runtime().start(self._one(i, str(action)))
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
@@ -164,19 +174,20 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         if min_envs > len(self._busy) or min_envs < 1:
             raise ValueError(f"recv({min_envs}) while {len(self._busy)} environments work: send() first")
         answers: dict[int, StepResult] = {}
-        while len(answers) < min_envs or not self._ready.empty():
-            try:
-                i, result = self._ready.get(timeout=timeout)
-            except queue.Empty:
-                for i, result in answers.items():
-                    self._ready.put((i, result))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while len(answers) < min_envs or not self._ready.empty():
+                i, result = self._next_answer(deadline)
+                if isinstance(result, BaseException):
+                    self._busy.discard(i)
+                    raise result
+                answers[i] = result
+        except BaseException as error:  # Ctrl-C too: what has arrived is there for the next call
+            for other in answers.items():
+                self._ready.put(other)
+            if isinstance(error, queue.Empty):
                 raise TimeoutError(f"{len(answers)} of {min_envs} environments answered: call recv() again") from None
-            if isinstance(result, BaseException):
-                self._busy.discard(i)
-                for other in answers.items():
-                    self._ready.put(other)
-                raise result
-            answers[i] = result
+            raise
         ids = sorted(answers)
         self._busy.difference_update(ids)
         infos: dict[str, Any] = {}
@@ -216,8 +227,12 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         async def drop() -> None:
             await asyncio.gather(*(worker.close() for worker in self._workers))
 
-        runtime().run(drop())
-        runtime().release(name)
+        if self._runtime.usable:
+            self._runtime.run(drop())
+            self._runtime.release(name)
+        else:  # the boxes are the other process's, or end with what held them
+            for worker in self._workers:
+                worker.forget()
 
     def close(self, **kwargs: Any) -> None:
         if not self.closed:
@@ -245,8 +260,21 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
                     info |= {"final_obs": answer[0], "final_info": answer[4]}
                     answer = (observation, answer[1], answer[2], answer[3], info)
             self._ready.put((i, answer))
+        except asyncio.CancelledError:
+            self._ready.put((i, ClawGymError(f"environment {i} was interrupted: reset() it")))
         except BaseException as error:
             self._ready.put((i, error))
+
+    def _next_answer(self, deadline: float | None) -> tuple[int, StepResult | BaseException]:
+        """Raises queue.Empty past the deadline (monotonic seconds), and as ``Runtime.ensure`` does."""
+        while True:
+            left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+            try:
+                return self._ready.get(timeout=max(0.0, min(LOOK_SECONDS, left)))
+            except queue.Empty:
+                self._runtime.ensure()
+                if left <= 0:
+                    raise
 
     def _batch(self, ids: Sequence[int]) -> dict[str, Any]:
         rows = [self._seen[i] for i in ids]

@@ -7,24 +7,40 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clawgym.evaluation import statistics
 from clawgym.evaluation.summary import UNSUPPORTED, cause, strict
 from clawgym.records import Outcome
-from clawgym.runs import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["NoProgress", "ProgressView", "RichProgress", "duration"]
+__all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration"]
+
+
+class Ledger(Protocol):
+    """What a long run over a task set is kept in; a :class:`~clawgym.runs.RunFolder` is one."""
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def latest(self) -> Mapping[str, Mapping[str, Any]]:
+        """The last row of each job, by key."""
+        ...
+
+    @property
+    def done(self) -> Container[str]:
+        """Keys of the jobs that need no further attempt."""
+        ...
 
 
 class ProgressView(Protocol):
     """What the runner tells."""
 
-    def start(self, folder: RunFolder, to_run: int) -> None:
+    def start(self, folder: Ledger, to_run: int) -> None:
         """``to_run`` episodes are missing; the others of the run are in ``folder``."""
         ...
 
@@ -42,7 +58,7 @@ class ProgressView(Protocol):
 class NoProgress:
     """Says nothing."""
 
-    def start(self, folder: RunFolder, to_run: int) -> None: ...
+    def start(self, folder: Ledger, to_run: int) -> None: ...
 
     def running(self, now: int, limit: int) -> None: ...
 
@@ -74,7 +90,7 @@ class RichProgress:
         self._total = self._to_run = 0
         self._began = self._said = time.monotonic()
 
-    def start(self, folder: RunFolder, to_run: int) -> None:
+    def start(self, folder: Ledger, to_run: int) -> None:
         for row in folder.latest.values():
             if row["outcome"] != Outcome.INFRA:
                 self._count(row)

@@ -181,6 +181,8 @@ def _tiles(scores: summary.Summary, graded: list[dict[str, Any]]) -> list[tuple[
         tiles.append(
             ("Tokens out", _count(usage.completion_tokens), f"{_count(usage.completion_tokens / episodes)} an episode")
         )
+    if scores.tokens_per_solved is not None:
+        tiles.append(("Tokens per solved", _count(scores.tokens_per_solved), "in and out, of all episodes"))
     if usage.cost_usd is not None:
         each = "" if scores.cost_per_solved is None else f"${scores.cost_per_solved:.4f} per solved episode"
         tiles.append(("Cost", f"${usage.cost_usd:,.2f}", each))

@@ -10,27 +10,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import traceback
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from clawgym.agents.protocol import Agent
 from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask
-from clawgym.evaluation.pacing import Pace
+from clawgym.evaluation.grader import describe_grader
 from clawgym.evaluation.progress import NoProgress, ProgressView
+from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.runs import SUMMARY, Receipt, RunFolder, make_receipt, now
 from clawgym.sandbox.protocol import Backend
 
 __all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
-
-ATTEMPTS = 3
-"""Tries per episode while it ends ``infra``."""
-_HOPELESS = 12
-"""So many ``infra`` attempts in a row, and as many as three rounds, stop the run: something is down."""
 
 
 class EpisodeFunction(Protocol):
@@ -103,11 +98,20 @@ async def evaluate(
         config=config.settings,
         isolation=isolation.as_dict(),
         floors=floors,
+        grader=await describe_grader(config.task_set.tasks, config.backend),
     )
     with RunFolder.open(config.out, receipt) as folder:
-        run = _Run(config, folder, floors, run_episode or _default_episode(), progress or NoProgress())
-        run.retry_seconds = retry_seconds
-        await run.all(stop or asyncio.Event())
+        run = _Run(config, folder, floors, run_episode or _default_episode())
+        schedule = Schedule(
+            folder,
+            config.task_set.tasks,
+            run.attempt,
+            progress or NoProgress(),
+            samples=config.samples,
+            concurrency=config.concurrency,
+            retry_seconds=retry_seconds,
+        )
+        await schedule.run(stop or asyncio.Event())
         summary = summarize(folder)
         folder.write_json(SUMMARY, summary.to_dict())
         await asyncio.to_thread(_report, folder)
@@ -134,112 +138,46 @@ def _report(folder: RunFolder) -> None:
     folder.write("report.html", render_report(folder).encode())
 
 
-class _Job(NamedTuple):
-    task: Task
-    sample: int
-
-
 class _Run:
-    """One call of :func:`evaluate`."""
+    """One call of :func:`evaluate`: how an attempt is made and recorded."""
 
     def __init__(
-        self,
-        config: EvalConfig,
-        folder: RunFolder,
-        floors: Mapping[str, float],
-        run_episode: EpisodeFunction,
-        progress: ProgressView,
+        self, config: EvalConfig, folder: RunFolder, floors: Mapping[str, float], run_episode: EpisodeFunction
     ) -> None:
         self._config = config
         self._folder = folder
-        self._run_episode = run_episode
-        self._progress = progress
-        self.retry_seconds = 1.0
-        memory = max((task.limits.memory_mb for task in config.task_set.tasks), default=1)
-        self._pace = Pace(memory, config.concurrency)
         self._floors = floors
-        self._earlier = Counter(row["key"] for row in folder.rows)
-        self._infra_in_a_row = 0
-        self._hopeless: str | None = None
+        self._run_episode = run_episode
 
-    async def all(self, stop: asyncio.Event) -> None:
-        pending = deque(self._jobs())
-        running: set[asyncio.Task[None]] = set()
-        stopped = asyncio.create_task(stop.wait())
-        self._progress.start(self._folder, len(pending))
-        try:
-            while (pending or running) and not stop.is_set():
-                if self._hopeless:
-                    pending.clear()
-                while pending and len(running) < self._pace.limit:
-                    running.add(asyncio.create_task(self._episode(pending.popleft())))
-                self._progress.running(len(running), self._pace.limit)
-                if not running:
-                    break
-                finished, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished - {stopped}:
-                    running.discard(task)
-                    task.result()
-        finally:
-            stopped.cancel()
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            self._progress.stop(self._hopeless)
+    async def attempt(self, task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
+        """See :class:`~clawgym.evaluation.schedule.Attempt`."""
+        episode, row = await self._episode(task, sample)
+        if row is not None:
+            return self._folder.append(row)
+        assert episode is not None
+        return await self._record(episode, attempt)
 
-    def _jobs(self) -> Iterator[_Job]:
-        """What is still to run: every task once, then every task's second sample, ..."""
-        done = self._folder.done
-        for sample in range(self._config.samples):
-            for task in self._config.task_set.tasks:
-                if task.unsupported is None and f"{task.id}#{sample}" not in done:
-                    yield _Job(task, sample)
-
-    async def _episode(self, job: _Job) -> None:
-        earlier = self._earlier[f"{job.task.id}#{job.sample}"]
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(self.retry_seconds * 4 ** (attempt - 1))
-            round_ = self._pace.round
-            episode, row = await self._attempt(job)
-            if row is not None:
-                self._folder.append(row)
-                self._progress.finished(row)
-                return
-            assert episode is not None
-            await self._record(episode, earlier + attempt)
-            if episode.outcome != Outcome.INFRA:
-                self._infra_in_a_row = 0
-                self._pace.succeeded()
-                return
-            self._pace.failed(round_)
-            self._infra_in_a_row += 1
-            if self._infra_in_a_row >= max(_HOPELESS, ATTEMPTS * self._pace.limit):
-                self._hopeless = episode.cause or "unknown"
-            if self._hopeless:
-                return
-
-    async def _attempt(self, job: _Job) -> tuple[Episode | None, dict[str, Any] | None]:
+    async def _episode(self, task: Task, sample: int) -> tuple[Episode | None, dict[str, Any] | None]:
         """The episode, or the row of a task that cannot run here."""
-        config, task = self._config, job.task
-        seed = episode_seed(config.seed, task.content_hash, job.sample)
+        config = self._config
+        seed = episode_seed(config.seed, task.content_hash, sample)
         try:
             episode = await self._run_episode(
                 task,
                 config.agent,
                 config.backend,
                 seed=seed,
-                sample=job.sample,
+                sample=sample,
                 floor=self._floors.get(task.id),
                 keep_workspace=config.keep_workspaces,
             )
             return episode, None
         except (UnsupportedTask, AgentError) as error:
             return None, {
-                "key": f"{task.id}#{job.sample}",
+                "key": f"{task.id}#{sample}",
                 "task_id": task.id,
                 "task_hash": task.content_hash,
-                "sample": job.sample,
+                "sample": sample,
                 "outcome": UNSUPPORTED,
                 "cause": str(error),
                 "finished": now(),
@@ -248,30 +186,24 @@ class _Run:
             raise
         except Exception as error:  # one episode's accident is data, not the end of the run
             trace = "".join(traceback.format_exception(error))[-20_000:]
-            folder = self._folder.episode_folder(task.id, job.sample)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "error.log").write_text(trace, encoding="utf-8", errors="replace")
             cause = f"{type(error).__name__}: {error}"[:300]
+            name = config.agent.name
             return Episode(
-                task.id, task.content_hash, job.sample, seed, config.agent.name, Outcome.INFRA, cause=cause
+                task.id, task.content_hash, sample, seed, name, Outcome.INFRA, cause=cause, error=trace
             ), None
 
-    async def _record(self, episode: Episode, attempt: int) -> None:
-        """Write the episode; once begun this is finished, also when the run is being stopped."""
-        writing = asyncio.create_task(
-            asyncio.to_thread(
-                self._folder.record,
-                episode,
-                attempt=attempt,
-                agent_version=self._config.agent.version,
-                model=_model(self._folder.receipt),
+    async def _record(self, episode: Episode, attempt: int) -> Mapping[str, Any]:
+        return await finished_writing(
+            asyncio.create_task(
+                asyncio.to_thread(
+                    self._folder.record,
+                    episode,
+                    attempt=attempt,
+                    agent_version=self._config.agent.version,
+                    model=_model(self._folder.receipt),
+                )
             )
         )
-        try:
-            self._progress.finished(await asyncio.shield(writing))
-        except asyncio.CancelledError:
-            await writing
-            raise
 
 
 def _model(receipt: Receipt) -> str | None:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym.evaluation import statistics
+from clawgym.evaluation.paired import detectable_for_one
 from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Usage
 from clawgym.runs import Receipt, RunFolder
 
-__all__ = ["UNSUPPORTED", "GroupScores", "Scores", "Summary", "summarize"]
+__all__ = ["UNSUPPORTED", "GroupScores", "Scores", "Summary", "graded_by_task", "summarize", "task_means"]
 
 UNSUPPORTED = "unsupported"
 """The ``outcome`` of a row whose task turned out not to be runnable here."""
@@ -77,6 +78,21 @@ class Summary:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Summed over the graded episodes, by phase."""
     cost_per_solved: float | None = None
+    """US dollars of all graded episodes over the solved ones; ``None`` where no price is known or nothing is solved."""
+    tokens_per_solved: float | None = None
+    """Likewise of tokens, in and out together."""
+    infra_episodes: int = 0
+    """Episodes whose last attempt ended ``infra``."""
+    scores_infra_zero: Scores | None = None
+    """The scores if those episodes counted 0: the least they can be. ``None`` where there are none."""
+    detectable: Mapping[str, float] = field(default_factory=dict)
+    """By score: the smallest true difference to a second run over these tasks that is found with 80% power."""
+
+    @property
+    def infra_share(self) -> float:
+        """Episodes whose last attempt ended ``infra``, of those attempted."""
+        attempted = self.scores.episodes + self.infra_episodes
+        return self.infra_episodes / attempted if attempted else 0.0
 
     @property
     def infra_rate(self) -> float:
@@ -84,7 +100,7 @@ class Summary:
         return self.infra_attempts / self.attempts if self.attempts else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"infra_rate": self.infra_rate}
+        return dataclasses.asdict(self) | {"infra_rate": self.infra_rate, "infra_share": self.infra_share}
 
 
 def summarize(run: RunFolder) -> Summary:
@@ -105,15 +121,15 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
     planned = [f"{task}#{sample}" for task in runnable for sample in range(receipt.samples)]
     graded = {key: latest[key] for key in planned if key in latest and latest[key]["outcome"] != Outcome.INFRA}
     missing = tuple(key for key in planned if key not in graded)
-    by_task: dict[str, list[Row]] = defaultdict(list)
-    for row in graded.values():
-        by_task[row["task_id"]].append(row)
+    by_task = _by_task(graded.values())
+    down = [latest[key] for key in missing if key in latest]
     infra = [row for row in attempts if row["outcome"] == Outcome.INFRA]
     usage = sum((_usage(row) for row in graded.values()), Usage())
     solved = sum(strict(row) == 1 for row in graded.values())
     pass_at, pass_hat = _pass_k(by_task)
+    scores = _scores(list(by_task.values()))
     return Summary(
-        scores=_scores(list(by_task.values())),
+        scores=scores,
         planned=len(planned),
         complete=not missing,
         outcomes=_counted(row["outcome"] for row in graded.values()),
@@ -131,7 +147,32 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
         usage=usage,
         seconds=_seconds(graded.values()),
         cost_per_solved=usage.cost_usd / solved if usage.cost_usd is not None and solved else None,
+        tokens_per_solved=_tokens(usage) / solved if _tokens(usage) and solved else None,
+        infra_episodes=len(down),
+        scores_infra_zero=_with_zeros(receipt, [*graded.values(), *down]) if down else None,
+        detectable={
+            name: least
+            for name in ("strict", "official", "corrected")
+            if (least := detectable_for_one(list(task_means(by_task, name).values()))) is not None
+        },
     )
+
+
+def graded_by_task(receipt: Receipt, rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Task id -> the rows that count: of the receipt's tasks and samples, the last of each, neither ``infra`` nor
+    unsupported."""
+    latest = {row["key"]: row for row in rows}
+    planned = [f"{task}#{sample}" for task in receipt.tasks for sample in range(receipt.samples)]
+    return _by_task(
+        latest[key] for key in planned if key in latest and latest[key]["outcome"] not in (Outcome.INFRA, UNSUPPORTED)
+    )
+
+
+def task_means(by_task: Mapping[str, Sequence[Row]], score: str) -> dict[str, float]:
+    """Task id -> mean of ``strict``, ``official`` or ``corrected`` over its rows; without a floor, no corrected one."""
+    of = {"strict": strict, "official": official, "corrected": lambda row: corrected(row) or 0.0}[score]
+    rows = by_task if score != "corrected" else _with_floor(by_task)
+    return {task: math.fsum(map(of, group)) / len(group) for task, group in rows.items()}
 
 
 def strict(row: Row) -> float:
@@ -159,11 +200,37 @@ def cause(row: Row) -> str:
     return why or "checks failed"
 
 
-def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
+def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    out: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        out[row["task_id"]].append(row)
+    return out
+
+
+def _with_floor(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
     # An episode without a result scores 0 whatever the floor of its task is.
-    with_floor = [g for g in groups if any(corrected(row) is not None or row["result"] is None for row in g)]
-    if all(corrected(row) is None for group in with_floor for row in group):
-        with_floor = []
+    kept = {
+        task: rows
+        for task, rows in by_task.items()
+        if any(corrected(row) is not None or row["result"] is None for row in rows)
+    }
+    return kept if any(corrected(row) is not None for rows in kept.values() for row in rows) else {}
+
+
+def _with_zeros(receipt: Receipt, rows: Iterable[Row]) -> Scores:
+    """The scores with each ``infra`` row counted 0 in all three."""
+    zero = {"strict": 0.0, "official": 0.0}
+    counted = []
+    for row in rows:
+        if row["outcome"] == Outcome.INFRA:
+            floor = receipt.tasks[row["task_id"]].get("floor")
+            row = {**row, "result": zero | {"corrected": None if floor is None else 0.0}}
+        counted.append(row)
+    return _scores(list(_by_task(counted).values()))
+
+
+def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
+    with_floor = _with_floor({str(n): group for n, group in enumerate(groups)}).values()
     return Scores(
         episodes=sum(map(len, groups)),
         strict=statistics.rate([[strict(row) for row in group] for group in groups]),
@@ -213,6 +280,10 @@ def _pass_k(by_task: Mapping[str, list[Row]]) -> tuple[dict[int, Estimate], dict
 
 def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
 
 
 def _usage(row: Row) -> Usage:

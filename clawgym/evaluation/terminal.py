@@ -1,17 +1,20 @@
-"""The summary of a run as a table for the terminal."""
+"""The summary of a run, the comparison of two, and a verification, for the terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
 from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import Scores, Summary
+from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["summary_view"]
+__all__ = ["comparison_view", "summary_view", "verification_lines"]
 
 
 def _cell(estimate: Estimate | None) -> str:
@@ -60,6 +63,10 @@ def _lines(summary: Summary) -> list[str]:
         lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
     if summary.infra_attempts:
         lines.append(f"host faults: {summary.infra_attempts} of {summary.attempts} attempts, left out of the scores")
+    if zero := summary.scores_infra_zero:
+        parts = ("strict", zero.strict), ("official", zero.official), ("corrected", zero.corrected)
+        shown = ", ".join(f"{name} {100 * e.value:.1f}" for name, e in parts if e is not None)
+        lines.append(f"if the {summary.infra_episodes} episodes that host faults ended counted 0: {shown}")
     if summary.unsupported:
         lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
     if summary.problems:
@@ -69,6 +76,93 @@ def _lines(summary: Summary) -> list[str]:
     if summary.usage.prompt_tokens or summary.usage.completion_tokens:
         cost = "" if summary.usage.cost_usd is None else f", ${summary.usage.cost_usd:.2f}"
         lines.append(f"tokens: {summary.usage.prompt_tokens:,} in, {summary.usage.completion_tokens:,} out{cost}")
+    if summary.tokens_per_solved is not None:
+        cost = "" if summary.cost_per_solved is None else f", ${summary.cost_per_solved:.4f}"
+        lines.append(f"for each solved episode: {summary.tokens_per_solved:,.0f} tokens{cost}")
+    if summary.detectable:
+        shown = ", ".join(f"{name} {100 * least:.1f}" for name, least in summary.detectable.items())
+        lines.append(f"smallest difference that this many tasks show (80% power), in points, at most: {shown}")
     if summary.seconds:
         lines.append("time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in summary.seconds.items()))
     return lines
+
+
+def comparison_view(comparison: Comparison) -> RenderableType:
+    """Two runs side by side, in percent and points, with what may be said of the difference."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    a, b = comparison.a, comparison.b
+    title = f"{b.name} ({b.run}) against {a.name} ({a.run}): {comparison.tasks} tasks, paired"
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True, min_width=9)
+    for name in ("first", "second", "change", "95% interval", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("the second is", no_wrap=True)
+    for score, found in comparison.scores.items():
+        table.add_row(
+            score,
+            f"{100 * a.means[score]:.1f}",
+            f"{100 * b.means[score]:.1f}",
+            f"{100 * found.value:+.1f}",
+            f"{100 * found.low:+.1f} to {100 * found.high:+.1f}",
+            f"{found.p:.3f}" if found.p >= 0.001 else "<0.001",
+            Text(comparison.verdict(score), style="bold" if found.told_apart else "dim"),
+        )
+    least = ", ".join(f"{score} {100 * found.detectable:.1f}" for score, found in comparison.scores.items())
+    lines = [f"smallest difference that this many tasks show (80% power), in points: {least}", *comparison.notes]
+    for why, tasks in comparison.left_out.items():
+        shown = ", ".join(task[:60] for task in tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
+        lines.append(f"left out, {why}: {shown}")
+    return Group(table, *(Text(line) for line in lines))
+
+
+def verification_lines(record: Verification, shown: int = 20) -> list[str]:
+    """What ``clawgym verify`` says: a line per finding, at most ``shown`` of a kind, and the verdict last."""
+    out: list[str] = []
+
+    def some(lines: list[str]) -> None:
+        out.extend(lines[:shown])
+        if len(lines) > shown:
+            out.append(f"  and {len(lines) - shown} more of these in verification.json")
+
+    some([f"{key or 'the folder'}: {'; '.join(found)}" for key, found in record.discrepancies.items()])
+    for outcome in record.counts:
+        entries = {key: entry for key, entry in record.episodes.items() if entry["outcome"] == outcome}
+        if outcome == NOT_GRADABLE:
+            by_why: dict[str, list[str]] = {}
+            for key, entry in entries.items():
+                by_why.setdefault("; ".join(entry["why"]), []).append(key)
+            for why, keys in by_why.items():
+                some([f"{key}: {outcome}: {why}" for key in keys])
+        elif outcome == SAME:
+            some([f"{key}: same, but {'; '.join(entry['why'])}" for key, entry in entries.items() if entry["why"]])
+        else:
+            some([f"{key}: {outcome}: {'; '.join(entry['why'])}{_change(entry)}" for key, entry in entries.items()])
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in record.counts.items()) or "no graded episode"
+    rest = "" if record.complete else "; unfinished: the same command goes on"
+    verdict = "agrees" if record.agrees else "unfinished" if not record.complete else "does not agree"
+    return [*out, f"{verdict}: {counted}{rest}"]
+
+
+def _change(entry: Mapping[str, Any]) -> str:
+    """`` (strict 1 -> 0, official 1 -> 0.5; checks: a 1 -> 0)``."""
+    old, new = entry.get("old"), entry.get("new")
+    if not old or not new:
+        return ""
+    parts = [f"{name} {_number(old[name])} -> {_number(new[name])}" for name in old if _differs(old, new, name)]
+    one, other = old["checks"] or {}, new["checks"] or {}
+    changed = [n for n in dict.fromkeys([*one, *other]) if one.get(n) != other.get(n)]
+    checks = [f"{name[:40]} {_number(one.get(name))} -> {_number(other.get(name))}" for name in changed[:6]]
+    more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
+    return " (" + ", ".join(parts) + (f"; checks: {', '.join(checks)}{more}" if checks else "") + ")"
+
+
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:
+    return name != "checks" and old[name] != new[name]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)[:40]

@@ -18,7 +18,7 @@ from clawgym.records import Episode, Outcome, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-__all__ = ["Finding", "Status", "validate_task"]
+__all__ = ["Finding", "Status", "validate_solution", "validate_task"]
 
 Status = Literal["pass", "fail", "skip", "infra"]
 
@@ -41,26 +41,30 @@ async def validate_task(task: Task, backend: Backend) -> list[Finding]:
     """
     if task.unsupported:
         return [Finding(task.id, "supported", "skip", task.unsupported)]
-
-    async def attempt(make: Callable[[], Agent]) -> Episode | str:
-        try:
-            return await run_episode(task, make(), backend, seed=0, keep_workspace=False)
-        except (AgentError, UnsupportedTask) as error:
-            return str(error)
-
-    found: list[Finding] = []
-    if task.solution:
-        first = await attempt(OracleAgent)
-        found.append(_must_pass(task, first))
-        if found[0].status == "pass":
-            found.append(_must_repeat(task, first, await attempt(OracleAgent)))
-    else:
-        found.append(Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh"))
-    found.append(_must_fail(task, "noop", await attempt(NoopAgent)))
+    found = await validate_solution(task, backend)
+    found.append(_must_fail(task, "noop", await _attempt(task, backend, NoopAgent)))
     for script in task.wrong_solutions:
-        episode = await attempt(lambda script=script: ScriptAgent(script.read(), script.path))
+        episode = await _attempt(task, backend, lambda script=script: ScriptAgent(script.read(), script.path))
         found.append(_must_fail(task, f"wrong/{script.path}", episode))
     return found
+
+
+async def validate_solution(task: Task, backend: Backend) -> list[Finding]:
+    """Run the reference solution, and once more if it passes: rules ``oracle`` and ``repeat``."""
+    if not task.solution:
+        return [Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh")]
+    first = await _attempt(task, backend, OracleAgent)
+    found = [_must_pass(task, first)]
+    if found[0].status == "pass":
+        found.append(_must_repeat(task, first, await _attempt(task, backend, OracleAgent)))
+    return found
+
+
+async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> Episode | str:
+    try:
+        return await run_episode(task, make(), backend, seed=0, keep_workspace=False)
+    except (AgentError, UnsupportedTask) as error:
+        return str(error)
 
 
 def _must_pass(task: Task, episode: Episode | str) -> Finding:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from clawgym.agents.protocol import Agent, AgentContext
-from clawgym.errors import EngineError, InfraError
+from clawgym.errors import EngineError, InfraError, TaskError
 from clawgym.records import Episode, Task
-from clawgym.rollout._attempt import Attempt
+from clawgym.rollout._attempt import Attempt, transcript_payload
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["Attempt", "run_episode"]
+__all__ = ["Attempt", "run_episode", "transcript_payload"]
 
 
 async def run_episode(
@@ -33,6 +33,9 @@ async def run_episode(
     except InfraError as error:
         attempt.fail_infra(f"setup: {error}")
         return await attempt.abandon()
+    except TaskError as error:
+        attempt.fail_infra(f"task: {error}")
+        return await attempt.abandon()
     context = AgentContext(
         task=task,
         sandbox=attempt.box,
@@ -53,6 +56,8 @@ async def run_episode(
         attempt.fail_infra(f"engine: {error}")
     except InfraError as error:
         attempt.fail_infra(f"host: {error}")
+    except TaskError as error:
+        attempt.fail_infra(f"task: {error}")
     except BaseException:
         await attempt.abandon()
         raise

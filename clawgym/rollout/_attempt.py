@@ -10,16 +10,24 @@ import asyncio
 import contextlib
 import gzip
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from clawgym.errors import BudgetExceeded, GradingError, InfraError, SandboxDied, SandboxError, UnsupportedTask
+from clawgym.errors import (
+    BudgetExceeded,
+    GradingError,
+    InfraError,
+    SandboxDied,
+    SandboxError,
+    SandboxUnavailable,
+    UnsupportedTask,
+)
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
 
@@ -50,6 +58,7 @@ class Attempt:
         self.cause: str | None = None
         self._box: Sandbox | None = None
         self._infra: str | None = None
+        self._error = ""
 
     @property
     def box(self) -> Sandbox:
@@ -76,10 +85,15 @@ class Attempt:
             self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + time.monotonic() - started
 
     async def open(self) -> None:
-        """Create the box and put the inputs in. Raises :class:`InfraError` (also past the set-up budget)."""
+        """Create the box and put the inputs in. Raises :class:`InfraError` (also past the set-up budget), and
+        :class:`TaskError` if the task's files are gone or are not what its hash was taken of; a backend that cannot
+        work here at all is :class:`SandboxUnavailable`."""
         task = self.task
         try:
             async with self.phase(Phase.SETUP):
+                # From here on nothing is read from the task's folder: what is graded is what was pinned.
+                task = self.task = await asyncio.to_thread(task.frozen)
+                await self.backend.probe()
                 spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
                 self._box = await self.backend.create(spec)
                 if task.inputs:
@@ -89,7 +103,10 @@ class Attempt:
             raise InfraError(
                 f"task {task.id}: set-up took over {task.limits.setup_seconds} s: lower --concurrency"
             ) from None
-        except (SandboxDied, SandboxError) as error:
+        except SandboxUnavailable:
+            await self._close()
+            raise
+        except SandboxError as error:
             await self._close()
             raise InfraError(f"task {task.id}: set-up failed ({error}): check the task's limits") from error
         except BaseException:
@@ -116,9 +133,9 @@ class Attempt:
         try:
             async with self.phase(Phase.VERIFY):
                 mode = self.task.verifier.mode
-                if mode is not GradingMode.LIVE:
-                    await self.box.stop()
-                elif self.stop != "error":
+                if mode is not GradingMode.LIVE or self.stop == "error":
+                    await self.box.stop()  # InfraError where the box died with what keeps it: then nobody is to blame
+                else:
                     await self.box.exec(["true"])  # a box that the agent has broken serves nothing: SandboxDied
                 if self.stop == "error":
                     result = self._zero(self.cause or "error")
@@ -133,26 +150,36 @@ class Attempt:
                         snapshot,
                         self.box if mode is GradingMode.LIVE else None,
                         self.final_message,
-                        tuple(_message(step) for step in self.steps),
+                        transcript_payload(self.steps),
                     )
                     result = await grade(self.task, subject, self.backend, floor=floor)
         except TimeoutError:
-            self._infra = "verify-deadline"
+            budget = 3 * self.task.limits.verify_seconds + 30
+            self.fail_infra(
+                "verify-deadline",
+                f"task {self.task.id}: grading took over {budget:g} s: lower --concurrency, "
+                "or raise limits.verify_seconds of the task",
+            )
         except GradingError as error:
-            self._infra = error.cause
+            self.fail_infra(error.cause, str(error))
         except InfraError as error:
-            self._infra = f"host: {str(error)[:160]}"
+            self.fail_infra(f"host: {error}")
+        except SandboxUnavailable:
+            raise
         except SandboxDied as error:  # the box died between the last command and stop()
-            result = self._zero(error.cause)
+            self.stop, self.cause, result = "error", error.cause, self._zero(error.cause)
+        except SandboxError:  # a box in such a state that its files cannot be taken
+            self.stop, self.cause, result = "error", "workspace", self._zero("workspace")
         finally:
             if snapshot is not None:
                 await self.backend.drop(snapshot)
             await self._close()
         return self._episode(result, workspace if keep_workspace else None)
 
-    def fail_infra(self, cause: str) -> None:
-        """Say that the host (or the engine) failed; the episode will be ``infra``."""
-        self._infra = cause
+    def fail_infra(self, cause: str, error: str = "") -> None:
+        """Say that the host (or the engine) failed; the episode will be ``infra``. ``error`` is the whole message,
+        where ``cause`` is not."""
+        self._infra, self._error = cause, error or cause
 
     @property
     def failed_infra(self) -> bool:
@@ -205,6 +232,7 @@ class Attempt:
             agent=self.agent,
             outcome=outcome,
             cause=cause,
+            error=self._error if outcome is Outcome.INFRA else "",
             result=result,
             steps=tuple(self.steps),
             turns=tuple(self.turns),
@@ -215,6 +243,11 @@ class Attempt:
             workspace=gzip.compress(workspace.tar, 6, mtime=0) if workspace is not None else None,
             dropped=workspace.dropped if workspace is not None else (),
         )
+
+
+def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:
+    """A transcript as verifiers see it (``transcript`` of the reward payload)."""
+    return tuple(map(_message, steps))
 
 
 def _message(step: Step) -> Mapping[str, Any]:

@@ -17,18 +17,17 @@ import shutil
 import socket
 import struct
 import tarfile
-import time
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox._link import GuestLink
 from clawgym.sandbox._stream import SocketStream
-from clawgym.sandbox.protocol import Archive, Isolation, SandboxSpec, Snapshot
+from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 
 if TYPE_CHECKING:
     from clawgym.sandbox.docker import DockerBackend
@@ -125,7 +124,8 @@ class DockerSandbox(GuestLink):
         self._writable = started.writable
         self._held = started.held
         """Writable folder -> descriptor; empty where the owner cannot reach them."""
-        self._born = time.time()
+        self._lost: InfraError | None = None
+        """Set where the engine ended and not the box."""
         self._saved: Path | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._freed = False
@@ -139,8 +139,20 @@ class DockerSandbox(GuestLink):
         return [f"/usr/bin/{name}"] if self._image.default else [name]
 
     async def _autopsy(self) -> str:
-        """Why the box died: the engine's events say it."""
-        return "oom" if await self._backend.call(self._backend.engine.oom, self.container, self._born) else "died"
+        """Why the box died: the engine's events say it. An engine that ended took the box with it."""
+        try:
+            return await self._backend.call(self._backend.engine.cause_of_death, self.container)
+        except InfraError as error:
+            self._lost = error
+            raise
+
+    async def request(self, *args: Any, **kwargs: Any) -> ExecResult:
+        try:
+            return await super().request(*args, **kwargs)
+        except SandboxDied:
+            if self._lost is not None:
+                raise self._lost from None
+            raise
 
     # -- files out
 
@@ -208,6 +220,9 @@ class DockerSandbox(GuestLink):
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
+        if self._lost is not None:
+            await self.end()
+            raise self._lost
         if not self._held and self.death is None:
             target = self._backend.folder / f"stopped-{self.id}.tar"
             try:

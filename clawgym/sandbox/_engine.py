@@ -14,6 +14,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
@@ -334,11 +335,26 @@ class Engine:
         code = self.api.exec_inspect(ticket)["ExitCode"]
         return (code if isinstance(code, int) else 1), b"".join(taken), streams.errors.decode(errors="replace")[-300:]
 
-    def oom(self, container: str, since: float) -> bool:
-        """Whether the memory limit was hit. The engine remembers its latest events for a while."""
-        until = int(time.time()) + 1
-        events = self.api.events(since=int(since) - 1, until=until, filters={"container": container}, decode=True)
-        return any(e.get("Action", e.get("status")) == "oom" for e in events)
+    def cause_of_death(self, container: str) -> str:
+        """``oom`` or ``died``, by the engine's latest events, of which it remembers 256.
+
+        Raises :class:`InfraError` where it was not the box that ended: the engine was stopped, or is another one than
+        the box was started by.
+        """
+        # By the engine's clock: this machine's may be another one's, or have jumped.
+        until = int(datetime.fromisoformat(self.api.info()["SystemTime"]).timestamp()) + 2
+        events = self.api.events(since=1, until=until, filters={"container": container}, decode=True)
+        seen = {str(e.get("Action", e.get("status"))) for e in events}
+        if "oom" in seen:
+            return "oom"
+        if "kill" not in seen and "die" in seen:
+            return "died"
+        try:
+            if "kill" not in seen and self.api.inspect_container(container)["State"]["Running"]:
+                return "died"
+        except self.errors.NotFound:
+            pass
+        raise InfraError("the Docker engine was stopped or started again under a box: see that it stays up")
 
     def content(self, image: Image, paths: list[str], labels: dict[str, str]) -> bytes | None:
         """What the image holds below ``paths``, as one tar of names relative to ``/``; None if nothing."""

@@ -61,9 +61,9 @@ class DockerBackend:
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        except (self.engine.errors.DockerException, requests.RequestException) as error:
+        except (self.engine.errors.DockerException, requests.RequestException, OSError) as error:
             raise InfraError(
-                f"the Docker engine failed ({str(error)[-500:]}): see its log, then start again"
+                f"the Docker engine failed ({str(error)[-500:]}): see its log, start it, run the same command again"
             ) from error
 
     # -- starting

@@ -104,9 +104,17 @@ class OwnerFolder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Locked before it can be seen among the others: an unlocked folder there belongs to the dead.
         scratch = state / f"new-{owner}"
-        scratch.mkdir()
-        if _lock(scratch / "lock") is None:
-            raise OSError(f"{scratch} is locked by another process")
+        for _ in range(100):
+            scratch.mkdir(exist_ok=True)
+            try:
+                held = _lock(scratch / "lock")
+            except FileNotFoundError:
+                held = None
+            if held is not None:
+                break
+            time.sleep(0.01)  # reap() took us for dead, before we had the lock
+        else:
+            raise OSError(errno.EAGAIN, "cannot be locked", str(scratch))
         scratch.rename(self.path)
 
     def add_cgroups(self, cgroups: Cgroups) -> None:
@@ -187,6 +195,14 @@ def _kill_uids(folder: Path) -> None:
 def reap(state: Path) -> list[str]:
     """Clear what dead owners left behind (a machine that lost power); returns their ids."""
     dead: list[str] = []
+    for folder in state.glob("new-*"):  # of an owner that died at once; a living one makes it again
+        try:
+            fd = _lock(folder / "lock")
+        except OSError:
+            continue
+        if fd is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
     for folder in sorted((state / "owners").glob("*")):
         try:
             fd = _lock(folder / "lock")

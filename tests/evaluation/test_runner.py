@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxUnavailable, UnsupportedTask
+from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxError, SandboxUnavailable, UnsupportedTask
 from clawgym.evaluation.runner import ATTEMPTS, EvalConfig, episode_seed, evaluate
 from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.runs import RunFolder
@@ -32,6 +32,9 @@ class FakeBackend:
 
     async def probe(self):
         return Isolation("fake", "none", {})
+
+    async def create(self, spec):
+        raise SandboxError("no boxes here: use a real backend")
 
 
 def tasks(n: int = 4, **kwargs) -> TaskSet:

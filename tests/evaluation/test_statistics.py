@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.evaluation.statistics import mean, pass_at_k, pass_hat_k, rate, student_t, wilson
+from clawgym.evaluation.statistics import bootstrap, mean, pass_at_k, pass_hat_k, rate, student_t, wilson
+
+_path = Path(__file__).parents[2] / "benchmarks" / "statistics_check.py"
+_spec = importlib.util.spec_from_file_location("statistics_check", _path)
+assert _spec is not None
+assert _spec.loader is not None
+simulation = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(simulation)
 
 unit = st.floats(0, 1)
 score_groups = st.lists(st.lists(unit, min_size=1, max_size=5), min_size=1, max_size=20)
@@ -137,3 +146,71 @@ def test_impossible_counts_are_refused(bad):
         pass_at_k(*bad)
     with pytest.raises(ValueError, match="give 0 <= c <= n"):
         pass_hat_k(*bad)
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_all_of_k_is_never_likelier_than_one_of_k(case):
+    n, c = case
+    assert all(pass_hat_k(n, c, k) <= pass_at_k(n, c, k) + 1e-12 for k in range(1, n + 1))
+
+
+@given(st.lists(unit, min_size=2, max_size=30), st.randoms())
+def test_resampling_gives_the_same_digits_in_any_order(values, random):
+    shuffled = values[:]
+    random.shuffle(shuffled)
+    assert bootstrap(values) == bootstrap(shuffled)
+    low, high = bootstrap(values)
+    slack = 1e-9
+    assert min(values) - slack <= low <= high <= max(values) + slack
+
+
+def test_resampling_comes_close_to_the_interval_it_approximates():
+    """For many values near the normal distribution, Student's t."""
+    values = np.random.default_rng(0).normal(0.5, 0.1, 400)
+    low, high = bootstrap(values.tolist())
+    half = student_t(0.975, 399) * values.std(ddof=1) / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.05 * half)
+
+
+def test_small_samples_get_wider_intervals_than_plain_percentiles():
+    values = [0.1, 0.4, 0.5, 0.6, 0.9]
+    generator = np.random.default_rng(0)
+    plain = np.quantile(generator.choice(values, (20_000, 5)).mean(axis=1), [0.025, 0.975])
+    low, high = bootstrap(values)
+    assert low < plain[0]
+    assert high > plain[1]
+    with pytest.raises(ValueError, match="two or more"):
+        bootstrap([0.5])
+
+
+# What simulated runs with a known truth say; benchmarks/statistics_check.py prints the same at full length. Seeded:
+# these are no chance tests, and the bounds are three standard errors wide.
+
+
+@pytest.mark.parametrize(("tasks", "k"), [(40, 1), (40, 4), (200, 1)])
+def test_wilson_intervals_hold_the_true_rate(tasks: int, k: int):
+    assert 0.91 <= simulation.coverage_of_rates(400, tasks, k, 0.3) <= 0.985
+
+
+@pytest.mark.parametrize("tasks", [10, 40])
+def test_bootstrap_intervals_hold_the_true_mean(tasks: int):
+    assert 0.91 <= simulation.coverage_of_means(400, tasks, simulation.partial_scores, 0.5) <= 0.985
+
+
+@pytest.mark.parametrize(("n", "k"), [(4, 2), (8, 4)])
+def test_pass_k_is_unbiased(n: int, k: int):
+    at, hat = simulation.bias_of_pass_k(20_000, n, k, 0.3)
+    assert abs(at) < 0.01
+    assert abs(hat) < 0.01
+    naive = float(np.mean(1 - (1 - np.random.default_rng(0).binomial(n, 0.3, 20_000) / n) ** k)) - (1 - 0.7**k)
+    assert abs(naive) > 3 * abs(at), "the plug-in estimate is the biased one"
+
+
+@pytest.mark.parametrize(("tasks", "k", "spread"), [(40, 1, 1.0), (40, 4, 0.5), (100, 1, 0.0)])
+def test_equal_runs_are_seldom_told_apart(tasks: int, k: int, spread: float):
+    assert simulation.false_positives(400, tasks, k, 0.4, spread) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_a_difference_called_detectable_is_found_in_four_of_five_comparisons():
+    assert 0.70 <= simulation.power(300, 100, 0.3)[1] <= 0.88
+    assert 0.70 <= simulation.power_partial(300, 40)[1] <= 0.88

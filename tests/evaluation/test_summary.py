@@ -145,3 +145,53 @@ def test_an_official_score_out_of_range_cannot_lift_the_mean(printed, counted):
     estimate = summarize_rows(receipt(1), [row("t0", official=printed)]).scores.official
     assert estimate is not None
     assert estimate.value == counted
+
+
+def test_host_faults_are_shown_beside_the_scores_and_as_zeros():
+    rows = [solved("t0"), solved("t1"), row("t2", outcome="infra", cause="fork"), row("t3", official=0.4)]
+    summary = summarize_rows(receipt({f"t{i}": {"floor": 0.1} for i in range(4)}), rows)
+    assert summary.scores.strict is not None
+    assert summary.scores_infra_zero is not None
+    assert summary.scores_infra_zero.strict is not None
+    assert summary.scores_infra_zero.official is not None
+    assert summary.scores.strict.value == pytest.approx(2 / 3)
+    assert summary.scores_infra_zero.strict.value == pytest.approx(2 / 4)
+    assert summary.scores_infra_zero.official.value == pytest.approx(2.4 / 4)
+    assert summary.infra_share == pytest.approx(1 / 4)
+    assert summary.to_dict()["infra_share"] == summary.infra_share
+    again = summarize_rows(receipt(4), [*rows, solved("t2")])
+    assert again.scores_infra_zero is None
+    assert again.infra_share == 0
+
+
+def test_tokens_of_all_episodes_are_shared_by_the_solved_ones():
+    usage = {"prompt_tokens": 100, "completion_tokens": 20}
+    rows = [solved("t0", usage=usage), row("t1", usage=usage), row("t2", usage=usage)]
+    assert summarize_rows(receipt(3), rows).tokens_per_solved == 360
+    assert summarize_rows(receipt(3), rows[1:]).tokens_per_solved is None
+    assert summarize_rows(receipt(3), [solved("t0")]).tokens_per_solved is None
+
+
+def test_what_the_tasks_can_show_shrinks_with_their_number():
+    def least(n: int) -> float:
+        rows = [solved(f"t{i}") if i % 2 else row(f"t{i}") for i in range(n)]
+        return summarize_rows(receipt(n), rows).detectable["strict"]
+
+    assert 0.25 < least(40) < 0.40
+    assert least(400) == pytest.approx(least(40) / 10**0.5, rel=0.05)
+    assert summarize_rows(receipt(1), [solved("t0")]).detectable == {}
+
+
+def test_terminal_and_page_say_what_the_summary_says(tmp_path):
+    from rich.console import Console
+
+    from clawgym.evaluation.terminal import summary_view
+
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "cost_usd": 0.5}
+    rows = [*(solved(f"t{i}", usage=usage) for i in range(8)), row("t8", outcome="infra", cause="fork")]
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    console.print(summary_view(summarize_rows(receipt(9), rows), "title"))
+    text = console.export_text()
+    assert "120 tokens, $0.5000" in text
+    assert "counted 0: strict 88.9, official 88.9" in text
+    assert "80% power" in text

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from clawgym.errors import InfraError, SandboxUnavailable
-from clawgym.sandbox import SandboxSpec, backend, leases
+from clawgym.sandbox import SandboxSpec, _containers, backend, leases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -123,7 +123,7 @@ def test_markdown_cannot_be_broken_by_a_name(tmp_path: Path):
     evil = "x | 99 | <script>alert(1)</script>\n| [link](javascript:1)"
     text = to_markdown(rank([load_entry(make_run(tmp_path / "a", 5, agent=evil))]))
     line = next(line for line in text.splitlines() if "alert" in line)
-    assert line.replace("\\|", "").count("|") == 10
+    assert line.replace("\\|", "").count("|") == 12
     assert "<script" not in line.replace("\\<", "")
 
 

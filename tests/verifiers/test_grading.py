@@ -10,7 +10,7 @@ import pytest
 from clawgym.errors import GradingError
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
 from clawgym.sandbox import Backend, SandboxSpec
-from clawgym.verifiers.floors import cheap_scores, output_paths
+from clawgym.verifiers.cheap import CHEAP_POLICIES, cheap_workspace, grade_cheaply, output_paths
 from clawgym.verifiers.grading import Subject, grade, untouched
 
 from .tasks_for_tests import archive, task, with_mode
@@ -176,8 +176,8 @@ print(json.dumps({"answers": float(b"hello" in body), "own_files": float(not os.
 async def test_cheap_policies(backend: Backend) -> None:
     made = task()
     assert output_paths(made) == ["output/sum.txt"]
-    scores = await cheap_scores(made, backend)
-    assert {policy: official for policy, (official, _) in scores.items()} == {
+    grades = {policy: await grade_cheaply(made, cheap_workspace(made, policy), backend) for policy in CHEAP_POLICIES}
+    assert {policy: grade.official for policy, grade in grades.items()} == {
         "nothing": 0.0,
         "empty": 0.0,
         "touch": 0.5,

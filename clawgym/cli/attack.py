@@ -1,0 +1,80 @@
+"""``clawgym attack``: our own attacks, on the sandboxes and on the scores; what is open is printed, and fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+__all__ = ["attack"]
+
+
+def attack(
+    task_set: Annotated[str | None, typer.Argument(help="Attack the scores of this task set.")] = None,
+    sandbox: Annotated[bool, typer.Option("--sandbox", help="Attack the sandboxes: try to get out of a box.")] = False,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend (repeatable); otherwise every one that works here.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file.")] = None,
+) -> None:
+    """Try to get out of the sandboxes (--sandbox), or to be paid for work not done (TASKSET).
+
+    Exit status 0 if nothing is open that should be closed, else 1.
+    """
+    if not sandbox and task_set is None:
+        raise typer.BadParameter("say what to attack: `clawgym attack --sandbox`, or the name of a task set")
+    if sandbox:
+        raise typer.Exit(_sandboxes(backend, json_file))
+
+
+def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
+    """0 if nothing is open but what was declared, 1 if something is, or no backend could be attacked."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from clawgym.evaluation import escape
+    from clawgym.evaluation.escape.table import lines, table
+    from clawgym.sandbox import BACKENDS
+    from clawgym.sandbox import backend as make_backend
+
+    names = list(dict.fromkeys(names or BACKENDS))
+    for name in names:
+        if name not in BACKENDS:
+            make_backend(name)  # says what there is
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*shown, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, finding: escape.Finding, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+                if not console.is_terminal:
+                    console.print(f"{name}: {total} probes")
+            progress.update(tasks[name], completed=done, description=f"{name}: {finding.probe}")
+
+        columns = asyncio.run(escape.attack_all(names, watch=watch))
+    real = [column for column in columns if not column.baseline]
+    if json_file is not None:
+        host = {"kernel": platform.release(), "machine": platform.machine(), "root": os.geteuid() == 0}
+        text = json.dumps({"host": host, "columns": [column.as_dict() for column in columns]}, indent=2)
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(text + "\n")
+    out = Console()
+    out.print(
+        f"Linux {platform.release()}, {platform.machine()}, {'root' if os.geteuid() == 0 else 'an ordinary user'}"
+    )
+    printed = table(columns)
+    wide = out if out.is_terminal else Console(width=200)  # a table in a file is not folded
+    wide.print(printed)
+    for line in lines(columns):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 1 if any(column.unexpected for column in real) or not any(column.findings for column in real) else 0

@@ -1,0 +1,34 @@
+"""``clawgym compare``: is one run better than another, as far as their tasks can say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["compare_command"]
+
+
+def compare_command(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to compare with.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that may be better or worse.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two runs over the same tasks, paired by task.
+
+    Ends with 0 when it could say something, that no difference was found included, and with 2 when it refuses: more
+    than 2% host faults in a run, under six tasks in common, or results that do not fit their receipt.
+    """
+    from clawgym.evaluation.compare import compare
+
+    comparison = compare(first, second)
+    if as_json:
+        typer.echo(json.dumps(comparison.to_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    from clawgym.evaluation.terminal import comparison_view
+
+    Console().print(comparison_view(comparison))

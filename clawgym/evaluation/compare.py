@@ -1,0 +1,205 @@
+"""``clawgym compare``: two runs over the same tasks, paired by task, and no more said than the tasks show.
+
+Invariants: a task counts only if both runs attempted the same content and graded it with the same verifier; tasks
+left out are named with the reason; two runs are called different only where :attr:`Difference.told_apart`; where
+host faults (or too few common tasks) would make the answer a guess there is none (:class:`ComparisonRefused`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import ComparisonRefused
+from clawgym.evaluation.paired import ALPHA, Difference, difference
+from clawgym.evaluation.summary import Summary, graded_by_task, summarize_rows, task_means
+from clawgym.runs import RunFolder
+
+__all__ = ["LEAST_TASKS", "MOST_INFRA", "Comparison", "Side", "compare"]
+
+MOST_INFRA = 0.02
+"""Above this share of episodes without a result through host faults, what is missing may not be chance."""
+LEAST_TASKS = 6
+"""Fewer tasks cannot differ significantly, whatever their results: 2 * 0.5**5 > 0.05."""
+SCORES = ("strict", "official", "corrected")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    name: str
+    """Agent, and model if there is one."""
+    run: str
+    """The run folder's own name."""
+    samples: int
+    means: Mapping[str, float]
+    """By score, over the compared tasks."""
+    infra_share: float
+    missing: int
+    """Episodes without a result, of the whole run."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Run ``b`` against run ``a``; a positive difference means that ``b`` is better."""
+
+    a: Side
+    b: Side
+    tasks: int
+    scores: Mapping[str, Difference]
+    """By score; ``corrected`` only where floors are known."""
+    left_out: Mapping[str, tuple[str, ...]]
+    """Why -> task ids."""
+    notes: tuple[str, ...]
+    """What else differs between the two runs."""
+
+    def verdict(self, score: str) -> str:
+        """``better``, ``worse``, ``not told apart`` (of ``b``)."""
+        found = self.scores[score]
+        if not found.told_apart:
+            return "not told apart"
+        return "better" if found.value > 0 else "worse"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        raw = dataclasses.asdict(self)
+        for name, found in self.scores.items():
+            raw["scores"][name] |= {"told_apart": found.told_apart, "verdict": self.verdict(name)}
+        return raw | {"alpha": round(ALPHA, 10), "power": 0.8}
+
+
+def compare(a: str | Path, b: str | Path) -> Comparison:
+    """Compare two run folders.
+
+    Raises :class:`~clawgym.errors.ComparisonRefused` if more than 2% of either run's episodes ended ``infra``, if
+    under six tasks can be paired, or if results were not graded by the verifier that the receipt names; and
+    :class:`~clawgym.errors.RunFolderError` if one of them is no run folder.
+    """
+    runs = RunFolder.read(a), RunFolder.read(b)
+    names = _names(*runs)
+    summaries = [summarize_rows(run.receipt, run.rows) for run in runs]
+    for name, run, summary in zip(names, runs, summaries, strict=True):
+        _check_infra(name, summary)
+        _check_verifiers(name, run)
+    kept, left_out = _pairs(*runs)
+    if len(kept) < LEAST_TASKS:
+        raise ComparisonRefused(
+            f"{names[0]} and {names[1]} have {len(kept)} tasks in common that both graded, and fewer than "
+            f"{LEAST_TASKS} never show a difference{_why(left_out)}: run both on the same version of the same tasks"
+        )
+    graded = [
+        {task: rows for task, rows in graded_by_task(run.receipt, run.rows).items() if task in kept} for run in runs
+    ]
+    scores: dict[str, Difference] = {}
+    means: list[dict[str, float]] = [{}, {}]
+    for score in SCORES:
+        pair = [task_means(rows, score) for rows in graded]
+        tasks = [task for task in kept if task in pair[0] and task in pair[1]]
+        if score == "corrected":
+            tasks = [task for task in tasks if _same(runs, task, "floor")]
+        if len(tasks) < LEAST_TASKS:
+            continue
+        scores[score] = difference([pair[1][task] - pair[0][task] for task in tasks])
+        for side in (0, 1):
+            means[side][score] = sum(pair[side][task] for task in tasks) / len(tasks)
+    sides = [
+        Side(run.receipt.label, name, run.receipt.samples, mean, summary.infra_share, len(summary.missing))
+        for run, name, mean, summary in zip(runs, names, means, summaries, strict=True)
+    ]
+    notes = _notes(runs, names, summaries, kept, scores)
+    return Comparison(sides[0], sides[1], len(kept), scores, left_out, tuple(notes))
+
+
+def _names(a: RunFolder, b: RunFolder) -> tuple[str, str]:
+    """The folders' own names, or as much of the paths as tells them apart."""
+    one, other = a.path.resolve(), b.path.resolve()
+    return (one.name, other.name) if one.name != other.name else (str(a.path), str(b.path))
+
+
+def _check_infra(name: str, summary: Summary) -> None:
+    if summary.infra_share > MOST_INFRA:
+        attempted = summary.scores.episodes + summary.infra_episodes
+        raise ComparisonRefused(
+            f"{name}: {summary.infra_episodes} of {attempted} episodes ({100 * summary.infra_share:.1f}%) ended with a "
+            f"host fault, and above {100 * MOST_INFRA:g}% those missing may not be a matter of chance: mend the cause "
+            f"({next(iter(summary.infra_causes), 'unknown')[:80]}) and give the same `clawgym eval` command again, "
+            "which runs them again"
+        )
+
+
+def _check_verifiers(name: str, run: RunFolder) -> None:
+    for task, rows in graded_by_task(run.receipt, run.rows).items():
+        for row in rows:
+            about = run.receipt.tasks[task]
+            used = (row["result"] or {}).get("verifier_hash")
+            if row.get("task_hash") != about["hash"] or (used and used != about.get("verifier")):
+                raise ComparisonRefused(
+                    f"{name}: the result of {row['key']} was graded by another verifier, or on another task, than the "
+                    f"receipt says: look with `clawgym verify {run.path}`, or run it afresh into another folder"
+                )
+
+
+def _pairs(a: RunFolder, b: RunFolder) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """The tasks to compare, and why the others are not among them."""
+    graded = [graded_by_task(run.receipt, run.rows) for run in (a, b)]
+    kept: list[str] = []
+    out: dict[str, list[str]] = defaultdict(list)
+    for task in dict.fromkeys([*a.receipt.tasks, *b.receipt.tasks]):
+        one, other = a.receipt.tasks.get(task), b.receipt.tasks.get(task)
+        if one is None or other is None:
+            out["only in the " + ("second" if one is None else "first")].append(task)
+        elif one.get("verifier") != other.get("verifier"):
+            out["verifiers differ"].append(task)
+        elif one["hash"] != other["hash"]:
+            out["tasks differ"].append(task)
+        elif task not in graded[0] or task not in graded[1]:
+            lacking = [name for name, rows in zip(("the first", "the second"), graded, strict=True) if task not in rows]
+            out["no result in " + " and ".join(lacking)].append(task)
+        else:
+            kept.append(task)
+    return kept, {why: tuple(tasks) for why, tasks in out.items()}
+
+
+def _why(left_out: Mapping[str, tuple[str, ...]]) -> str:
+    return f" ({'; '.join(f'{why}: {len(tasks)}' for why, tasks in left_out.items())})" if left_out else ""
+
+
+def _same(runs: tuple[RunFolder, RunFolder], task: str, what: str) -> bool:
+    return runs[0].receipt.tasks[task].get(what) == runs[1].receipt.tasks[task].get(what)
+
+
+def _notes(
+    runs: tuple[RunFolder, RunFolder],
+    names: tuple[str, str],
+    summaries: list[Summary],
+    kept: list[str],
+    scores: Mapping[str, Difference],
+) -> list[str]:
+    notes = []
+    one, other = runs[0].receipt, runs[1].receipt
+    for what, left, right in (
+        ("samples per task", one.samples, other.samples),
+        ("isolation", one.isolation.get("tier"), other.isolation.get("tier")),
+        ("ClawGym version", one.library, other.library),
+        ("ClawGym's grading code", one.grader.get("code"), other.grader.get("code")),
+    ):
+        if left is not None and right is not None and left != right:
+            notes.append(f"the runs differ in {what}: {left} and {right}")
+    for name, summary in zip(names, summaries, strict=True):
+        if summary.missing:
+            notes.append(f"{name}: {len(summary.missing)} of {summary.planned} episodes have no result")
+        if summary.infra_rate > MOST_INFRA:
+            notes.append(f"{name}: {100 * summary.infra_rate:.1f}% of attempts met a host fault and were repeated")
+        if summary.tampered:
+            notes.append(f"{name}: tampered episodes: {len(summary.tampered)}")
+    floors = sum(not _same(runs, task, "floor") for task in kept)
+    if floors:
+        notes.append(f"corrected leaves out {floors} tasks whose floors differ between the runs")
+    if "corrected" in scores and scores["corrected"].tasks < len(kept) - floors:
+        notes.append(f"corrected covers the {scores['corrected'].tasks} tasks with a known floor")
+    return notes

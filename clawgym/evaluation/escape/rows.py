@@ -1,0 +1,46 @@
+"""The rows of the table: what is attacked, and what stops it in a good sandbox."""
+
+from __future__ import annotations
+
+__all__ = ["ROWS"]
+
+ROWS: dict[int, tuple[str, str]] = {
+    1: ("files of the host, by path or /proc", "a root of its own, pid namespace"),
+    2: ("out of the root", "pivot_root, no CAP_SYS_CHROOT, seccomp"),
+    3: ("processes of the host", "pid namespace, own uid"),
+    4: ("the host's loopback, any route", "network namespace"),
+    5: ("abstract unix sockets of the host", "network namespace, or Landlock scopes"),
+    6: ("unix sockets of the host by path, engines", "a root of its own"),
+    7: ("raw and packet sockets", "no CAP_NET_RAW, seccomp"),
+    8: ("AF_VSOCK", "seccomp only"),
+    9: ("netlink and other socket families", "seccomp"),
+    10: ("mount, remount, unmount, pivot_root", "no capability, seccomp"),
+    11: ("files that the host or other boxes use", "read-only root, or a private layer"),
+    12: ("device nodes", "no capability, nodev, devices cgroup"),
+    13: ("files by handle", "no CAP_DAC_READ_SEARCH, seccomp"),
+    14: ("settings of the kernel", "unprivileged outer uid, read-only /proc/sys"),
+    15: ("sysrq, kcore, /dev/mem, disks, devices", "a /dev of its own, unprivileged outer uid"),
+    16: ("/sys, /dev/kmsg, cgroups", "no /sys, unprivileged outer uid"),
+    17: ("new namespaces", "no user namespaces, seccomp"),
+    18: ("bpf, perf, userfaultfd", "seccomp"),
+    19: ("io_uring", "seccomp"),
+    20: ("keys, personality, clock, handles, other call table", "seccomp"),
+    21: ("swap, dmesg, mount calls, modules, kexec, ports", "no capability, seccomp"),
+    22: ("host name, priority, limits", "no capability"),
+    23: ("privileges of its own", "no_new_privs, no capability, own uid"),
+    24: ("shared memory of the host", "ipc namespace, a root of its own"),
+    25: ("secrets in the environment", "a clean environment"),
+    26: ("inherited descriptors", "descriptors closed"),
+    27: ("terminals", "a session of its own, seccomp"),
+    28: ("what the host reads", "openat2 without links, regular files only, caps"),
+    29: ("memory", "memory cgroup"),
+    30: ("processes and threads", "pids cgroup, RLIMIT_NPROC"),
+    31: ("processor time", "cpu cgroup"),
+    32: ("disk and files", "a layer of limited size, RLIMIT_FSIZE"),
+    33: ("processes after the end", "pid namespace, cgroup kill"),
+    34: ("writing while the host looks", "stop or freeze first"),
+    35: ("programs of the verifier", "a fresh box, pristine tools, read-only files"),
+    36: ("a command's output and exit code", "byte caps, exit code over another pipe, a nonce"),
+    37: ("archives from the box", "names and kinds filtered, caps"),
+    38: ("the box's own agent", "the host checks every frame, bounds every wait"),
+}

@@ -1,0 +1,90 @@
+"""Does an instruction ask for the live web? Read from its sentences; boxes have no network, so such work is guessed.
+
+The rule: a sentence that, with no negation before it,
+
+* asks for a web search ("use a search engine to find ...", "perform at least one web search", "search online"),
+* has something fetched from the web ("download two PDFs from the internet", "scrape the vendor's website", "query the
+  public API"), or
+* says that the internet is required,
+
+in an instruction that nowhere says that the internet is not to be used. Sentences about a program that would fetch
+count as well: such a program cannot be tried here.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["asks_for_web"]
+
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
+_WEB = r"(?:(?:live |public |open )*(?:internet|web)\b(?!-|\s?(?:app|page|server|ui|form|shop|team|store)))"
+_NOT = re.compile(
+    r"\b(?:no|not|never|don['’]t|without|avoid|cannot|can['’]t|offline|disabled|rather than|instead of|would"
+    r"|if you (?:were|had)|blocked?)\b",
+    re.IGNORECASE,
+)
+_OFFLINE = re.compile(
+    r"\b(?:no|not|never|don['’]t|without|avoid)\b[^.;\n]{0,60}?"
+    r"(?:\binternet\b|\b(?:the|live|any) web\b|\bweb (?:request|access|brows|search|call|fetch|lookup)|\bonline\b"
+    r"|\bnetwork (?:access|call|request|connection|use)|\b(?:use|using) (?:the )?network\b"
+    r"|\bexternal (?:website|web|network))"
+    r"|\b(?:fully|entirely|strictly|completely|purely|works?|run|runs) offline\b|\boffline[- ]only\b",
+    re.IGNORECASE,
+)
+_SEARCH = re.compile(
+    r"\b(?:web|internet|online)[- ]search(?:es|ing)?\b"
+    r"|\bsearch[- ]engines?\b(?! (?:can|could|may|to index|index|optimi|visib|rank|crawl))"
+    rf"|\bsearch(?:es|ing)? (?:on |through |across )?(?:the )?(?:{_WEB}|online\b)"
+    r"|\b(?:look(?:ing)? up|research(?:ing)?|brows(?:e|ing))\b[^,.;]{0,60}"
+    rf"\b(?:online\b|(?:on |via |from )?(?:the )?{_WEB})",
+    re.IGNORECASE,
+)
+_FETCH = (
+    r"\b(?:download|fetch|retriev|scrap(?=e|ing)|crawl|visit|pull|gather|collect|find|obtain|access|quer(?=y|ies)|call)"
+    r"(?:s|e|es|y|ing|ed)?\b"
+)
+_FROM = (
+    rf"(?:\b(?:from|on|via|over|using) the {_WEB}"
+    r"|\bfrom (?:an? |the |its |their )?(?:[\w’'-]+ ){0,3}"
+    r"(?:web ?sites?|homepages?|web ?pages?|GitHub|Wikipedia|portals?|official sources?)\b"
+    r"|\b(?:public|live|official|open|REST|remote)(?: \w+){0,3} (?:APIs?|services)\b"
+    r"|\bhttps?://(?!localhost|127\.|0\.0\.0\.0))"
+)
+_LOAD = r"\b(?:download|fetch|retriev)(?:s|e|es|ing)?\b"
+_DOMAIN = r"\b[a-z0-9-]+\.(?:org|com|gov|edu|int|net)\b"
+_FETCHES = re.compile(
+    rf"{_FETCH}[^.;]{{0,120}}?{_FROM}"
+    r"|\b(?:scrap(?:e|ing)|crawl(?:ing)?|visit(?:ing)?|brows(?:e|ing))\b[^.;]{0,60}"
+    r"\b(?:web ?sites?|web ?pages?|homepages?)\b"
+    rf"|{_LOAD}[^;\n]{{0,160}}{_DOMAIN}|{_DOMAIN}[^;\n]{{0,80}}{_LOAD}"
+    rf"|{_LOAD}[^.;\n]{{0,80}}\b(?:official|publicly available|openly licensed|web ?pages?|live pages|sitemaps?)\b"
+    rf"|\bofficial\b[^.;\n]{{0,80}}{_LOAD}",
+    re.IGNORECASE,
+)
+_REQUIRED = re.compile(
+    r"\b(?:internet|web|online|network)(?: access| connection| use| lookup| research)?"
+    r" (?:is |are )?(?:required|needed|allowed|permitted)\b"
+    r"|\binternet (?:download|lookup|research|retrieval|sources|requirement|fetch|discovery|step|speed)s?\b"
+    r"|\brequires? (?:live )?internet\b",
+    re.IGNORECASE,
+)
+_RULES = (_SEARCH, _FETCHES, _REQUIRED)
+
+
+def asks_for_web(instruction: str) -> tuple[str, ...]:
+    """The sentences that ask for the live web; none if the instruction forbids it.
+
+    >>> asks_for_web("Write a report. Use a web search engine to find two sources.")
+    ('Use a web search engine to find two sources.',)
+    >>> asks_for_web("Use a web search engine. Do not use the internet.")
+    ()
+    """
+    if _OFFLINE.search(instruction):
+        return ()
+    sentences = (sentence.strip(" -*•\t") for sentence in _SENTENCE.split(instruction))
+    return tuple(sentence for sentence in sentences if any(_asks(sentence, rule) for rule in _RULES))
+
+
+def _asks(sentence: str, rule: re.Pattern[str]) -> bool:
+    return any(not _NOT.search(sentence[: match.start()]) for match in rule.finditer(sentence))

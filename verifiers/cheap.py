@@ -1,0 +1,116 @@
+"""Cheap policies: what can be left in a workspace without doing the work.
+
+``nothing`` leaves the inputs, ``empty`` deletes them, ``touch`` makes an empty file at every output path that the
+prompt names, ``echo`` writes the prompt's own text into each. What they earn is a task's floor
+(:mod:`clawgym.verifiers.floors`), and what they break is the verifier's fault (``clawgym audit``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clawgym.errors import GradingError
+from clawgym.records import Task, TaskFile
+from clawgym.sandbox.protocol import Archive, Backend
+from clawgym.verifiers._workspace import compose
+from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
+from clawgym.verifiers.scores import plain_mean
+
+__all__ = [
+    "CHEAP_POLICIES",
+    "CheapGrade",
+    "cheap_workspace",
+    "grade_cheaply",
+    "output_files",
+    "output_paths",
+    "with_files",
+]
+
+CHEAP_POLICIES = ("nothing", "empty", "touch", "echo")
+
+_EXTENSIONS = (
+    "json|jsonl|csv|tsv|txt|md|html|htm|yaml|yml|py|sh|js|ts|xml|ini|toml|log|svg|sql|ics|cfg|conf|css|env|patch|diff|"
+    "geojson|ndjson|rst|tex|bib|sha256|db|sqlite|zip|gz|tar|png|jpg|pdf|xlsx|r|R"
+)
+_PATH = re.compile(
+    rf"(?<![\w/.-])((?:/root/\.openclaw/workspace/|\./)?[A-Za-z0-9_][\w./-]*\.(?:{_EXTENSIONS}))(?![\w-])"
+)
+
+
+def output_paths(task: Task) -> list[str]:
+    """The new files that the instruction names, below the workspace, in order."""
+    inputs = {f.path for f in task.inputs}
+    found: list[str] = []
+    for match in _PATH.finditer(task.instruction):
+        path = match[1].removeprefix("/root/.openclaw/workspace/").removeprefix("./")
+        if "/" in path and ".." not in path and path not in found and path not in inputs:
+            found.append(path)
+    return found
+
+
+def output_files(task: Task, content: Callable[[str], bytes]) -> list[TaskFile]:
+    """A file with ``content(path)`` at every output path. A path that cannot be made is skipped: one below
+    or above a file that is there, or with an empty component."""
+    taken: set[str] = {f.path for f in task.inputs}
+    files: list[TaskFile] = []
+    for path in output_paths(task):
+        parents = {"/".join(path.split("/")[:i]) for i in range(1, path.count("/") + 1)}
+        if parents & taken or any(t.startswith(path + "/") for t in taken) or "//" in path:
+            continue
+        taken.add(path)
+        files.append(TaskFile(path, content(path)))
+    return files
+
+
+def cheap_workspace(task: Task, policy: str) -> Archive:
+    """What ``policy`` (one of :data:`CHEAP_POLICIES`) leaves."""
+    if policy == "empty":
+        return empty_archive()
+    if policy == "nothing":
+        return untouched(task)
+    content = task.instruction.encode() if policy == "echo" else b""
+    return with_files(task, output_files(task, lambda _: content))
+
+
+def with_files(task: Task, files: Sequence[TaskFile]) -> Archive:
+    """The untouched workspace with ``files`` put into it."""
+    return Archive(compose(untouched(task).tar, put=files))
+
+
+@dataclass(frozen=True)
+class CheapGrade:
+    """What a workspace that took no work earns."""
+
+    official: float | None
+    """``None``: the verifier gave no score (``cause`` says why), which counts as 0."""
+    mean: float
+    """Of the non-composite checks of the strict grading, as in the corrected score."""
+    strict: float
+    checks: Mapping[str, float] = field(default_factory=dict)
+    """Of the strict grading."""
+    cause: str | None = None
+    seconds: float = 0.0
+    """Wall time of the grading, its box included."""
+
+
+async def grade_cheaply(task: Task, workspace: Archive, backend: Backend) -> CheapGrade:
+    """Grade ``workspace``; a verifier that fails on everything is a grade without a score, too.
+
+    Raises :class:`~clawgym.errors.InfraError` if the host fails.
+    """
+    try:
+        result = await grade(task, Subject(workspace), backend)
+    except GradingError as error:
+        return CheapGrade(None, 0.0, 0.0, cause=error.cause)
+    # A failure that only the restored inputs bring about leaves the official score standing.
+    crashed = result.cause is not None and not result.tampered
+    return CheapGrade(
+        None if crashed else result.official,
+        0.0 if crashed else plain_mean(result.checks),
+        result.strict,
+        result.checks,
+        result.cause,
+        result.seconds,
+    )
