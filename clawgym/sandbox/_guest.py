@@ -29,7 +29,7 @@ from _struct import Struct, pack
 
 IN, OUT = 0, 1
 HEADER = Struct(">IBI")
-RUN = Struct(">dI16s")  # timeout, cap, nonce
+RUN = Struct(">dI8s")  # timeout, cap, nonce
 DONE = Struct(">IBQd")  # exit code, 1 timed out + 2 restarted, bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PROC = -1  # /proc, or the host's where the box has none; only this process holds it
@@ -40,10 +40,10 @@ OOM = -1  # our own oom_score_adj
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
-  __clawgym_nonce=${__clawgym_cmd:0:16} __clawgym_cmd=${__clawgym_cmd:16}
   if [ "$__clawgym_last" != 0 ]; then __clawgym_cmd="__clawgym_rc $__clawgym_last; $__clawgym_cmd"; fi
   eval "$__clawgym_cmd" 198<&- 199>&-
   __clawgym_last=$?
+  IFS= read -r -d '' -u 198 __clawgym_nonce || exit
   printf '%s\0%s\0%s\0%s\0' "$__clawgym_nonce" "$__clawgym_last" "$PWD" "$!" >&199
 done"""
 
@@ -321,7 +321,7 @@ def run_in_shell(job, payload):
     timeout, cap, job.nonce = RUN.unpack_from(payload)
     begin(job, timeout, cap)
     job.before = children(job.pid) if job.background else frozenset()
-    job.pending.append(job.nonce + payload[RUN.size :] + b"\0")
+    job.pending.append(payload[RUN.size :] + b"\0" + job.nonce + b"\0")
     write_pending(job, job.ctl)
     return None
 

@@ -31,7 +31,7 @@ from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 __all__ = ["PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
-_ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI16s"), struct.Struct(">IBQd")
+_ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI8s"), struct.Struct(">IBQd")
 _CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
 _SLACK = 4096
@@ -123,7 +123,7 @@ class LinkShell:
         self._link = link
         self._channel = channel
         self._turn = asyncio.Lock()
-        self._nonce, self._count = secrets.token_hex(4).encode(), 0
+        self._nonce, self._count = secrets.token_hex(2).encode(), 0
 
     async def run(self, command: str, *, timeout: float | None = None, max_output: int | None = None) -> ExecResult:
         if "\0" in command:
@@ -133,7 +133,7 @@ class LinkShell:
         cap = limits.output_bytes if max_output is None else max_output
         async with self._turn:
             self._count += 1
-            nonce = b"%s%08x" % (self._nonce, self._count & 0xFFFFFFFF)
+            nonce = b"%s%04x" % (self._nonce, self._count & 0xFFFF)
             try:
                 frame = _RUN.pack(timeout, cap, nonce) + command.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError:
