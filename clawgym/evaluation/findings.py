@@ -49,7 +49,7 @@ class TaskAudit:
     solution: str | None
     """``pass``, why it did not, or ``None`` without a reference solution."""
     agent_code: str | None
-    """How the verifier may execute what the agent wrote: ``in_process``, ``subprocess`` or ``None``, as the task says."""
+    """How the verifier may execute what the agent wrote: ``in_process``, ``subprocess``, ``None``, as the task says."""
     ran: tuple[str, ...] | None
     """Files that the agent may write and that grading was seen to execute; ``None`` where there is none to try."""
     effects: Effects
