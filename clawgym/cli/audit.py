@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from clawgym.evaluation.findings import Audit
+    from clawgym.evaluation.progress import Ledger
     from clawgym.records import TaskSet
-    from clawgym.runs import RunFolder
     from clawgym.sandbox import Backend
 
 __all__ = ["audit_command"]
@@ -100,8 +100,8 @@ class _Progress:
         self._done = self._total = self._infra = 0
         self._began = time.monotonic()
 
-    def start(self, folder: RunFolder, to_run: int) -> None:
-        self._done = len(folder.done)
+    def start(self, folder: Ledger, to_run: int) -> None:
+        self._done = sum(key in folder.done for key in folder.latest)
         self._total = self._done + to_run
         if self._done:
             self._console.print(f"Continuing: {self._done} of {self._total} tasks are already there.", markup=False)

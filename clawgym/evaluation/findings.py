@@ -44,11 +44,12 @@ class TaskAudit:
     varies: Mapping[str, tuple[str, ...]]
     """Policy, or ``solution`` -> the checks in which two gradings of the same workspace differed."""
     writes: tuple[str, ...]
-    """What the verifier ``added``, ``changed`` or ``removed`` in the workspace, over all gradings."""
+    """What the verifier ``added``, ``changed`` or ``removed`` in the workspace, over all gradings; Python's byte
+    code is not counted."""
     solution: str | None
     """``pass``, why it did not, or ``None`` without a reference solution."""
     agent_code: str | None
-    """How the verifier may execute what the agent wrote, from its source: ``in_process``, ``subprocess``, ``None``."""
+    """How the verifier may execute what the agent wrote: ``in_process``, ``subprocess``, ``None``, as the task says."""
     ran: tuple[str, ...] | None
     """Files that the agent may write and that grading was seen to execute; ``None`` where there is none to try."""
     effects: Effects
@@ -73,7 +74,7 @@ class TaskAudit:
             outputs=tuple(output_paths(task)),
             composite=tuple(sorted(checks & COMPOSITE_KEYS)),
             varies={policy: tuple(names) for policy, names in observed["varies"].items()},
-            writes=tuple(observed["writes"]),
+            writes=tuple(entry for entry in observed["writes"] if "__pycache__" not in entry),
             solution=observed["solution"],
             agent_code=task.verifier.executes_agent_code,
             ran=None if observed["ran"] is None else tuple(observed["ran"]),

@@ -33,7 +33,8 @@ def belongs(run: RunFolder, row: Row) -> bool:
     sample = row.get("sample")
     if not isinstance(sample, int) or not 0 <= sample < run.receipt.samples:
         return False
-    verifier = (row.get("result") or {}).get("verifier_hash")
+    result = row.get("result") or {}
+    verifier = result.get("verifier_hash") if isinstance(result, Mapping) else "?"
     return row["key"] == f"{row['task_id']}#{sample}" and (not verifier or verifier == about["verifier"])
 
 

@@ -113,7 +113,7 @@ class Schedule:
                 return
 
 
-async def finished_writing(writing: asyncio.Future[Row]) -> Row:
+async def finished_writing(writing: asyncio.Future[Any]) -> Row:
     """The row of a write that, once begun, is carried to its end also when the run is being stopped."""
     try:
         return await asyncio.shield(writing)

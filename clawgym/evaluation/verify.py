@@ -214,18 +214,24 @@ class _Work:
         floor = row["result"].get("floor")
         task = await asyncio.to_thread(task.frozen)
         old = _facts(row["result"])
-        reasons, other_task = self._reasons(task, row)
+        other_task, reasons = self._other_task(task), self._differences(task, row)
         caveat = {"other_task": True} if other_task else {}
+        reasons = [*other_task, *reasons]
         try:
             result = await grade(task, subject, self._backend, floor=floor)
             new = _facts(_plain(result))
             if _equal(old, new):
-                return {"outcome": SAME, "why": reasons if other_task else []} | caveat
+                return {"outcome": SAME, "why": other_task} | caveat
             if result.cause == "timeout":
                 reasons.append("the verifier ran out of time now")
-            if not reasons:
-                again = _facts(_plain(await grade(task, subject, self._backend, floor=floor)))
-                reasons = [_unexplained(old, new, again)]
+            again = _facts(_plain(await grade(task, subject, self._backend, floor=floor)))
+            if not _equal(new, again):
+                reasons.append("the verifier is not deterministic: two gradings now differ")
+            elif not reasons:
+                reasons.append(
+                    "nothing known differs, and two gradings now agree: the stored result was changed, or the verifier "
+                    "depends on something outside the workspace (the time, the machine)"
+                )
         except GradingError as error:
             return {"outcome": CHANGED, "why": [*reasons, str(error).split("\n")[0]], "old": old, "new": None} | caveat
         return {"outcome": CHANGED, "why": reasons, "old": old, "new": new} | caveat
@@ -244,16 +250,16 @@ class _Work:
         message = str(ours.get("final_message", row.get("final_message") or ""))
         return Subject(Archive(tar), final_message=message, transcript=transcript_payload(steps_from_atif(document)))
 
-    def _reasons(self, task: Task, row: Row) -> tuple[list[str], bool]:
-        """What is known to differ from when the episode was graded, and whether the task or verifier is among it."""
+    def _other_task(self, task: Task) -> list[str]:
+        """Whether the verifier, or the rest of the task, is not the one that the receipt pins."""
         about = self._run.receipt.tasks[task.id]
+        found = ["verifier changed"] if about["verifier"] != task.verifier.digest else []
+        return found + (["task changed"] if about["hash"] != task.content_hash_with(about["verifier"]) else [])
+
+    def _differences(self, task: Task, row: Row) -> list[str]:
+        """What else is known to differ from when the episode was graded."""
         then = _opening(self._run, row)
         reasons = []
-        if about["verifier"] != task.verifier.digest:
-            reasons.append("verifier changed")
-        if about["hash"] != task.content_hash_with(about["verifier"]):
-            reasons.append("task changed")
-        other_task = bool(reasons)
         if edited(self._run, row):
             reasons.append("the stored line was edited")
         grader, graded = self._against["grader"], then.get("grader") or {}
@@ -267,13 +273,15 @@ class _Work:
         place = {key: self._run.receipt.isolation.get(key) for key in ("backend", "tier")}
         if place != self._against["isolation"]:
             reasons.append(f"graded in {place['tier']} then, in {self._against['isolation']['tier']} now")
-        return reasons, other_task
+        return reasons
 
 
 def _readable(row: Row) -> bool:
-    result, files = row.get("result"), row.get("files", {})
-    named = row.get("key") == f"{row.get('task_id')}#{row.get('sample')}"
-    return named and isinstance(result, dict) and isinstance(result.get("checks"), dict) and isinstance(files, dict)
+    """Whether a line has what is used of it below, in the types that it is written in."""
+    result, files, sample = row.get("result"), row.get("files", {}), row.get("sample")
+    if not isinstance(sample, int) or row.get("key") != f"{row.get('task_id')}#{sample}":
+        return False
+    return isinstance(result, dict) and isinstance(result.get("checks"), dict) and isinstance(files, dict)
 
 
 def _opening(run: RunFolder, row: Row) -> Mapping[str, Any]:
@@ -294,14 +302,3 @@ def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _equal(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return all(old[name] == new[name] for name in ("official", "strict", "corrected", "tampered", "checks"))
-
-
-def _unexplained(old: Mapping[str, Any], new: Mapping[str, Any], again: Mapping[str, Any]) -> str:
-    if not _equal(new, again):
-        return "the verifier is not deterministic: two gradings now differ"
-    if _equal(old, again):
-        return "the verifier is not deterministic: a second grading gave the stored result"
-    return (
-        "nothing known differs, and two gradings now agree: the stored result was changed, or the verifier depends on "
-        "something outside the workspace (the time, the machine)"
-    )

@@ -14,6 +14,7 @@ _BY_FEATURE: dict[str, dict[str, str]] = {
     "memory_limit": {
         "29b": "memory is limited for each process here, not for the box",
         "29c": "files in memory are not limited here",
+        "29d": "shared mappings are files in memory",
     },
     "own_outer_uid": {"23e": "boxes share a uid on the host here"},
     "cpu_limit": {"31a": "processor time is not limited here"},

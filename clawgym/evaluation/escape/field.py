@@ -51,6 +51,8 @@ class Field:
         self.backend = backend
         self.baits = baits
         self._box: Sandbox | None = None
+        self._armed: set[str] = set()
+        """Boxes that have the probes."""
 
     async def box(self) -> Sandbox:
         """The box that probes share which leave it as it is."""
@@ -85,7 +87,9 @@ class Field:
         place = f"{box.spec.workdir.rstrip('/')}/.escape"
         bait = json.dumps(self.baits.known | more).encode()
         try:
-            await box.put(_files(), place)
+            if box.id not in self._armed:
+                await box.put(_files(), place)
+                self._armed.add(box.id)
             argv = ["python3", "-I", "-S", "-B", "-c", _RUN, place, module_of(name), name]
             done = await box.exec(argv, cwd=place, stdin=bait, timeout=30, stdout_only=True)
         except SandboxDied as error:

@@ -16,11 +16,11 @@ _MiB = 1 << 20
 _held = []
 
 
-def _hold(mib):
+def _hold(mib, flags=mmap.MAP_PRIVATE):
     """Touch ``mib`` MiB, 4 at a time, and keep them until the process ends; how many were had."""
     try:
         for _ in range(0, mib, 4):
-            piece = mmap.mmap(-1, 4 * _MiB)
+            piece = mmap.mmap(-1, 4 * _MiB, flags | mmap.MAP_ANONYMOUS)
             for offset in range(0, 4 * _MiB, 4096):
                 piece[offset] = 1
             _held.append(piece)
@@ -33,6 +33,16 @@ def _hold(mib):
 def memory(bait):
     def work():
         had = _hold(bait["mib"])
+        text = f"{had} MiB of {bait['mib']} were had (limit {bait['limit']})"
+        return opened(text) if had >= bait["mib"] else blocked(text)
+
+    return in_child(work)
+
+
+@probe("29d", "more memory than the limit, in mappings to be shared", bare=False)
+def memory_mapped(bait):
+    def work():
+        had = _hold(bait["mib"], mmap.MAP_SHARED)
         text = f"{had} MiB of {bait['mib']} were had (limit {bait['limit']})"
         return opened(text) if had >= bait["mib"] else blocked(text)
 

@@ -1,0 +1,448 @@
+"""Grading again finds what it should, on real boxes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawgym.agents.script import ScriptAgent
+from clawgym.errors import SandboxUnavailable
+from clawgym.evaluation.runner import EvalConfig, evaluate
+from clawgym.evaluation.verification import Verification, read_verification
+from clawgym.evaluation.verify import verify
+from clawgym.leaderboards import load_entry, rank, to_markdown
+from clawgym.records import GradingMode, Limits, Task, TaskFile, TaskSet, VerifierSpec
+from clawgym.runs import RunFolder, make_receipt, seal_of
+from clawgym.sandbox import backend as make_backend
+from clawgym.verifiers.stock import STOCK_REWARD_SH
+
+READS = """
+import json, os, sys
+root = sys.argv[1]
+said = json.load(open(os.environ["OPENCLAW_REWARD_PAYLOAD"]))
+path = os.path.join(root, "out.txt")
+print(json.dumps({"made": float(os.path.exists(path)),
+                  "right": float(os.path.exists(path) and open(path).read().strip() == WORD),
+                  "asked": float(any("echo" in json.dumps(m) for m in said["transcript"]))}))
+"""
+RANDOM = "import json, random; print(json.dumps({'luck': random.random()}))"
+SCRIPT = b"echo two > out.txt; echo kept > sub.txt"
+
+
+def task(name: str, check: str | None = None, mode: GradingMode = GradingMode.CLEAN, **changes: Any) -> Task:
+    text = check or READS.replace("WORD", "'two'" if name < "t2" else "'three'")
+    files = (TaskFile("reward.sh", STOCK_REWARD_SH.encode()), TaskFile("check.py", text.encode()))
+    limits = Limits(verify_seconds=20, memory_mb=256, disk_mb=64)
+    return Task(name, f"do {name} with echo", VerifierSpec("reward_sh", files, mode), limits=limits, **changes)
+
+
+def task_set(*changed: Task) -> TaskSet:
+    """Four tasks: the agent solves t0 and t1, and gets t2 and t3 half right."""
+    items = {f"t{i}": task(f"t{i}") for i in range(4)} | {t.id: t for t in changed}
+    return TaskSet("demo", tuple(items.values()))
+
+
+_shared: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _boxes() -> Iterator[None]:
+    """One loop and one backend for the module."""
+    with asyncio.Runner() as runner:
+        made = make_backend("namespace")
+        _shared.update(runner=runner, backend=made)
+        try:
+            runner.run(made.probe())
+            yield
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+        finally:
+            runner.run(made.aclose())
+
+
+def run(path: Path, tasks: TaskSet, script: bytes = SCRIPT, **kwargs: Any) -> Path:
+    config = EvalConfig(tasks, ScriptAgent(script), _shared["backend"], path, **kwargs)
+    _shared["runner"].run(evaluate(config, retry_seconds=0))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("runs") / "finished", task_set())
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def again(path: Path, tasks: TaskSet | None = None, **kwargs: Any) -> Verification:
+    return _shared["runner"].run(verify(RunFolder.read(path), tasks or task_set(), _shared["backend"], **kwargs))
+
+
+def edit(path: Path, change: Callable[[list[dict[str, Any]]], object], *, seal: bool = False) -> None:
+    """Change the lines; with ``seal``, seal them again, as somebody would who knows how."""
+    file = path / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    change(rows)
+    if seal:
+        for row in rows:
+            row["seal"] = seal_of(row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def of(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    return next(row for row in rows if row["key"] == key)
+
+
+def outcomes(record: Verification) -> dict[str, str]:
+    return {key.partition("#")[0]: entry["outcome"] for key, entry in record.episodes.items()}
+
+
+def why(record: Verification, key: str = "t0#0") -> str:
+    return "; ".join(record.episodes[key]["why"])
+
+
+def lie(rows: list[dict[str, Any]], key: str = "t2#0") -> None:
+    """A failed episode is made a solved one, in everything that its line says."""
+    row = of(rows, key)
+    assert row["outcome"] == "failed"
+    row["outcome"] = "solved"
+    row["result"] |= {"strict": 1.0, "official": 1.0, "checks": dict.fromkeys(row["result"]["checks"], 1.0)}
+
+
+def test_an_honest_run_agrees_and_nothing_of_it_is_touched(copy: Path):
+    scores = {row["task_id"]: row["result"]["official"] for row in RunFolder.read(copy).rows}
+    assert scores == pytest.approx({"t0": 1, "t1": 1, "t2": 2 / 3, "t3": 2 / 3})
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    record = again(copy)
+    assert record.agrees
+    assert outcomes(record) == dict.fromkeys(("t0", "t1", "t2", "t3"), "same")
+    after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert after.pop(copy / "verification.json")
+    assert after == before
+    read = read_verification(RunFolder.read(copy))
+    assert read is not None
+    assert read.agrees
+    assert read.results == record.results
+
+
+def test_an_edited_score_is_found_by_its_seal_and_by_grading_again(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(official=1.0))
+    record = again(copy)
+    assert not record.agrees
+    assert "was edited" in record.discrepancies["t2#0"][0]
+    entry = record.episodes["t2#0"]
+    assert entry["outcome"] == "changed"
+    assert "the stored line was edited" in why(record, "t2#0")
+    assert (entry["old"]["official"], entry["new"]["official"]) == (1.0, pytest.approx(2 / 3))
+    assert outcomes(record) == {"t0": "same", "t1": "same", "t2": "changed", "t3": "same"}
+
+
+def test_a_lie_that_is_sealed_again_is_found_by_grading_again(copy: Path):
+    edit(copy, lie, seal=True)
+    (copy / "summary.json").unlink()
+    record = again(copy)
+    assert not record.discrepancies
+    assert record.episodes["t2#0"]["outcome"] == "changed"
+    assert "the stored result was changed" in why(record, "t2#0")
+    assert not record.agrees
+
+
+def test_a_line_that_contradicts_itself_or_the_receipt_is_named(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
+    edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
+    edit(copy, lambda rows: of(rows, "t1#0").update(task_hash="0" * 64), seal=True)
+    found = again(copy).discrepancies
+    assert "contradict each other" in found["t2#0"][0]
+    assert "contradict each other" in found["t3#0"][0]
+    assert "does not fit the receipt" in found["t1#0"][0]
+
+
+def test_a_line_added_after_a_final_one_is_found(copy: Path):
+    edit(copy, lambda rows: (rows.append(json.loads(json.dumps(of(rows, "t2#0")))), lie(rows[-1:])), seal=True)
+    record = again(copy)
+    assert "replaces a result that was final" in record.discrepancies["t2#0"][0]
+    assert record.episodes["t2#0"]["outcome"] == "changed"
+
+
+def test_a_summary_that_says_otherwise_is_found(copy: Path):
+    summary = json.loads((copy / "summary.json").read_text())
+    summary["scores"]["strict"]["value"] = 0.99
+    (copy / "summary.json").write_text(json.dumps(summary))
+    record = again(copy)
+    assert list(record.discrepancies) == [""]
+    assert not record.agrees
+
+
+def tar_of(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, target
+        tar.addfile(entry)
+    return gzip.compress(buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-20]), "is not the file that was written"),
+        (lambda path: path.write_bytes(tar_of("out.txt")), "is not the file that was written"),
+    ],
+    ids=["missing", "cut off", "another one"],
+)
+def test_a_workspace_that_is_gone_or_changed_is_named(copy: Path, change, said: str):
+    change(copy / "episodes" / "t0.0" / "workspace.tar.gz")
+    record = again(copy)
+    assert record.episodes["t0#0"]["outcome"] == "damaged"
+    assert said in why(record)
+    assert outcomes(record)["t1"] == "same"
+    assert not record.agrees
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no archive",
+        gzip.compress(b"no tar either" * 100),
+        gzip.compress(bytes(400 * 2**20), 1),
+        tar_of("../verifier/check.py"),
+        tar_of("/etc/passwd"),
+        tar_of("pipe", tarfile.FIFOTYPE),
+        tar_of("hard", tarfile.LNKTYPE, "../../x"),
+    ],
+    ids=["empty", "text", "no tar", "bomb", "climbs", "absolute", "fifo", "hard link"],
+)
+def test_hostile_archives_are_refused_though_their_digest_fits(copy: Path, data: bytes):
+    (copy / "episodes" / "t0.0" / "workspace.tar.gz").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    edit(copy, lambda rows: of(rows, "t0#0")["files"].update({"workspace.tar.gz": digest}), seal=True)
+    record = again(copy)
+    assert record.episodes["t0#0"]["outcome"] == "damaged"
+    assert outcomes(record)["t1"] == "same"
+
+
+@pytest.mark.parametrize(
+    "row", [{"result": None}, {"result": "x"}, {"result": {"checks": 3}}, {"sample": "0"}, {"files": []}]
+)
+def test_lines_without_sense_are_named_and_stop_nothing(copy: Path, row: dict[str, Any]):
+    edit(copy, lambda rows: of(rows, "t0#0").update(row), seal=True)
+    record = again(copy)
+    assert not record.agrees
+    assert record.episodes["t0#0"]["outcome"] == "damaged"
+    assert outcomes(record)["t1"] == "same"
+
+
+def test_a_transcript_that_was_changed_is_named(copy: Path):
+    path = copy / "episodes" / "t0.0" / "transcript.json"
+    path.write_text(path.read_text().replace("echo", "ECHO"))
+    assert "transcript.json is not the file" in why(again(copy))
+
+
+def test_a_changed_verifier_is_named_with_what_it_changes(copy: Path):
+    harder = task("t0", READS.replace("WORD", "'ten'"))
+    record = again(copy, task_set(harder))
+    assert record.episodes["t0#0"]["outcome"] == "changed"
+    assert record.episodes["t0#0"]["new"]["checks"]["right"] == 0
+    assert why(record).startswith("verifier changed")
+    assert record.other_tasks == ("t0#0",)
+
+
+def test_the_same_score_from_another_verifier_is_no_agreement(copy: Path):
+    record = again(copy, task_set(task("t0", READS.replace("WORD", "'two' or 0"))))
+    assert outcomes(record)["t0"] == "same"
+    assert why(record) == "verifier changed"
+    assert not record.agrees
+
+
+def test_a_changed_task_is_told_from_a_changed_verifier(copy: Path):
+    reworded = dataclasses.replace(task("t0"), instruction="do it otherwise, with echo")
+    record = again(copy, task_set(reworded))
+    assert why(record) == "task changed"
+    assert not record.agrees
+    both = dataclasses.replace(task("t0", READS.replace("WORD", "'two' or 0")), instruction="with echo")
+    assert why(again(copy, task_set(both))) == "verifier changed; task changed"
+
+
+def test_a_verifier_that_now_fails_on_its_own_is_named(copy: Path):
+    record = again(copy, task_set(task("t0", "import sys; sys.exit(3)")))
+    assert record.episodes["t0#0"]["outcome"] == "changed"
+    assert "verifier changed" in why(record)
+    assert "fails on the untouched workspace too" in why(record)
+
+
+def test_tasks_that_are_gone_are_named(copy: Path):
+    record = again(copy, TaskSet("demo", task_set().tasks[1:]))
+    assert record.episodes["t0#0"]["outcome"] == "not re-gradable"
+    assert "demo has no task t0 here" in why(record)
+
+
+def test_luck_is_called_luck(tmp_path: Path):
+    tasks = TaskSet("demo", (task("t0", RANDOM), task("t1")))
+    record = again(run(tmp_path / "run", tasks), tasks)
+    assert outcomes(record) == {"t0": "changed", "t1": "same"}
+    assert "not deterministic" in why(record)
+
+
+def test_what_graded_is_recorded_and_named_where_it_differs(copy: Path):
+    receipt = json.loads((copy / "receipt.json").read_text())
+    assert set(receipt["grader"]["images"]) == {"default"}
+    receipt["grader"] = {"code": "0" * 32, "images": {"default": "1" * 32}}
+    (copy / "receipt.json").write_text(json.dumps(receipt))
+    assert again(copy).agrees, "another interpreter that gives the same is no disagreement"
+    edit(copy, lie, seal=True)
+    record = again(copy)
+    assert "ClawGym's grading code changed" in why(record, "t2#0")
+    assert "image default changed" in why(record, "t2#0")
+    receipt["library"], receipt["isolation"]["tier"] = "0.0.1", "elsewhere"
+    (copy / "receipt.json").write_text(json.dumps(receipt))
+    record = again(copy)
+    assert "ClawGym changed (0.0.1 then" in why(record, "t2#0")
+    assert "graded in elsewhere then" in why(record, "t2#0")
+
+
+@pytest.mark.parametrize("mode", [GradingMode.FORK, GradingMode.LIVE])
+def test_what_was_graded_from_a_box_is_not_graded_from_its_files(tmp_path: Path, mode: GradingMode):
+    tasks = TaskSet("demo", (task("t0", mode=mode), task("t1")))
+    path = run(tmp_path / "run", tasks)
+    if "t0#0" not in RunFolder.read(path).done:
+        pytest.skip(f"mode {mode} does not work here")
+    record = again(path, tasks)
+    assert outcomes(record) == {"t0": "not re-gradable", "t1": "same"}
+    assert f"graded in mode {mode}" in why(record)
+    assert record.agrees
+    alone = TaskSet("demo", tasks.tasks[:1])
+    assert not again(run(tmp_path / "alone", alone), alone).agrees, "nothing was graded again: nothing is confirmed"
+
+
+def test_a_box_that_broke_was_not_graded_and_is_not_now(tmp_path: Path):
+    tasks = TaskSet("demo", (task("t0"), task("t1")))
+    path = run(tmp_path / "run", tasks, b"truncate -s 200M one two")
+    record = again(path, tasks)
+    assert set(outcomes(record).values()) == {"not re-gradable"}
+    assert "because the agent broke its box (workspace-size)" in why(record)
+
+
+def test_workspaces_that_were_not_kept_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tasks = task_set()
+    record = again(run(tmp_path / "none", tasks, keep_workspaces=False), tasks)
+    assert "workspace.tar.gz was not kept" in why(record)
+    assert not record.agrees
+    monkeypatch.setattr("clawgym.runs.KEPT_WORKSPACE", 10)
+    record = again(run(tmp_path / "large", tasks), tasks)
+    assert "workspace.tar.gz: not kept: 0 MiB, over" in why(record)
+    assert not list((tmp_path / "large").rglob("workspace.tar.gz"))
+
+
+def test_a_half_finished_run_is_verified_as_far_as_it_is(copy: Path):
+    edit(copy, lambda rows: rows.pop())
+    record = again(copy)
+    assert record.agrees
+    assert len(record.episodes) == 3
+
+
+class Watch:
+    """Stops after ``after`` gradings and counts them."""
+
+    def __init__(self, stop: asyncio.Event, after: int) -> None:
+        self.stop_event, self.after, self.graded, self.asked = stop, after, 0, 0
+
+    def start(self, folder: Any, to_run: int) -> None:
+        self.asked = to_run
+
+    def running(self, now: int, limit: int) -> None: ...
+
+    def finished(self, row: Mapping[str, Any]) -> None:
+        self.graded += 1
+        if self.graded == self.after:
+            self.stop_event.set()
+
+    def stop(self, hopeless: str | None) -> None: ...
+
+
+def test_an_interrupted_verification_goes_on_where_it_was(copy: Path):
+    stop = asyncio.Event()
+    first = Watch(stop, 2)
+    record = again(copy, concurrency=1, stop=stop, progress=first)
+    assert not record.complete
+    assert not record.agrees
+    assert first.asked == 4
+    second = Watch(asyncio.Event(), 9)
+    record = again(copy, progress=second)
+    assert record.agrees
+    assert second.asked == second.graded == 4 - first.graded
+    third = Watch(asyncio.Event(), 9)
+    assert again(copy, progress=third).agrees
+    assert third.graded == 4, "a finished one is no reason to believe anything: all is graded again"
+
+
+def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
+    stop = asyncio.Event()
+    again(copy, concurrency=1, stop=stop, progress=Watch(stop, 3))
+    edit(copy, lambda rows: of(rows, "t0#0")["result"].update(official=0.0), seal=True)
+    (copy / "episodes" / "t1.0" / "workspace.tar.gz").unlink()
+    record = again(copy)
+    assert record.episodes["t0#0"]["outcome"] == "changed"
+    assert record.episodes["t1#0"]["outcome"] == "damaged"
+
+
+def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):
+    assert load_entry(copy).verified == ""
+    again(copy)
+    entry = load_entry(copy)
+    assert entry.verified == "4 of 4"
+    assert not entry.flags
+    text = to_markdown(rank([entry]))
+    assert "4 of 4" in text
+    assert "clawgym verify RUN" in text
+    edit(copy, lie, seal=True)
+    assert load_entry(copy).verified == ""
+    assert "its verification is of other results" in load_entry(copy).flags
+    again(copy)
+    assert load_entry(copy).verified == "no"
+    (copy / "verification.json").write_text("{}")
+    assert load_entry(copy).verified == ""
+
+
+def test_edited_lines_are_flagged_on_the_leaderboard(copy: Path):
+    edit(copy, lie)
+    assert "edited result lines: 1" in load_entry(copy).flags
+    edit(copy, lambda rows: of(rows, "t2#0").pop("seal"))
+    assert "edited result lines: 1" in load_entry(copy).flags
+
+
+def test_a_run_without_results_confirms_nothing(tmp_path: Path):
+    RunFolder.open(tmp_path / "run", make_receipt("eval", task_set())).close()
+    assert not again(tmp_path / "run").agrees
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), plain, max_size=5), st.text(max_size=6), plain)
+def test_a_seal_holds_through_json_and_for_nothing_else(row: dict[str, Any], key: str, value: Any):
+    sealed = {**row, "seal": seal_of(row)}
+    assert seal_of(json.loads(json.dumps(sealed))) == sealed["seal"]
+    other = {**sealed, key: value}
+    if key != "seal" and json.dumps(other, sort_keys=True) != json.dumps(sealed, sort_keys=True):
+        assert seal_of(other) != sealed["seal"]
