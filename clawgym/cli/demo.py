@@ -15,7 +15,7 @@ AGENTS = ("oracle", "sloppy", "noop")
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs/demo"),
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, docker.")] = "auto",
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker.")] = "auto",
 ) -> None:
     """Grade three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
     that does nothing. Ends with the ranking and the paths of the reports."""

@@ -120,7 +120,7 @@ def validate(
     taskset: TaskSetName,
     task: Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace or docker.")] = "auto",
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot or docker.")] = "auto",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks tried at once.")] = 2,
 ) -> None:
     """Run each task's solution, a do-nothing agent and its wrong solutions; exit status 1 if one is not sound."""

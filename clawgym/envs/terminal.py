@@ -20,7 +20,7 @@ class TerminalEnv(gym.Env[dict[str, Any], str]):
 
     Args:
         tasks: a task set or the name of one (``clawgym tasks list``).
-        backend: ``auto``, ``namespace`` or ``docker``.
+        backend: ``auto``, ``namespace``, ``chroot`` or ``docker``.
         reward: what the last step pays: ``official``, ``strict``, ``corrected`` (``strict`` where no floor is
             known), or ``checks``, the sum over the named checks. Other steps pay 0.
         render_mode: ``ansi`` or None.

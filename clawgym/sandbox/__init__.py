@@ -36,6 +36,7 @@ BACKENDS = ("namespace", "chroot", "docker")
 def backend(name: str = "auto") -> Backend:
     """A new backend; close it with ``aclose()``. ``auto`` is ``namespace`` on Linux, else ``docker``.
 
+    ``chroot`` isolates less than these, so it is used only where it is asked for.
     Raises :class:`SandboxUnavailable` for an unknown name or a platform that cannot have it.
     """
     if name == "auto":

@@ -29,6 +29,8 @@ LEFT_OUT = frozenset(
 
 _PREFIX = "chroot-"
 _OLD = ".old"
+_NEW = "new-"
+"""Half of something: never taken for the whole, and removed by the next who finds the store unused."""
 
 
 class Store:
@@ -47,22 +49,27 @@ class Store:
         made_from = [sorted(LEFT_OUT), stamp, info.st_ino, info.st_dev, os.stat("/usr/bin").st_mtime_ns]
         self.fingerprint = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
         self.path = folder / self.fingerprint
-        self._lock = _open_lock(folder / f"{self.fingerprint}.lock")
-        fcntl.flock(self._lock, fcntl.LOCK_SH)  # the kernel gives it back for the dead
+        self._lock = _open_lock(folder / f"{self.fingerprint}.lock")  # the kernel gives it back for the dead
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for broken in self.path.glob(f"{_NEW}*"):
+                shutil.rmtree(broken, ignore_errors=True)
+        except OSError:
+            pass  # somebody uses it
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
         for other in folder.iterdir():
             if other.is_dir() and other != self.path:
                 _remove_unused(other)
-        if not (self.path / "template").is_dir():
-            (self.path / "idle").mkdir(parents=True, exist_ok=True)
-            scratch = self.path / f"new-{secrets.token_hex(8)}"
-            try:
+        making = _open_lock(folder / f"{self.fingerprint}.making")
+        try:
+            fcntl.flock(making, fcntl.LOCK_EX)  # one makes it, the others wait for it
+            if not (self.path / "template").is_dir():
+                (self.path / "idle").mkdir(parents=True, exist_ok=True)
+                scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
                 _make_template(scratch)
                 scratch.rename(self.path / "template")
-            except OSError:
-                if not (self.path / "template").is_dir():  # somebody else may have finished first
-                    raise
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(making)
 
     def roots(self, owner: Path) -> Path:
         """The folder of an owner's roots."""
@@ -76,8 +83,7 @@ class Store:
                 return
             except FileNotFoundError:
                 continue  # somebody else was faster
-        # Under another name until it is whole: half of one must never be taken for a copy.
-        scratch = target.with_name(f"new-{secrets.token_hex(8)}")
+        scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
         _clone(self.path / "template" / "usr", scratch)
         scratch.rename(target)
 
@@ -118,7 +124,7 @@ def _remove_unused(store: Path) -> None:
     fd = _open_lock(store.with_name(f"{name}.lock"))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if store.name == name:  # half of one must never be taken for a store
+        if store.name == name:
             store = store.rename(store.with_name(name + _OLD))
         shutil.rmtree(store, ignore_errors=True)
     except OSError:

@@ -4,7 +4,7 @@ It holds one end of a socket pair. Requests come over it; its end means that the
 crashed, SIGKILL), and then every lease is killed and removed. Boxes are forked here and not in the owner,
 which may have threads, gigabytes of memory or an accelerator's driver. Standard library only.
 
-A box is forked from the zygote (``_zygote.py``), a child of this process; its process 1 becomes a child of this one.
+A box is cloned from the zygote (``_zygote.py``), a child of this process, as a child of this one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from clawgym.sandbox import _jail, _linux, leases
 from clawgym.sandbox._cgroups import Cgroups
 from clawgym.sandbox._messages import receive, send
+from clawgym.sandbox._zygote import FLAGS
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
 
@@ -134,7 +135,7 @@ class Supervisor:
 
     def spawn(self, lease: str, plan: dict[str, Any], fds: list[int]) -> None:
         limits = plan["limits"]
-        named: dict[str, int] = dict(zip(("control", "errors", "blob"), fds, strict=False))
+        named: dict[str, int] = {"born": -1, **dict(zip(("control", "errors", "blob"), fds, strict=False))}
         ours: list[int] = []
         try:
             if plan.get("join"):
@@ -152,15 +153,20 @@ class Supervisor:
             self.births[born] = lease
             self.poller.register(born, select.POLLIN)
             plan |= {"uid": uid, "procs": procs}
+            flags = _linux.CLONE_NEWPID
             if plan["kind"] == "chroot":
-                if uid is None or self.uids is None:
+                flags = 0
+                if uid is None:
                     raise OSError(errno.EPERM, "a chroot box needs root", "setuid")
-                plan["guard"] = self.running[lease].guard = uid + self.uids.guards
+                plan["guard"] = self.running[lease].guard = uid + leases.GUARDS
             elif uid is not None:
                 if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
                     self.maps[uid] = _linux.userns_mapping_root_to(uid)
                 named["userns"] = self.maps[uid]
-            send(self.zygote, {**plan, "fds": list(named)}, list(named.values()))
+            else:
+                flags |= _linux.CLONE_NEWUSER
+                plan["me"] = os.getuid(), os.getgid()
+            send(self.zygote, {**plan, "fds": list(named)}, list(named.values()), FLAGS.pack(flags))
         finally:
             for fd in ours:
                 os.close(fd)

@@ -300,6 +300,11 @@ def _check_host() -> None:
             f"the chroot backend needs the capabilities of a default container, and {', '.join(missing)} is missing: "
             f"start the container with --cap-add {' --cap-add '.join(missing)}"
         )
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]:
+        raise SandboxUnavailable(
+            "the chroot backend needs device files, which root of a user namespace (a rootless container) cannot make: "
+            "allow nested user namespaces and use the namespace backend, or use the Docker backend"
+        )
     if not Path("/bin").is_symlink():
         raise SandboxUnavailable(
             "this host keeps programs outside /usr (/bin is not a link to usr/bin): use the Docker backend"

@@ -19,14 +19,15 @@ from pathlib import Path
 
 from clawgym.sandbox._cgroups import Cgroups
 
-__all__ = ["LABEL", "OwnerFolder", "UidBlock", "reap", "state_dir"]
+__all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "reap", "state_dir"]
 
 LABEL = "clawgym.owner"
 """Label of every container; the value is the owner id."""
 
-_UIDS = (0x70000000, 0x01000000, 4096)
-"""Outer uids of boxes: the first of them, how many, and how many one owner gets. Above every range that distributions
-and systemd hand out. A chroot box has a second uid, that much further up; all of them are below 2**31."""
+_UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
+"""Outer uids of boxes: above every range that distributions and systemd hand out, below 2**31."""
+GUARDS = _UID_BLOCK * _UID_BLOCKS
+"""From a chroot box's uid to that of its process 1."""
 
 
 def state_dir() -> Path:
@@ -52,37 +53,21 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def _uids() -> tuple[int, int, int]:
-    """The range of outer uids; a smaller one in a container whose user namespace does not reach that far."""
-    base, count, _ = _UIDS
-    with open("/proc/self/uid_map") as file:
-        inside = [(int(first), int(size)) for first, _, size in map(str.split, file)]
-    if any(first <= base and first + size >= base + 2 * count for first, size in inside):
-        return _UIDS
-    size = max((size for first, size in inside if first == 0), default=0)
-    # The upper half, but for the last block: nobody is in there.
-    return size // 2, max(0, size // 4 - 256), 256
-
-
 class UidBlock:
-    """Some thousand outer uids that nobody else on this host uses while this process lives."""
+    """4096 outer uids that nobody else on this host uses while this process lives."""
 
     def __init__(self, state: Path) -> None:
         folder = state / "uids"
         folder.mkdir(parents=True, exist_ok=True)
-        base, count, size = _uids()
-        self.guards = count if count == _UIDS[1] else count + 256
-        """From a box's uid to that of a chroot box's process 1."""
-        blocks = count // size
         # Not always the first: containers that do not see each other share the kernel's count of a uid's processes.
-        start = int.from_bytes(os.urandom(4)) % max(blocks, 1)
-        for block in (*range(start, blocks), *range(start)):
-            fd = _lock(folder / str(block))
+        start = int.from_bytes(os.urandom(2)) % _UID_BLOCKS
+        for block in (*range(start, _UID_BLOCKS), *range(start)):
+            self.path = folder / str(block)
+            fd = _lock(self.path)
             if fd is not None:
                 self._fd = fd
-                self.path = folder / str(block)
-                self.first, self.last = base + block * size, base + (block + 1) * size - 1
-                self._free = list(range(self.last, self.first, -1))
+                self.first = _UID_BASE + block * _UID_BLOCK
+                self._free = list(range(self.first + _UID_BLOCK - 1, self.first, -1))
                 return
         raise OSError(errno.EAGAIN, "every block of outer uids is in use", str(folder))
 
@@ -123,7 +108,7 @@ class OwnerFolder:
 
     def add_uids(self, uids: UidBlock) -> None:
         """Note the uids of its boxes."""
-        self._note("uids.json", [str(uids.path), uids.first, uids.last, uids.guards])
+        self._note("uids.json", [str(uids.path), uids.first])
 
     def add_docker(self, engine: str) -> None:
         """Note an engine that may hold containers of this owner."""
@@ -170,7 +155,7 @@ def _kill_uids(folder: Path) -> None:
     from clawgym.sandbox._jail import processes
 
     try:
-        path, first, last, guards = json.loads((folder / "uids.json").read_text())
+        path, first = json.loads((folder / "uids.json").read_text())
         fd = _lock(Path(path))
     except (OSError, ValueError):
         return
@@ -179,7 +164,7 @@ def _kill_uids(folder: Path) -> None:
     try:
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            left = processes(first, last) + processes(first + guards, last + guards)
+            left = [pid for low in (first, first + GUARDS) for pid in processes(low, low + _UID_BLOCK - 1)]
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)

@@ -48,6 +48,8 @@ class Owner:
     """(pid, start time) of every process below it."""
     containers: set[str] = field(default_factory=set)
     supervisor: int = 0
+    uids: tuple[range, ...] = ()
+    """Of its boxes, once they are known."""
 
     @classmethod
     async def start(cls, name: str, seed: int, engine: str | None) -> Owner:
@@ -66,6 +68,9 @@ class Owner:
 
     def look(self) -> None:
         """Remember every process and container that belongs to it now."""
+        with contextlib.suppress(OSError, ValueError):
+            _, first = json.loads((leases.state_dir() / "owners" / self.id / "uids.json").read_text())
+            self.uids = tuple(range(low, low + 4096) for low in (first, first + leases.GUARDS))
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 self._remember(child.pid)
@@ -106,6 +111,7 @@ class Owner:
                 if process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1:
                     continue  # it holds nothing any more, and only the machine's own process 1 can take it away
                 mine = (process.pid, process.create_time()) in self.seen
+                mine = mine or any(process.uids().real in block for block in self.uids)
             except (OSError, psutil.Error):
                 continue
             if mine or self.id.encode() in command or any(i in cgroup for i in ids):
@@ -222,9 +228,10 @@ async def _available(name: str) -> None:
         await made.aclose()
 
 
-async def test_killed_owner_of_namespace_boxes() -> None:
-    await _available("namespace")
-    await _many("namespace", KILLS, None, 1.5)
+@pytest.mark.parametrize("name", ["namespace", "chroot"])
+async def test_killed_owner_of_boxes(name: str) -> None:
+    await _available(name)
+    await _many(name, KILLS, None, 1.5)
 
 
 @pytest.mark.docker
@@ -233,10 +240,10 @@ async def test_killed_owner_of_containers(docker_engine: str) -> None:
     await _many("docker", max(1, KILLS // 5), docker_engine.removeprefix("unix://"), 3.0)
 
 
-@pytest.fixture(params=["namespace", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=["namespace", "chroot", pytest.param("docker", marks=pytest.mark.docker)])
 def name_and_engine(request: pytest.FixtureRequest) -> tuple[str, str | None]:
-    if request.param == "namespace":
-        return "namespace", None
+    if request.param != "docker":
+        return request.param, None
     return "docker", request.getfixturevalue("docker_engine").removeprefix("unix://")
 
 
@@ -248,7 +255,7 @@ async def _start_and_clear(name: str) -> None:
 
 
 async def test_killed_supervisor(name_and_engine: tuple[str, str | None]) -> None:
-    """Namespace boxes end with their supervisor (a box nobody watches would be worse); containers go on.
+    """Boxes end with their supervisor (a box nobody watches would be worse); containers go on.
 
     Then the owner ends, and the next start on this host clears what the supervisor would have cleared.
     """
@@ -260,7 +267,7 @@ async def test_killed_supervisor(name_and_engine: tuple[str, str | None]) -> Non
     owner.look()
     os.kill(owner.supervisor, signal.SIGKILL)
     await asyncio.sleep(PROMISE)
-    if name == "namespace":  # the supervisor itself waits for its parent, the owner, to take it away
+    if name != "docker":  # the supervisor itself waits for its parent, the owner, to take it away
         assert not [p for p in owner.processes() if not p.startswith(f"process {owner.supervisor}:")]
     if owner.process.returncode is None:
         await owner.kill()
