@@ -24,7 +24,6 @@ import sys, types
 for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "/sandbox")):
     module = types.ModuleType(name); module.__path__ = [path]; sys.modules[name] = module
 from clawgym.sandbox import _linux, _seccomp, _zygote
-# Process 1 of a box is a child of a child of the zygote's that ends at once: it becomes ours.
 _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
 zygote = _zygote.fork({"namespace": _seccomp.program(), "chroot": _seccomp.program(shared=True)})
 from clawgym.sandbox._supervisor import main

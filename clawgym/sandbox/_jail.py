@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import os
-import struct
 import time
 
 from clawgym.sandbox import _landlock, _linux
@@ -31,10 +30,6 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
     Returns the descriptors that this process alone is to hold: of the host's /proc, as the box has none, and of the
     file that new terminals come from (if there is one).
     """
-    pid = os.fork()
-    if pid:
-        os.write(fds["born"], struct.pack("i", pid))
-        os._exit(0)
     uid: int = plan["uid"]
     _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind stays below process 1
     root = os.open(plan["root"], os.O_RDONLY | os.O_DIRECTORY)

@@ -19,6 +19,7 @@ __all__ = [
     "CLONE_NEWNS",
     "CLONE_NEWUSER",
     "bind_idmapped",
+    "clone",
     "close_on_exec_from",
     "drop_capabilities",
     "filter_syscalls",
@@ -31,6 +32,7 @@ __all__ = [
     "syscall",
     "umount",
     "unshare",
+    "write_file",
 ]
 
 CLONE_NEWNS = 0x00020000
@@ -51,6 +53,10 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE_PARENT, _SIGCHLD = 0x00008000, 17
+_CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
+_arguments: list[int] = []
 
 
 def _check(result: int, what: str) -> int:
@@ -71,9 +77,36 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def clone(flags: int) -> int:
+    """os.fork() with flags of clone(2): CLONE_NEWPID makes the child the first process of its own namespace.
+
+    For a process of one thread. Raises OSError.
+    """
+    python: Any = ctypes.pythonapi  # calls that keep the interpreter's lock
+    call = ctypes.PyDLL(None, use_errno=True).syscall
+    number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
+    zero = ctypes.c_long(0)
+    python.PyOS_BeforeFork()
+    pid = call(number, ctypes.c_long(flags | _SIGCHLD), zero, zero, zero, zero)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    return _check(pid, "clone")
+
+
 def setns(fd: int, flags: int) -> None:
     """setns(2)."""
     _check(_libc.setns(fd, flags), "setns")
+
+
+def write_file(path: str, text: str) -> None:
+    """One write to a file of the kernel's."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
 
 
 def prctl(option: int, value: int) -> None:
@@ -106,8 +139,8 @@ def drop_capabilities() -> None:
 
     With an empty bounding set and ``no_new_privs`` no later exec can bring one back, uid 0 or not.
     """
-    for capability in range(64):
-        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+    for capability in _CAPABILITIES:
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # EINVAL: past the last one this kernel knows
     _libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)  # _LINUX_CAPABILITY_VERSION_3
@@ -123,10 +156,16 @@ def filter_syscalls(program: bytes) -> None:
 
 
 def hide_command_line(name: bytes) -> None:
-    """Show ``name`` as this process's command line and comm: anybody who sees the process can read those."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: fields 48 and 49 of proc(5)
+    """Show ``name`` as this process's command line and comm: anybody who sees the process can read those.
+
+    Where the arguments lie is looked up once; a forked child has them at the same place.
+    """
+    if not _arguments:
+        fd = os.open("/proc/self/stat", os.O_RDONLY)
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+        os.close(fd)
+        _arguments.extend((int(fields[45]), int(fields[46])))  # arg_start, arg_end: fields 48 and 49 of proc(5)
+    start, end = _arguments
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, name, min(len(name), end - start - 1))

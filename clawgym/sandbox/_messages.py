@@ -22,7 +22,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return (json.loads(data) if data else None), list(fds)
 
 
-def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
-    """Send one message with descriptors."""
+def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None, head: bytes = b"") -> None:
+    """Send one message with descriptors, after ``head``."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message).encode()], ancillary)
+    sock.sendmsg([head, json.dumps(message).encode()], ancillary)

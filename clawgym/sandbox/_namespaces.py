@@ -1,9 +1,9 @@
 """In the child that will be process 1 of a namespace box: everything between fork and the first command.
 
-Two processes take part. The first one joins the box's cgroups and, as root, mounts what only root can (a private,
-size-limited tmpfs, and the lower folders with their owners mapped), becomes the box's outer uid, enters new
-namespaces of every kind as that ordinary user, forks, and ends. The second one is process 1 in there: it builds
-the root, gives up every capability, filters its system calls, and goes on as ``_guest.py``.
+It was cloned as the first process of a new pid namespace. As root it first mounts what only root can (a private,
+size-limited tmpfs, /proc, and the lower folders with their owners mapped), then becomes the box's outer uid and enters
+new namespaces of every other kind as that ordinary user. There it builds the root, gives up every capability, filters
+its system calls, and goes on as ``_guest.py``.
 
 Real root is thus never inside: root of the box is the outer uid, and outside it has no rights over anything but
 the box. Standard library only; nothing can be imported once the root has changed.
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["enter"]
 
-_EVERYTHING = (
-    _linux.CLONE_NEWUSER
-    | _linux.CLONE_NEWNS
-    | _linux.CLONE_NEWPID
-    | _linux.CLONE_NEWIPC
-    | _linux.CLONE_NEWUTS
-    | _linux.CLONE_NEWCGROUP
-)
+_EVERYTHING = _linux.CLONE_NEWNS | _linux.CLONE_NEWIPC | _linux.CLONE_NEWUTS | _linux.CLONE_NEWCGROUP
 _QUIET = _linux.MS_NOSUID | _linux.MS_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
@@ -42,9 +35,9 @@ _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/se
 def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
     """Become process 1 of the box that ``plan`` describes. Raises OSError.
 
-    ``plan["uid"]`` is the box's outer uid, None where this process is an ordinary user already. Of ``fds``: ``userns``
-    maps root to that uid, for the lower folders; ``network`` is one to share; ``blob`` holds the read-only files;
-    process 1's pid, as seen from here, goes to ``born``.
+    ``plan["uid"]`` is the box's outer uid, None for an ordinary user's box, which has its user namespace already
+    (``plan["me"]`` are uid and gid outside it). Of ``fds``: ``userns`` maps root to that uid, for the lower folders;
+    ``network`` is one to share; ``blob`` holds the read-only files.
 
     Returns the descriptors that the owner gets: the writable layer, and the root.
     """
@@ -55,37 +48,49 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
         _linux.setns(fds["network"], _linux.CLONE_NEWNET)
     else:
         namespaces |= _linux.CLONE_NEWNET
-    outer, group = os.getuid(), os.getgid()
-    if uid is not None:
+    if uid is None:
+        _map(*plan["me"])
+        _linux.unshare(namespaces)
+        _linux.make_mounts_private()
+        _mount_layer(plan, "")
+    else:
         _linux.unshare(_linux.CLONE_NEWNS)
         _linux.make_mounts_private()
         _mount_layer(plan, f",uid={uid},gid={uid}")
         for name, source in plan["lowers"].items():
-            os.makedirs(f"{layer}/{name}")
+            _make_folders(f"{layer}/{name}")
             _linux.bind_idmapped(source, f"{layer}/{name}", fds["userns"])
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        outer = group = uid
         # Without this /proc/self belongs to root, and the uid map cannot be written.
         _linux.prctl(_linux.PR_SET_DUMPABLE, 1)
-    _linux.unshare(namespaces)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {outer} 1"), ("gid_map", f"0 {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    pid = os.fork()
-    if pid:
-        os.write(fds["born"], struct.pack("i", pid))
-        os._exit(0)
-    _linux.make_mounts_private()
-    if uid is None:
-        _mount_layer(plan, "")
+        _linux.unshare(namespaces | _linux.CLONE_NEWUSER)
+        _map(uid, uid)
+        _linux.make_mounts_private()
     return _build_root(plan, "network" not in fds, fds.get("blob"))
+
+
+def _map(uid: int, gid: int) -> None:
+    """Root of this user namespace is ``uid`` outside."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        _linux.write_file(f"/proc/self/{name}", text)
+
+
+def _make_folders(path: str) -> None:
+    parent = path.rpartition("/")[0]
+    if parent and not os.path.isdir(parent):
+        _make_folders(parent)
+    os.mkdir(path)
 
 
 def _mount_layer(plan: dict[str, Any], owner: str) -> None:
     size = f"size={plan['layer_bytes']},nr_inodes={plan['layer_inodes']},mode=755"
     _linux.mount("tmpfs", plan["mountpoint"], "tmpfs", _QUIET, size + owner)
+    # By whoever owns the pid namespace: root, or the ordinary user's box itself.
+    proc = f"{plan['mountpoint']}/proc"
+    os.mkdir(proc)
+    _linux.mount("proc", proc, "proc", _QUIET | _linux.MS_NOEXEC)
 
 
 def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> list[int]:
@@ -94,7 +99,7 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
     layer = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.mkdir("new")
     for name in plan["mkdirs"]:
-        os.makedirs(name, exist_ok=True)
+        _make_folders(name)
     if blob is not None:
         _read_blob(blob)
     for kind, target, lowers in plan["overlays"]:
@@ -103,10 +108,9 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
         _linux.mount("overlay", f"new{target}", "overlay", _QUIET, options)
     os.chdir("new")
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _mount_at(root, "proc", "proc", "proc", _QUIET | _linux.MS_NOEXEC)
+    _mount_at(root, "proc", "../proc", None, _linux.MS_BIND)
     # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
-    with open("proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")
+    _linux.write_file("proc/sys/user/max_user_namespaces", "0")
     _bind_readonly(root, "proc/sys", "proc/sys")
     _devices(root)
     for source, target in plan["binds"]:

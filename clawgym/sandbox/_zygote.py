@@ -1,9 +1,9 @@
-"""The process that boxes are forked from: small, idle, and ignorant.
+"""The process that boxes are cloned from: small, idle, and ignorant.
 
 Forked from the supervisor before that one has read or imported anything but what a box needs. All it ever does is to
-take a message and fork; the child reads the message. So boxes share their memory with it (a page that the parent
-changes between two forks is a page that each child has for itself), and no box's memory holds another one's plan.
-Standard library only, and of that as little as possible.
+take a message and clone itself; the child, whose parent is the supervisor, reads the message. So boxes share their
+memory with it (a page that the parent changes between two forks is a page that each child has for itself), and no
+box's memory holds another one's plan. Standard library only, and of that as little as possible.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["FDS", "fork"]
+__all__ = ["FDS", "FLAGS", "fork"]
 
-FDS = ("control", "errors", "born", "userns", "network", "blob")
-"""Descriptors of a message, in this order; ``plan['fds']`` names those that are there."""
+FDS = ("born", "control", "errors", "userns", "network", "blob")
+"""Descriptors of a message; ``plan['fds']`` names those that are there, in their order. The child's pid, as seen from
+here, goes to the first."""
+FLAGS = struct.Struct("=I")
+"""What a message begins with: the flags of clone(2) for the child."""
 _MAX_MESSAGE = 1 << 17
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the supervisor is the only end
 
 
 def fork(syscalls: dict[str, bytes]) -> tuple[int, int]:
@@ -43,8 +47,9 @@ def fork(syscalls: dict[str, bytes]) -> tuple[int, int]:
         return ours, alive
     try:
         os.setsid()
-        # Children end at once, leaving process 1 of a box to the supervisor; nobody waits for them.
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        for number in range(1, 32):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL)
         kept = [os.dup(theirs), os.dup(lifeline)]
         for target, fd in enumerate(kept, 3):
             os.dup2(fd, target, inheritable=False)
@@ -72,27 +77,31 @@ def _serve(sock: socket, syscalls: dict[str, bytes]) -> None:
         size, ancillary, _, _ = sock.recvmsg_into([buffer], room)
         if not size:
             return
-        if os.fork() == 0:
-            _become_box(buffer[:size], ancillary, syscalls)
-        for _, _, data in ancillary:
-            for (fd,) in struct.iter_unpack("i", data):
-                os.close(fd)
+        fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        try:
+            pid = _linux.clone(FLAGS.unpack_from(buffer)[0] | _linux.CLONE_PARENT)
+        except OSError as error:
+            os.write(fds[2], f"clone: {error.strerror}".encode())
+        else:
+            if pid == 0:
+                _become_box(buffer[FLAGS.size : size], fds, syscalls)
+            os.write(fds[0], struct.pack("i", pid))
+        for fd in fds:
+            os.close(fd)
 
 
-def _become_box(message: bytearray, ancillary: list[tuple[int, int, bytes]], syscalls: dict[str, bytes]) -> None:
+def _become_box(message: bytearray, received: list[int], syscalls: dict[str, bytes]) -> None:
     """In the forked child: it lives, and ends, as process 1 of a box."""
     try:
         plan: dict[str, Any] = _guest.loads(message)
-        received = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
         fds = dict(zip(plan["fds"], received, strict=True))
         os.dup2(fds["errors"], 2)
         os.setsid()
-        for number in range(1, 32):
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(number, signal.SIG_DFL)
+        os.close(fds.pop("born"))
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
         for path in plan["procs"]:
-            with open(path, "w") as file:
-                file.write("0")
+            _linux.write_file(path, "0")
         _linux.hide_command_line(b"box")
         gifts: list[int] = []
         held: list[int] = []
