@@ -36,10 +36,10 @@ unit: $(VENV)/.installed
 soak: $(VENV)/.installed
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 
-# What the tests can use beyond Python: a Docker engine, and libraries that a few public checkers try.
+# What the tests can use beyond Python: a Docker engine, a clock that can be moved, and libraries that a few public checkers try.
 system:
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends docker.io python3 python3-yaml python3-cryptography
+	apt-get install -q -y --no-install-recommends docker.io faketime python3 python3-yaml python3-cryptography
 
 clean:
 	rm -rf $(VENV) .lint build runs *.egg-info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from clawgym.records import TaskFile
@@ -13,6 +13,8 @@ from clawgym.records import TaskFile
 __all__ = ["changed_inputs", "compose"]
 
 _MTIME = 1577836800
+_MAX_STEPS = 500_000
+"""Links whose ways are longer together are all left out: it takes thousands of them, made to keep a grader busy."""
 
 
 def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str]) -> tuple[str, ...]:
@@ -33,8 +35,9 @@ def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str
 
 
 def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = ()) -> bytes:
-    """The workspace without the trees in ``drop`` and with the files in ``put`` in place."""
+    """The workspace without the trees in ``drop`` and the links that lead there, and with the files in ``put``."""
     gone = {*drop, *(f.path for f in put)}
+    links = _links_into(tar, drop) if drop else set()
     # A file cannot be put below something that is not a folder.
     parents = {"/".join(f.path.split("/")[:i]) for f in put for i in range(1, f.path.count("/") + 1)}
     buffer = io.BytesIO()
@@ -43,7 +46,7 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
         tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
     ):
         for member in source:
-            if any(member.name == g or member.name.startswith(g + "/") for g in gone):
+            if member.name in links or any(member.name == g or member.name.startswith(g + "/") for g in gone):
                 continue
             if member.name in parents and not member.isdir():
                 continue
@@ -54,3 +57,39 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
             entry.size, entry.mode, entry.mtime = len(data), 0o755 if file.executable else 0o644, _MTIME
             out.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def _links_into(tar: bytes, trees: Sequence[str]) -> set[str]:
+    """The links that lead into ``trees``, by way of other links too, whether or not there is anything now."""
+    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+        links = {member.name: member.linkname for member in source if member.issym()}
+    found: set[str] = set()
+    steps = 0
+    for name in links:
+        for place in _way_of(name, links):
+            steps += 1
+            if any(place == tree or place.startswith(tree + "/") for tree in trees):
+                found.add(name)
+                break
+        if steps > _MAX_STEPS:
+            return set(links)
+    return found
+
+
+def _way_of(name: str, links: Mapping[str, str]) -> Iterator[str]:
+    """The paths that the kernel passes through when it opens ``name``."""
+    place: list[str] = []
+    ahead = name.split("/")[::-1]
+    followed = 0
+    while ahead and followed <= 40:  # as the kernel has it: a longer way leads nowhere
+        part = ahead.pop()
+        if part == "..":
+            place = place[:-1]
+        elif part not in ("", "."):
+            place.append(part)
+        here = "/".join(place)
+        yield here
+        if part != ".." and here in links:
+            followed += 1
+            place.pop()
+            ahead += links[here].split("/")[::-1]

@@ -7,6 +7,7 @@ come with the package.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -27,18 +28,23 @@ _lock = threading.Lock()
 
 
 async def measure_floor(task: Task, backend: Backend) -> float:
-    """The task's floor; measured with four gradings if it is not known, and kept."""
+    """The task's floor; measured with four gradings if it is not known, and kept where the cache can be written."""
     known = known_floor(task)
     if known is not None:
         return known
+    task = task.frozen()  # what is measured is what the floor is kept under
     floor = max([(await grade_cheaply(task, cheap_workspace(task, p), backend)).mean for p in CHEAP_POLICIES])
     with _lock:
         floors = _cached() | {key_of(task): floor}
         path = _cache_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(floors))
-        temporary.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(floors))
+            temporary.replace(path)
+        except OSError:  # a full disk: it is measured again the next time
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         _read.cache_clear()
     return floor
 

@@ -15,13 +15,17 @@ import dataclasses
 import io
 import json
 import math
+import re
+import secrets
 import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
-from clawgym.errors import GradingError, SandboxDied, SandboxError
+from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
 from clawgym.records import GradingMode, Task, TaskFile, VerifierResult
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers._workspace import changed_inputs, compose
@@ -37,11 +41,23 @@ _LOGS = "/logs/verifier"
 _MAX_STDOUT = 4 * 2**20
 _LOG_BYTES = 16 * 1024
 
-# Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
-_RUN_CHECK = (
-    "import sys, runpy; path = sys.argv[1]; sys.argv = sys.argv[1:]; "
-    "sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
-)
+# A checker that ends its own process cannot be seen to come to its end.
+_LEAVES = re.compile(r"\b_exit\b|\bos\s*\.\s*(exec|abort|kill)")
+
+
+# Mounts and the image's own programs are not walked through: the agent's links to the verifier are not needed there.
+_CUT_LINKS = """
+import os, sys
+skip = {"/usr/lib", "/usr/share", "/usr/include", "/proc", "/sys", "/dev", *sys.argv[1:]}
+for root, folders, names in os.walk("/"):
+    for name in folders + names:
+        path = os.path.join(root, name)
+        if os.path.islink(path):
+            end = os.path.realpath(path)
+            if any(end == folder or end.startswith(folder + "/") for folder in sys.argv[1:]):
+                os.unlink(path)
+    folders[:] = [n for n in folders if (p := os.path.join(root, n)) not in skip and not os.path.islink(p)]
+"""
 
 
 @dataclass(frozen=True)
@@ -150,15 +166,19 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,
         pristine_tools=forked is not None,
     )
-    box = await (backend.fork(forked, box_spec) if forked is not None else backend.create(box_spec))
+    box = await (backend.create(box_spec) if forked is None else _fork(backend, forked, box_spec))
+    if box is None:
+        return _Verdict(0.0, cause="layer", log="no box can be started over the files that the agent left")
     try:
         originals = [f for f in task.inputs if f.path in restore]
         if forked is None:
             drop = ("reward",) if spec.protocol == "reward_sh" else ()
             workspace = compose(subject.workspace.tar, drop=drop, put=originals)
             await box.put_archive(Archive(workspace), task.workspace)
-        elif originals:
-            await box.put(originals, task.workspace)
+        else:
+            if originals:
+                await box.put(originals, task.workspace)
+            await _cut_links(box, [*readonly])
         if spec.protocol == "harbor":
             return await _harbor(task, box)
         return await _reward_sh(task, box)
@@ -168,6 +188,31 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         return _Verdict(0.0, cause="workspace", log=str(error))
     finally:
         await box.close()
+
+
+async def _fork(backend: Backend, layer: Snapshot, spec: SandboxSpec) -> Sandbox | None:
+    """A box over the agent's layer; None if the layer prevents it (a link where a mount has to go), not the host."""
+    try:
+        return await backend.fork(layer, spec)
+    except (InfraError, SandboxError):
+        control = await backend.create(spec)  # raises where the host is at fault
+        await control.close()
+    try:
+        return await backend.fork(layer, spec)
+    except (InfraError, SandboxError):
+        return None
+
+
+async def _cut_links(box: Sandbox, folders: list[str]) -> None:
+    """In a forked layer: remove the links by which the agent would have the verifier's files graded as its own."""
+    done = await box.exec([*box.tool("python3"), "-I", "-S", "-B", "-c", _CUT_LINKS, *folders], cwd="/", timeout=60)
+    if done.exit_code != 0:
+        raise SandboxError(f"the links of the layer could not be looked through ({done.text[-200:]})")
+
+
+@cache
+def _runner() -> str:
+    return resources.files("clawgym.verifiers").joinpath("_runner.py").read_text(encoding="utf-8")
 
 
 def _log(result: ExecResult) -> str:
@@ -191,9 +236,13 @@ async def _reward_sh(task: Task, box: Sandbox) -> _Verdict:
     beside = {f.rpartition(".")[0].split("/")[0] for f in files}
     foreign = {name for source in sources for name in third_party_imports(source)} - beside
     flags = ["-I", "-B"] if foreign else ["-I", "-S", "-B"]
-    argv = [*box.tool("python3"), *flags, "-c", _RUN_CHECK, f"{VERIFIER_DIR}/check.py", task.workspace]
-    done = await box.exec(argv, cwd="/", env=env, timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)
+    argv = [*box.tool("python3"), *flags, "-c", _runner(), f"{VERIFIER_DIR}/check.py", task.workspace]
+    mark = secrets.token_hex(16).encode()
+    done = await box.exec(argv, cwd="/", env=env, stdin=mark, timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)
     cause = _failure(done)
+    if cause is None and mark not in done.stderr and not any(map(_LEAVES.search, sources)):
+        cause = "unfinished"
+    done = dataclasses.replace(done, stderr=done.stderr.replace(mark, b""))
     if cause is None:
         try:
             score, values = stock_score(done.output.decode("utf-8"))

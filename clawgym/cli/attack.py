@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import platform
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +28,15 @@ def attack(
         list[str] | None, typer.Option(help="Only this backend (repeatable); otherwise every one that works here.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file.")] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Only so many tasks of each class, always the same.")
+    ] = None,
+    exploit: Annotated[list[str] | None, typer.Option(help="Only this exploit (repeatable), on every task.")] = None,
+    baseline: Annotated[bool, typer.Option(help="Also grade the stock way, to compare.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder; attacks/<what is attacked> by default.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most tasks at once; as many as the machine carries by default.")
+    ] = None,
 ) -> None:
     """Try to get out of the sandboxes (--sandbox), or to be paid for work not done (TASKSET).
 
@@ -33,6 +46,77 @@ def attack(
         raise typer.BadParameter("say what to attack: `clawgym attack --sandbox`, or the name of a task set")
     if sandbox:
         raise typer.Exit(_sandboxes(backend, json_file))
+    assert task_set is not None
+    if backend and len(backend) > 1:
+        raise typer.BadParameter("scores are attacked on one backend at a time: give --backend once")
+    raise typer.Exit(
+        asyncio.run(
+            _scores(task_set, n, exploit or [], baseline, (backend or ["auto"])[0], out, json_file, concurrency)
+        )
+    )
+
+
+def default_out(task_set: str, n: int | None, exploits: list[str], baseline: bool) -> Path:
+    """A folder below ``attacks/`` that the same options always lead to."""
+    parts = [Path(task_set).name, *([f"n{n}"] if n else []), *exploits, *([] if baseline else ["no-baseline"])]
+    return Path("attacks") / re.sub(r"[^\w.@+-]+", "-", "_".join(parts)).strip(".-")[:150]
+
+
+async def _scores(
+    name: str,
+    n: int | None,
+    exploits: list[str],
+    baseline: bool,
+    backend_name: str,
+    out: Path | None,
+    json_file: Path | None,
+    concurrency: int | None,
+) -> int:
+    """0 if every task was attacked and nothing was earned that must not be, 130 when interrupted, else 1."""
+    from rich.console import Console
+
+    from clawgym.cli.audit import TaskProgress
+    from clawgym.cli.eval import stop_on_signals
+    from clawgym.evaluation import attack as attacks
+    from clawgym.evaluation.attack_rates import attack_view
+    from clawgym.sandbox import backend as make_backend
+    from clawgym.tasks import load
+
+    tasks = load(name)
+    if n is not None:
+        tasks = dataclasses.replace(tasks, tasks=tuple(attacks.draw(tasks.tasks, n)))
+    folder = out or default_out(name, n, exploits, baseline)
+    console = Console(stderr=True)
+    stop = asyncio.Event()
+    stop_on_signals(stop, console.print)
+    backend = make_backend(backend_name)
+    try:
+        found = await attacks.attack(
+            tasks,
+            backend,
+            folder,
+            names=exploits,
+            baseline=baseline,
+            concurrency=concurrency,
+            progress=TaskProgress(console, "attacking"),
+            stop=stop,
+        )
+    finally:
+        await backend.aclose()
+    shown = Console()
+    wide = shown if shown.is_terminal else Console(width=200)  # a table in a file is not folded
+    wide.print(attack_view(found))
+    shown.print(str(folder / attacks.ATTACK), markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+    if found.complete:
+        return int(bool(found.failures))
+    again = "clawgym " + shlex.join(sys.argv[1:])
+    console.print(f"{found.attacked} tasks attacked. Continue with:\n  {again}", markup=False, soft_wrap=True)
+    for task, why in list(found.infra.items())[:3]:
+        console.print(f"  {task}: {why.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
+    return 130 if stop.is_set() else 1
 
 
 def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:

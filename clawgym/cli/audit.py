@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clawgym.records import TaskSet
     from clawgym.sandbox import Backend
 
-__all__ = ["audit_command"]
+__all__ = ["TaskProgress", "audit_command"]
 
 _WORST = 12
 
@@ -69,7 +69,8 @@ async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | N
     stop = asyncio.Event()
     stop_on_signals(stop, console.print)
     try:
-        found = await audit(tasks, backend, out, concurrency=concurrency, progress=_Progress(console), stop=stop)
+        view = TaskProgress(console, "auditing")
+        found = await audit(tasks, backend, out, concurrency=concurrency, progress=view, stop=stop)
     finally:
         await backend.aclose()
     shown = Console()
@@ -87,16 +88,17 @@ async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | N
     return 130 if stop.is_set() else 1
 
 
-class _Progress:
+class TaskProgress:
     """A bar on a terminal, else a line every tenth (:class:`~clawgym.evaluation.progress.ProgressView`)."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, doing: str) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._console = console
         self._bar = Progress(*columns, console=console, transient=True)
-        self._task = self._bar.add_task("auditing", total=None)
+        self._doing = doing
+        self._task = self._bar.add_task(doing, total=None)
         self._done = self._total = self._infra = 0
         self._began = time.monotonic()
 
@@ -110,7 +112,7 @@ class _Progress:
             self._bar.start()
 
     def running(self, now: int, limit: int) -> None:
-        self._bar.update(self._task, description=f"auditing, {now} at once")
+        self._bar.update(self._task, description=f"{self._doing}, {now} at once")
 
     def finished(self, row: Mapping[str, Any]) -> None:
         if row["outcome"] == "infra":

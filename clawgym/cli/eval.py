@@ -100,6 +100,10 @@ async def _run(config: EvalConfig) -> int:
     _show(config, summary)
     if summary.complete:
         return 0
+    for cause, count in list(summary.infra_causes.items())[:3]:
+        console.print(f"infra, {count} attempts: {cause}", markup=False, soft_wrap=True)
+    if summary.infra_causes:
+        console.print(f"Each has an error.log below {config.out / 'episodes'}.", markup=False, soft_wrap=True)
     again = "clawgym " + shlex.join(sys.argv[1:])
     console.print(
         f"{len(summary.missing)} of {summary.planned} episodes have no result. Continue with:\n  {again}",

@@ -89,22 +89,28 @@ def _show(record: Verification, as_json: bool) -> None:
 
 
 class _Progress:
-    """A bar of the gradings; see :class:`~clawgym.evaluation.progress.ProgressView`."""
+    """A bar on a terminal, else a line every tenth; see :class:`~clawgym.evaluation.progress.ProgressView`."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import Progress
 
         self._bar = Progress(console=console, transient=True)
         self._task = self._bar.add_task("grading again", total=None)
+        self._total = self._done = 0
 
     def start(self, folder: Ledger, to_run: int) -> None:
+        self._total = to_run
         self._bar.update(self._task, total=to_run)
-        self._bar.start()
+        if self._bar.console.is_terminal:
+            self._bar.start()
 
     def running(self, now: int, limit: int) -> None: ...
 
     def finished(self, row: Mapping[str, Any]) -> None:
+        self._done += 1
         self._bar.advance(self._task)
+        if not self._bar.console.is_terminal and self._done % max(1, self._total // 10) == 0:
+            self._bar.console.print(f"graded again: {self._done}/{self._total}", markup=False, highlight=False)
 
     def stop(self, hopeless: str | None) -> None:
         self._bar.stop()

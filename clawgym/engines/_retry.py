@@ -19,7 +19,10 @@ def is_retryable(status: int) -> bool:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds that the response asks to wait (``retry-after-ms``, ``retry-after`` as seconds or date), or ``None``."""
+    """Seconds that the response asks to wait (``retry-after-ms``, ``retry-after`` as seconds or date), or ``None``.
+
+    A date is taken by the server's own clock, its ``date`` header: ours may be wrong, or have jumped.
+    """
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = headers.get(name)
         if value is None:
@@ -27,15 +30,21 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
         try:
             seconds = float(value) / unit
         except ValueError:
-            try:
-                when = parsedate_to_datetime(value)
-            except ValueError:
+            when = _date(value)
+            if when is None:
                 continue
-            when = when if when.tzinfo else when.replace(tzinfo=UTC)
-            seconds = (when - (now or datetime.now(UTC))).total_seconds()
+            seconds = (when - (now or _date(headers.get("date", "")) or datetime.now(UTC))).total_seconds()
         if seconds == seconds and seconds != float("inf"):
             return max(0.0, seconds)
     return None
+
+
+def _date(value: str) -> datetime | None:
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def backoff(attempt: int, asked: float | None = None) -> float:

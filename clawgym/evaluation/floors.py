@@ -18,7 +18,9 @@ async def measure_floors(
 ) -> dict[str, float]:
     """Task id -> floor. Those that are not known yet are measured (four gradings each) and kept for the next time.
 
-    A task whose verifier fails on its own has none, and its corrected score stays unknown.
+    A task whose verifier fails on its own has none, and its corrected score stays unknown. Raises
+    :class:`~clawgym.errors.InfraError` where the host fails three times: a run must not begin without a floor that its
+    continuation would find.
     """
     floors: dict[str, float] = {}
     unknown: list[Task] = []
@@ -34,10 +36,19 @@ async def measure_floors(
     async def one(task: Task) -> None:
         nonlocal done
         async with turn:
-            try:
-                floors[task.id] = await measure_floor(task, backend)
-            except (GradingError, InfraError):
-                pass
+            for again in (True, True, False):
+                try:
+                    floors[task.id] = await measure_floor(task, backend)
+                except GradingError:
+                    pass
+                except InfraError as error:
+                    if not again:
+                        raise InfraError(
+                            f"what doing nothing pays on {task.id} could not be measured: {error}"
+                        ) from error
+                    await asyncio.sleep(1)
+                    continue
+                break
         done += 1
         on_progress(done, len(unknown))
 

@@ -7,6 +7,7 @@ whole under its final name or not at all, and never replaces what is there.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,8 +20,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clawgym.errors import TaskError
-from clawgym.records import TaskFile
+from clawgym.records import GradingMode, TaskFile, VerifierSpec
 from clawgym.verifiers.scan import Execution, scan_checker
+from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = [
     "atomic_target",
@@ -32,6 +34,7 @@ __all__ = [
     "parse_json",
     "read_text",
     "walk",
+    "with_tools_of_the_agent",
     "write_files",
 ]
 
@@ -164,6 +167,16 @@ def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | No
                 return kind
             found = found or kind
     return found
+
+
+def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:
+    """``spec``, flagged if it is a script that runs over the agent's whole layer: the programs that it looks up there
+    are the agent's to replace. (The stock ``reward.sh`` is not run: its checker is, by an untouched interpreter.)"""
+    scripts = {file.path: file for file in spec.files}
+    stock = spec.protocol == "reward_sh" and scripts["reward.sh"].read() == stock_reward_sh()
+    if spec.mode is not GradingMode.FORK or spec.executes_agent_code or stock:
+        return spec
+    return dataclasses.replace(spec, executes_agent_code="subprocess")
 
 
 def make_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Limits, Task, TaskFile, VerifierSpec
+from clawgym.tasks.formats._files import with_tools_of_the_agent
 from clawgym.tasks.mutable import inputs_to_change
 
 __all__ = ["Entry", "Extras", "Row", "validated"]
@@ -76,6 +77,7 @@ class Extras(_Strict):
             env=self.verifier_env or verifier.env,
         )
         given = {"workspace": self.workspace, "image": self.image, "env": self.env, "unsupported": self.unsupported}
+        verifier = with_tools_of_the_agent(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})
 
     @classmethod

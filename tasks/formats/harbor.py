@@ -25,6 +25,7 @@ from clawgym.tasks.formats._files import (
     executes_agent_code,
     make_folder,
     read_text,
+    with_tools_of_the_agent,
     write_files,
 )
 from clawgym.tasks.formats._reward import harbor_files
@@ -223,11 +224,8 @@ def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras 
     else:
         runnable = tuple(TaskFile(f.path, f.source, f.executable or f is entry) for f in files)
         spec = VerifierSpec("harbor", runnable, GradingMode.FORK, executes_agent_code(files, where))
-    return dataclasses.replace(
-        spec,
-        mode=GradingMode(extras.mode) if extras and extras.mode else spec.mode,
-        env=config.verifier.variables()[0],
-    )
+    mode = GradingMode(extras.mode) if extras and extras.mode else spec.mode
+    return with_tools_of_the_agent(dataclasses.replace(spec, mode=mode, env=config.verifier.variables()[0]))
 
 
 def _instruction(folder: Path, config: HarborConfig, *, exact: bool) -> str:

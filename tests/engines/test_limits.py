@@ -70,6 +70,8 @@ def test_retry_after_in_every_form():
     assert retry_after({"retry-after-ms": "250", "retry-after": "3"}) == 0.25
     assert retry_after({"retry-after": "Thu, 01 Jan 2026 12:00:30 GMT"}, now) == 30.0
     assert retry_after({"retry-after": "Thu, 01 Jan 2026 11:00:00 GMT"}, now) == 0.0
+    of_another_day = {"retry-after": "Mon, 05 Mar 2001 12:00:30 GMT", "date": "Mon, 05 Mar 2001 12:00:00 GMT"}
+    assert retry_after(of_another_day) == 30.0, "by the server's clock"
     for useless in ("soon", "nan", "inf", "", "-"):
         assert retry_after({"retry-after": useless}) is None
     assert retry_after({}) is None

@@ -18,6 +18,7 @@ from clawgym.runs import RunFolder
 from ..sandbox.conftest import _end, _private_engine
 from .faults import Eval, check_whole
 
+pytestmark = pytest.mark.timeout(400)  # a busy machine; what hangs fails all the same
 WORK = "sleep 0.7; mkdir -p output; echo 6 > output/sum.txt"
 
 
@@ -27,7 +28,7 @@ def test_the_supervisor_of_a_run_is_killed(tmp_path: Path) -> None:
         work.wait_for_rows(2, process)
         (supervisor,) = psutil.Process(process.pid).children()
         supervisor.kill()
-        _, said = process.communicate(timeout=100)
+        _, said = process.communicate(timeout=200)
     assert process.returncode == 1, said
     assert "the sandbox supervisor has ended: start the run again" in said
     assert "run the same command to continue" in said
@@ -88,7 +89,7 @@ def test_a_docker_engine_that_dies_and_stays_away(tmp_path: Path, engine: Engine
     with work.start() as process:
         work.wait_for_rows(1, process)
         engine.kill(signal.SIGKILL)
-        _, said = process.communicate(timeout=100)
+        _, said = process.communicate(timeout=200)
     assert process.returncode == 1, said
     assert "the Docker engine failed" in said
     assert "run the same command" in said
@@ -117,7 +118,7 @@ def test_a_docker_engine_that_is_started_again_under_a_run(tmp_path: Path, engin
                 work.wait_for_rows(rows, process)
             engine.kill(number)
             engine.start()
-        _, said = process.communicate(timeout=150)
+        _, said = process.communicate(timeout=200)
     rows = work.rows()
     assert {row["outcome"] for row in rows} == {"solved", "infra"}, [row["cause"] for row in rows]
     if process.returncode:

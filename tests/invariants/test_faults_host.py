@@ -20,7 +20,10 @@ from clawgym.sandbox import leases
 
 from .faults import Eval, check_whole
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="private mounts and preloaded libraries")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="private mounts and preloaded libraries"),
+    pytest.mark.timeout(400),
+]
 
 
 REMEDY = "make room on that disk, then run the same command to continue; what was finished is kept"
@@ -29,7 +32,7 @@ REMEDY = "make room on that disk, then run the same command to continue; what wa
 def _private_mounts(script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a shell script that may mount what it likes: only it sees that, and it is gone with it."""
     argv = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=170)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
 
 
 needs_mounts = pytest.mark.skipif(

@@ -7,6 +7,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,6 @@ import gymnasium as gym
 import psutil
 import pytest
 
-from clawgym.envs import _runtime
 from clawgym.envs._runtime import runtime
 from clawgym.envs.vector import TerminalVectorEnv
 from clawgym.errors import ClawGymError
@@ -252,4 +253,61 @@ def test_each_asyncio_run_makes_its_own_backend() -> None:
             await made.aclose()
 
     assert [asyncio.run(once()) for _ in range(2)] == ["solved", "solved"]
-    assert _runtime.runtime().usable
+
+
+TWO_RUNS = """
+import asyncio
+from clawgym.errors import SandboxError
+from clawgym.sandbox import SandboxSpec, backend
+
+made = backend("namespace")
+
+async def once():
+    await (await made.create(SandboxSpec())).close()
+
+asyncio.run(once())
+try:
+    asyncio.run(once())
+except SandboxError as error:
+    print(error)
+"""
+
+
+@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired, reason="Supervised.ask waits on a loop that is gone")
+def test_a_backend_of_another_asyncio_run_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_RUNS], capture_output=True, text=True, timeout=10)
+    assert "event loop" in done.stdout
+
+
+OWNER = """
+import asyncio, os, time
+from clawgym.sandbox import SandboxSpec, backend
+
+async def main():
+    made = backend("namespace")
+    await made.create(SandboxSpec())
+    supervisor = made.supervised._process.pid
+    if os.fork() == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(supervisor, flush=True)
+    time.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="a fork holds the owner's end of the supervisor's socket")
+def test_a_fork_does_not_keep_the_boxes_of_a_killed_owner() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        supervisor = psutil.Process(int(owner.stdout.readline()))
+        forks = [child for child in psutil.Process(owner.pid).children() if child != supervisor]
+        owner.kill()
+    try:
+        _, left = psutil.wait_procs([supervisor], 5)
+        assert not left
+    finally:
+        for fork in forks:
+            fork.kill()

@@ -1,0 +1,78 @@
+"""Runs a checker and says that it came to its own end. Sent into the grading box as text (``python3 -I -c``).
+
+A checker that imports the agent's code shares its process with it: such code can print a perfect result and leave.
+So stdin brings a mark, which goes to stderr only once the checker's last line has run (or the checker itself has
+called ``sys.exit``), with ``print``, ``json`` and ``sys.stdout`` as they were. A checker that starts the agent's code
+is out of its reach: this process cannot be read, written or traced by another (``PR_SET_DUMPABLE``).
+
+Code in the same process that knows all this can still forge a result; see ``docs/grading.md``.
+"""
+
+import os
+import sys
+
+
+def main() -> None:
+    mark = os.read(0, 64)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    out = os.dup(2)
+    try:
+        import _ctypes  # the C half: ctypes itself takes ten times as long
+
+        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")
+        _ctypes.call_function(prctl, (4, 0, 0, 0, 0))  # PR_SET_DUMPABLE
+    except (ImportError, OSError, AttributeError):
+        pass
+    path, workspace = sys.argv[1:3]
+    sys.argv = sys.argv[1:]
+    # Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
+    sys.path.insert(0, path.rpartition("/")[0])
+    import runpy
+
+    before = _speakers()
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if not _left_by(error, workspace) and _speakers() == before:
+            _say(out, mark)
+        raise
+    if _speakers() == before:
+        _say(out, mark)
+
+
+def _speakers():
+    """What a result is made and printed with."""
+    import builtins
+    import json
+
+    stdout = sys.stdout
+    try:
+        number = stdout.fileno()
+    except Exception:
+        number = None
+    encoder = json.JSONEncoder
+    return (
+        (builtins.print, json.dump, json.dumps, encoder, encoder.encode, encoder.iterencode, encoder.default),
+        (type(stdout), number, sys.exit, os._exit, sys.getprofile(), sys.gettrace()),
+    )
+
+
+def _left_by(error, workspace):
+    """Whether the exit was raised by code of the workspace; ``reward/`` in it is the verifier."""
+    frame = error.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name.startswith(workspace + "/") and not name.startswith(workspace + "/reward/"):
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _say(out, mark):
+    sys.stdout.flush()
+    os.write(out, mark)
+
+
+main()
