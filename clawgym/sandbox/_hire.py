@@ -9,10 +9,11 @@ import secrets
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
-from clawgym.errors import InfraError, SandboxUnavailable
+from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.sandbox import leases
 from clawgym.sandbox._messages import receive, send
 
@@ -30,6 +31,17 @@ from clawgym.sandbox._supervisor import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygote)
 """
 
+_OPEN: weakref.WeakSet[Supervised] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for supervised in list(_OPEN):
+        supervised.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
 
 class Supervised:
     """One supervisor process and the conversation with it."""
@@ -43,6 +55,14 @@ class Supervised:
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def forget(self) -> None:
+        """In a forked child: it is not the owner, and must not keep the owner's end open."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._process = None
 
     async def start(self) -> None:
         """Start the process. Raises :class:`SandboxUnavailable` if it cannot work here."""
@@ -55,22 +75,11 @@ class Supervised:
             ) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).resolve().parent.parent)
-        argv = [
-            sys.executable,
-            "-P",
-            "-s",
-            "-S",
-            "-c",
-            _BOOT,
-            package,
-            str(theirs.fileno()),
-            str(self.state),
-            self.owner,
-        ]
+        words = [package, str(theirs.fileno()), str(self.state), self.owner]
         with theirs:
             # A clean environment: every box's first process is a copy of this one.
             self._process = subprocess.Popen(
-                argv,
+                [sys.executable, "-P", "-s", "-S", "-c", _BOOT, *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -78,7 +87,8 @@ class Supervised:
             )
         ours.setblocking(False)
         self._socket = ours
-        loop = asyncio.get_running_loop()
+        _OPEN.add(self)
+        self._loop = loop = asyncio.get_running_loop()
         ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._requests[0] = ready
         loop.add_reader(ours.fileno(), self._read)
@@ -86,8 +96,10 @@ class Supervised:
             answer = await asyncio.wait_for(ready, 20)
         except (TimeoutError, InfraError) as error:
             await self.stop()
+            why = str(error).rpartition(": ")[0] or "no answer within 20 s"
             raise SandboxUnavailable(
-                "the sandbox supervisor did not start: run `clawgym doctor`, and see its message above"
+                f"the sandbox supervisor did not start ({why}): see that {self.state} has room and can be written, "
+                "and run `clawgym doctor`"
             ) from error
         self.limits, self.can_freeze = list(answer["limits"]), bool(answer["freeze"])
 
@@ -126,6 +138,8 @@ class Supervised:
         """Send one request; the answer comes as a future. Raises :class:`InfraError`."""
         if self._socket is None:
             raise InfraError("the sandbox supervisor is not running: create a new backend")
+        if asyncio.get_running_loop() is not self._loop:
+            raise SandboxError("this backend belongs to another event loop: create a new one here")
         self._count += 1
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests[self._count] = future

@@ -297,7 +297,12 @@ def main(fd: int, state: str, owner: str, zygote: tuple[int, int]) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    supervisor = Supervisor(socket.socket(fileno=fd), Path(state), owner, socket.socket(fileno=zygote[0]))
+    owners = socket.socket(fileno=fd)
+    try:
+        supervisor = Supervisor(owners, Path(state), owner, socket.socket(fileno=zygote[0]))
+    except OSError as error:
+        send(owners, {"request": 0, "error": f"{error.strerror} ({error.filename})"})
+        sys.exit(1)
     try:
         supervisor.serve()
     finally:

@@ -273,7 +273,6 @@ except SandboxError as error:
 """
 
 
-@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired, reason="Supervised.ask waits on a loop that is gone")
 def test_a_backend_of_another_asyncio_run_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", TWO_RUNS], capture_output=True, text=True, timeout=10)
     assert "event loop" in done.stdout
@@ -298,7 +297,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.xfail(strict=True, reason="a fork holds the owner's end of the supervisor's socket")
 def test_a_fork_does_not_keep_the_boxes_of_a_killed_owner() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
