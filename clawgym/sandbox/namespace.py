@@ -207,7 +207,7 @@ class NamespaceBackend:
         )
 
     def _plan(self, spec: SandboxSpec, layers: tuple[Path, ...]) -> dict[str, Any]:
-        """What the supervisor's child and bubblewrap are to do."""
+        """What process 1 is to do (``_namespaces.py``)."""
         root, limits = self._root_of(spec.image), spec.limits
         as_root = os.geteuid() == 0
         layer = str(self.supervised.state / "layer")
