@@ -1,11 +1,9 @@
-"""23, 33, 34, 38: who a box is on the host, what lives on when it is stopped, what moves while it is read, and a box
-that turns on its own agent."""
+"""33, 34, 38: what outlives a box, what moves while the host reads it, and a box that turns on its own agent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import struct
 import time
@@ -35,50 +33,6 @@ def owner_mib() -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
     return 0.0
-
-
-# -- 23: who it is
-
-
-async def _uid_outside(field: Field, box: Sandbox) -> int | None:
-    """The uid that the host sees of a box's process; None where it is not this machine's."""
-    mark = f"clawgym-who-{secrets.token_hex(8)}"
-    argv = ["python3", "-I", "-S", "-c", "import time; time.sleep(20)", mark]
-    task = asyncio.create_task(box.exec(argv, timeout=5))
-    try:
-        for _ in range(40):
-            await asyncio.sleep(0.05)
-            uids: list[int] = []
-            for pid in alive(mark):
-                with contextlib.suppress(OSError):
-                    if b"-I\0-S\0-c\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        uids.append(Path(f"/proc/{pid}").stat().st_uid)
-            if uids:
-                return min(uids)
-        return None
-    finally:
-        task.cancel()
-        with contextlib.suppress(ClawGymError, asyncio.CancelledError):
-            await task
-
-
-@host_probe("23c", "be root on the host")
-async def host_root(field: Field) -> Answer:
-    async with field.own_box() as box:
-        uid = await _uid_outside(field, box)
-    if uid is None:
-        return SKIPPED, "the box's processes cannot be seen from here"
-    return (OPEN if uid == 0 else BLOCKED), f"uid {uid} on the host"
-
-
-@host_probe("23e", "be the same user on the host as another box, or as the owner")
-async def shared_user(field: Field) -> Answer:
-    async with field.own_box() as one, field.own_box() as two:
-        uids = await _uid_outside(field, one), await _uid_outside(field, two)
-    if None in uids:
-        return SKIPPED, "the box's processes cannot be seen from here"
-    same = uids[0] == uids[1] or os.getuid() in uids
-    return (OPEN if same else BLOCKED), f"uids {uids[0]} and {uids[1]}, the owner's is {os.getuid()}"
 
 
 # -- 33: after the end

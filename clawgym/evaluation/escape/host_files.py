@@ -1,14 +1,12 @@
-"""11, 28, 37: what a box leaves behind for the host to read, and for other boxes."""
+"""11, 28: files that others use, and what a box leaves behind for the host to read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import posixpath
 import secrets
-import tarfile
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -19,7 +17,7 @@ from clawgym.evaluation.escape.records import BLOCKED, OPEN, SKIPPED, Answer, ho
 from clawgym.records import TaskFile
 from clawgym.sandbox import Archive, Sandbox
 
-__all__: list[str] = []
+__all__ = ["place", "worst"]
 
 _MiB = 2**20
 
@@ -80,42 +78,44 @@ async def _gives(field: Field, reading: Awaitable[bytes | Archive], seconds: flo
     return BLOCKED, f"{len(data)} bytes, nothing of the host's"
 
 
-def _worst(*answers: Answer) -> Answer:
+def worst(*answers: Answer) -> Answer:
+    """The first that is open, else the first."""
     return next((answer for answer in answers if answer[0] == OPEN), answers[0])
 
 
-def _place(box: Sandbox, name: str) -> str:
+def place(box: Sandbox, name: str) -> str:
+    """A path in the working folder of ``box``."""
     return f"{box.spec.workdir.rstrip('/')}/{name}"
 
 
 @host_probe("28a", "leave a link to a file of the host, to be read by the host", bare=True)
 async def link(field: Field) -> Answer:
     async with field.own_box() as box:
-        await box.exec(["mkdir", "-p", _place(box, "out")])
-        await box.exec(["ln", "-s", field.baits.path, _place(box, "out/link")])
-        one = await _gives(field, box.get(_place(box, "out/link")))
-        return _worst(one, await _gives(field, box.get_archive(_place(box, "out"))))
+        await box.exec(["mkdir", "-p", place(box, "out")])
+        await box.exec(["ln", "-s", field.baits.path, place(box, "out/link")])
+        one = await _gives(field, box.get(place(box, "out/link")))
+        return worst(one, await _gives(field, box.get_archive(place(box, "out"))))
 
 
 @host_probe("28b", "leave a link in place of a folder", bare=True)
 async def link_folder(field: Field) -> Answer:
     async with field.own_box() as box:
-        await box.exec(["ln", "-s", str(field.baits.folder), _place(box, "link")])
-        one = await _gives(field, box.get(_place(box, "link/secret")))
-        return _worst(one, await _gives(field, box.get_archive(_place(box, "link"))))
+        await box.exec(["ln", "-s", str(field.baits.folder), place(box, "link")])
+        one = await _gives(field, box.get(place(box, "link/secret")))
+        return worst(one, await _gives(field, box.get_archive(place(box, "link"))))
 
 
 @host_probe("28c", "leave a FIFO, for the host to wait at", bare=True)
 async def fifo(field: Field) -> Answer:
     async with field.own_box() as box:
-        await box.exec(["mkdir", "-p", _place(box, "out")])
-        await box.exec(["mkfifo", _place(box, "out/fifo")])
+        await box.exec(["mkdir", "-p", place(box, "out")])
+        await box.exec(["mkfifo", place(box, "out/fifo")])
         try:
-            one = await _gives(field, box.get(_place(box, "out/fifo")), 5)
-            return _worst(one, await _gives(field, box.get_archive(_place(box, "out"))))
+            one = await _gives(field, box.get(place(box, "out/fifo")), 5)
+            return worst(one, await _gives(field, box.get_archive(place(box, "out"))))
         finally:  # lets go of whoever waits
             with contextlib.suppress(SandboxError):
-                await box.exec(["sh", "-c", 'exec 3<>"$1"', "sh", _place(box, "out/fifo")], timeout=5)
+                await box.exec(["sh", "-c", 'exec 3<>"$1"', "sh", place(box, "out/fifo")], timeout=5)
 
 
 _SPARSE = """
@@ -147,8 +147,8 @@ async def sparse(field: Field) -> Answer:
                 return BLOCKED, f"{size} MiB could be made; refused over the cap"
             return OPEN, f"{len(found.tar if isinstance(found, Archive) else found)} bytes were taken, over the cap"
 
-        one = await over(box.get(_place(box, "out/sparse"), max_bytes=_MiB))
-        return _worst(one, await over(box.get_archive(_place(box, "out"), max_bytes=_MiB)))
+        one = await over(box.get(place(box, "out/sparse"), max_bytes=_MiB))
+        return worst(one, await over(box.get_archive(place(box, "out"), max_bytes=_MiB)))
 
 
 _RACE = """
@@ -172,7 +172,7 @@ async def race(field: Field) -> Answer:
             end = time.monotonic() + 3
             while time.monotonic() < end:
                 for reading, path in ((box.get, "d/secret"), (box.get_archive, "d")):
-                    answer = await _gives(field, reading(_place(box, path)))
+                    answer = await _gives(field, reading(place(box, path)))
                     if answer[0] == OPEN:
                         return OPEN, f"{answer[1]}, at read {reads}"
                     reads += 1
@@ -185,9 +185,9 @@ async def race(field: Field) -> Answer:
 async def put_through_link(field: Field) -> Answer:
     name = f"written-{secrets.token_hex(4)}"
     async with field.own_box() as box:
-        await box.exec(["ln", "-s", str(field.baits.folder), _place(box, "link")])
+        await box.exec(["ln", "-s", str(field.baits.folder), place(box, "link")])
         with contextlib.suppress(SandboxError):
-            await box.put([TaskFile(name, b"x")], _place(box, "link"))
+            await box.put([TaskFile(name, b"x")], place(box, "link"))
         target = Path(field.baits.folder) / name
         if target.exists():
             target.unlink()
@@ -207,159 +207,4 @@ async def endless(field: Field) -> Answer:
                 continue
             hosts = path == "/dev/zero" or field.baits.secret in data
             answers.append((OPEN if hosts else BLOCKED, f"{path} gave {len(data)} bytes"))
-        return _worst(*answers)
-
-
-# -- 37: archives
-
-_TREE = r"""
-import os, socket, stat, sys
-os.makedirs("out/in", exist_ok=True)
-os.chdir("out")
-def tried(call, *args):
-    try:
-        call(*args)
-    except OSError:
-        pass
-def file(name, mode=0o644, text="x"):
-    with open(name, "w") as f:
-        f.write(text)
-    os.chmod(name, mode)
-file("plain")
-tried(os.link, "plain", "in/second-name")
-for target in ("/etc/passwd", "/etc/shadow", "/usr/bin/env", sys.argv[1]):
-    tried(os.link, target, "hard-" + target.replace("/", "-"))
-for n, target in enumerate(("/etc/passwd", "../../../../etc/passwd", "in/../../out", "..", "/", sys.argv[1], "in")):
-    tried(os.symlink, target, f"link{n}")
-tried(os.symlink, "link3", "chain")
-for n, mode in enumerate((0o4755, 0o2755, 0o1777, 0o6777)):
-    file(f"setuid{n}")
-    tried(os.chmod, f"setuid{n}", mode)
-tried(os.chmod, "in", 0o7777)
-tried(os.mkfifo, "fifo")
-tried(os.mknod, "char", stat.S_IFCHR | 0o666, os.makedev(1, 5))
-tried(os.mknod, "block", stat.S_IFBLK | 0o666, os.makedev(254, 0))
-s = socket.socket(socket.AF_UNIX)
-tried(s.bind, "sock")
-for name in ("-rf", "a\nb", "a\\b", "...", "..x", " ", "x" * 200, "C:", "\u202e", "tab\there", "\x1b[2J"):
-    tried(file, name)
-tried(file, b"\xff\xfe\x80")
-"""
-
-
-def _archive_faults(archive: Archive, secret: bytes) -> list[str]:
-    """What in an archive could harm whoever unpacks it."""
-    faults = ["the host's secret"] if secret in archive.tar else []
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
-        for member in tar:
-            name = member.name
-            if name.startswith("/") or ".." in name.split("/"):
-                faults.append(f"the name {name!r}")
-            if not (member.isreg() or member.isdir() or member.issym()):
-                faults.append(f"{name!r} of type {member.type!r}")
-            if member.mode & 0o7000:
-                faults.append(f"{name!r} with mode {member.mode:o}")
-            if member.issym():
-                end = posixpath.normpath(posixpath.join("top", posixpath.dirname(name), member.linkname))
-                if member.linkname.startswith("/") or not (end == "top" or end.startswith("top/")):
-                    faults.append(f"the link {name!r} to {member.linkname!r}")
-    return faults
-
-
-async def _odd_tree(field: Field, box: Sandbox, stop: bool) -> Answer:
-    done = await field.code(box, _TREE, field.baits.path)
-    if done.exit_code:
-        return SKIPPED, f"the tree could not be made: {done.text.strip()[-150:]}"
-    if stop:
-        await box.stop()
-    archive = await box.get_archive(_place(box, "out"))
-    faults = _archive_faults(archive, field.baits.secret)
-    if faults:
-        return OPEN, f"{len(faults)} in the archive: " + "; ".join(faults[:3])
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
-        count = len(tar.getnames())
-    return BLOCKED, f"{count} entries, all plain; {len(archive.dropped)} dropped"
-
-
-@host_probe("37a", "links out, hard links, setuid bits, devices and odd names in an archive", bare=True)
-async def odd_tree(field: Field) -> Answer:
-    async with field.own_box() as box:
-        return await _odd_tree(field, box, stop=False)
-
-
-@host_probe("37b", "the same, taken from a stopped box", bare=True)
-async def odd_tree_stopped(field: Field) -> Answer:
-    async with field.own_box() as box:
-        return await _odd_tree(field, box, stop=True)
-
-
-_DEEP = """
-import os
-os.makedirs("out", exist_ok=True)
-os.chdir("out")
-for _ in range(1500):
-    os.mkdir("d")
-    os.chdir("d")
-"""
-_WIDE = """
-import os
-os.makedirs("wide", exist_ok=True)
-for n in range(3000):
-    os.close(os.open(f"wide/{n}", os.O_CREAT | os.O_WRONLY))
-"""
-
-
-@host_probe("37c", "a tree too deep to walk, a folder too wide to list", bare=True)
-async def deep_and_wide(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await field.code(box, _DEEP)
-        await field.code(box, _WIDE)
-
-        async def bounded(name: str, bound: str, **caps: int) -> Answer:
-            try:
-                archive = await asyncio.wait_for(box.get_archive(_place(box, name), **caps), 30)
-            except SandboxError as error:
-                return BLOCKED, f"refused: {str(error)[-100:]}"
-            except (TimeoutError, RecursionError, OSError) as error:
-                return OPEN, f"the host failed: {type(error).__name__}"
-            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
-                count = len(tar.getnames())
-            if count >= 1000:
-                return OPEN, f"{count} entries were taken, beyond {bound}"
-            return BLOCKED, f"{count} entries, the rest dropped"
-
-        return _worst(await bounded("out", "any depth"), await bounded("wide", "the cap of 1000", max_files=1000))
-
-
-_FAKE_TAR = r"""#!/bin/sh
-# a tar of one entry, ../../escaped
-exec /usr/bin/python3 -I -S -c '
-import io, sys, tarfile
-out = tarfile.open(fileobj=sys.stdout.buffer, mode="w|")
-for name in ("../../escaped", "/escaped"):
-    entry = tarfile.TarInfo(name); entry.size = 1; entry.mode = 0o4777
-    out.addfile(entry, io.BytesIO(b"x"))
-out.close()'
-"""
-
-
-@host_probe("37d", "replace tar and python3 in the box by ones that write hostile archives")
-async def fake_tar(field: Field) -> Answer:
-    plant = (
-        "import os, sys\n"
-        "n = 0\n"
-        "for d in ('/usr/local/bin', '/usr/local/sbin', '/root/bin', '/root/.local/bin'):\n"
-        "    for name in ('tar', 'python3'):\n"
-        "        try:\n"
-        "            os.makedirs(d, exist_ok=True)\n"
-        "            open(d + '/' + name, 'w').write(sys.argv[1]); os.chmod(d + '/' + name, 0o755); n += 1\n"
-        "        except OSError: pass\n"
-        "os.makedirs('out', exist_ok=True); open('out/file', 'w').write('x'); print(n)\n"
-    )
-    async with field.own_box() as box:
-        planted = (await field.code(box, plant, _FAKE_TAR)).text.strip()
-        archive = await box.get_archive(_place(box, "out"))
-        faults = _archive_faults(archive, field.baits.secret)
-        if faults:
-            return OPEN, "; ".join(faults[:3])
-        return BLOCKED, f"{planted} programs planted, the archive is honest"
+        return worst(*answers)

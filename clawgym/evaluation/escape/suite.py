@@ -26,9 +26,9 @@ _SECONDS = 90.0
 
 def probes() -> list[Probe]:
     """Every probe, in order."""
-    for name in ("files", "network", "processes", "kernel", "limits"):
+    for name in ("files", "network", "processes", "kernel", "limits", "agent"):
         importlib.import_module(f"clawgym.evaluation.escape.inside.{name}")
-    for name in ("host_files", "host_ends", "host_grading"):
+    for name in ("host_files", "host_archives", "host_boxes", "host_ends", "host_grading"):
         importlib.import_module(f"clawgym.evaluation.escape.{name}")
     found = {name: Probe(name, tries, bare, module_of(name)) for name, (_, tries, bare) in INSIDE.items()}
     return sorted((found | HOST_PROBES).values(), key=lambda probe: probe.order)
