@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from clawgym.errors import RunFolderError
 from clawgym.records import Episode, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.runs import RunFolder, make_receipt, repair_tail, safe_name
+from clawgym.runs import RunFolder, make_receipt, repair_tail, safe_name, seal_of
 
 
 def task_set(n: int = 2, **kwargs) -> TaskSet:
@@ -238,3 +239,38 @@ def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
         assert run.episode_folder(task_id, 0).parent == tmp_path / "run" / "episodes"
         assert run.episode_folder(task_id, 0).is_dir()
     assert len(list((tmp_path / "run" / "episodes").iterdir())) == 1
+
+
+def test_a_line_pins_its_files_and_itself(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        row = run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)))
+        folder = run.episode_folder("t0", 0)
+        assert row["files"] == {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            for name in ("transcript.json", "workspace.tar.gz")
+        }
+        later = run.record(episode(), attempt=1)
+        assert "workspace.tar.gz" not in later["files"]
+        assert not (folder / "workspace.tar.gz").exists(), (
+            "an earlier attempt's workspace would be taken for this one's"
+        )
+    for row in RunFolder.read(tmp_path / "run").rows:
+        assert row["seal"] == seal_of(row)
+        assert row["seal"] != seal_of(row | {"attempt": 9})
+
+
+def test_a_workspace_over_the_cap_is_not_kept_and_that_is_said(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("clawgym.runs.KEPT_WORKSPACE", 2 * 2**20)
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        kept = run.record(episode("t0", workspace=bytes(2 * 2**20)))
+        left = run.record(episode("t1", workspace=bytes(3 * 2**20), dropped=("pipe: a FIFO",)))
+    assert kept["dropped"] == []
+    assert left["dropped"] == ["pipe: a FIFO", "workspace.tar.gz: not kept: 3 MiB, over the 2 MiB kept"]
+    assert len(list(tmp_path.rglob("workspace.tar.gz"))) == 1
+
+
+def test_each_opening_says_what_graded(tmp_path: Path):
+    for code in ("a", "b", "c"):
+        RunFolder.open(tmp_path / "run", receipt(grader={"code": code})).close()
+    stored = RunFolder.read(tmp_path / "run").receipt
+    assert [stored.grader, *(opening["grader"] for opening in stored.resumed)] == [{"code": c} for c in "abc"]
