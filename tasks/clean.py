@@ -8,6 +8,7 @@ A list is a CSV file with the columns ``task``, ``hash`` (the first 24 digits of
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def shipped() -> tuple[Verdict, ...]:
 
 
 def select(tasks: TaskSet, verdicts: Iterable[Verdict], name: str) -> TaskSet:
-    """The kept tasks, in the list's order; each is found by its content, whatever its id in ``tasks``.
+    """The kept tasks, in the list's order and with its ids; each is found by its content, whatever its id in ``tasks``.
 
     A task that is in ``tasks`` with another content, or is not in it at all, is among the ``problems``.
     Raises :class:`TaskSetNotFound` if not one is found.
@@ -74,7 +75,7 @@ def select(tasks: TaskSet, verdicts: Iterable[Verdict], name: str) -> TaskSet:
         if verdict.left_out:
             continue
         if (task := by_hash.get(verdict.hash)) is not None:
-            kept.append(task)
+            kept.append(task if task.id == verdict.task else dataclasses.replace(task, id=verdict.task))
         elif verdict.task in tasks.problems:
             problems[verdict.task] = tasks.problems[verdict.task]
         elif (other := tasks.by_id.get(verdict.task)) is not None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
-from clawgym.tasks import _hub
+from clawgym.tasks import _hub, clean
 from clawgym.tasks.formats import read
 from clawgym.tasks.packs import PACKS, SPLITS, pack
 
-__all__ = ["PUBLISHED", "Published", "available", "load", "names"]
+__all__ = ["PUBLISHED", "SUBSETS", "Published", "about", "available", "load", "names"]
 
 DATA_VARIABLE = "CLAWGYM_DATA"
 
@@ -45,10 +45,24 @@ PUBLISHED: dict[str, Published] = {
     ),
 }
 
+SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "of ClawGym-Train, the tasks in which an audit found no flaw"}
+"""Subsets by a list that comes with the package (:mod:`clawgym.tasks.clean`), and what each is."""
+_SOURCES = ("ClawGym-Train", "ClawGym-Task")
+"""Where the tasks of a subset are taken from: the folders, or else the rows; by content, so either will do."""
+
 
 def names() -> tuple[str, ...]:
     """Every name that :func:`load` knows, published sets first."""
-    return (*PUBLISHED, *PACKS)
+    return (*PUBLISHED, *SUBSETS, *PACKS)
+
+
+def about(name: str) -> str:
+    """What ``name`` (one of :func:`names`) is, in a line."""
+    if name in PUBLISHED:
+        return PUBLISHED[name].about
+    if name in SUBSETS:
+        return SUBSETS[name]
+    return f"made from seeds, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
 
 
 def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
@@ -56,7 +70,8 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
 
     Args:
         name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file.
-            The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash.
+            The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
+            of a subset a prefix of its content hash.
         limit: stop after this many tasks.
         ids: only these tasks, in this order.
 
@@ -74,6 +89,8 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
         tasks = _pack(base, version, split)
     elif base in PUBLISHED and not split:
         tasks = _published(base, version, stop)
+    elif base in SUBSETS and not split:
+        tasks = _subset(base, version)
     elif _is_path(name):
         tasks = read(Path(name).expanduser(), limit=stop)
     else:
@@ -87,6 +104,8 @@ def available(name: str) -> str:
     """Where ``name`` would be loaded from, in a few words: ``not here: ...`` if from the Hub, or from nowhere."""
     if name in PACKS:
         return "built in"
+    if name in SUBSETS:
+        return available(_source())
     if local := _local(PUBLISHED[name]):
         return f"in {local}"
     if path := _hub.cached(name, None):
@@ -150,6 +169,21 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
         except TaskSetNotFound as error:
             raise _not_found(name, version, [*tried, str(error)]) from error
     return dataclasses.replace(read(path, name=name, limit=limit), version=path.parent.name)
+
+
+def _source() -> str:
+    """The set that a subset is taken from: the first that is here, else the one on the Hub."""
+    return next((n for n in _SOURCES if _local(PUBLISHED[n]) or _hub.cached(n, None)), _SOURCES[-1])
+
+
+def _subset(name: str, version: str) -> TaskSet:
+    tasks = clean.select(_published(_source(), "", None), clean.shipped(), name)
+    if not tasks.content_hash.startswith(version):
+        raise TaskSetNotFound(
+            f"{name} has the content hash {tasks.content_hash[:12]} here, not {version!r}: use {name}, or the "
+            "version of the library that has that list"
+        )
+    return dataclasses.replace(tasks, version=tasks.content_hash)
 
 
 def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:

@@ -21,7 +21,7 @@ def main() -> None:
     try:
         import _ctypes  # the C half: ctypes itself takes ten times as long
 
-        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")
+        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # pyright: ignore[reportArgumentType] None: this program
         _ctypes.call_function(prctl, (4, 0, 0, 0, 0))  # PR_SET_DUMPABLE
     except (ImportError, OSError, AttributeError):
         pass

@@ -45,10 +45,16 @@ _LOG_BYTES = 16 * 1024
 _LEAVES = re.compile(r"\b_exit\b|\bos\s*\.\s*(exec|abort|kill)")
 
 
-# Mounts and the image's own programs are not walked through: the agent's links to the verifier are not needed there.
-_CUT_LINKS = """
-import os, sys
-skip = {"/usr/lib", "/usr/share", "/usr/include", "/proc", "/sys", "/dev", *sys.argv[1:]}
+# What a layer must not bring: a result that is there already, and links to the verifier by which its files would be
+# graded as the agent's own. Mounts and the image's own programs are not walked through: no link is needed there.
+_CLEAR = """
+import os, shutil, sys
+if os.path.islink("/logs"):
+    os.unlink("/logs")
+elif os.path.islink("/logs/verifier"):
+    os.unlink("/logs/verifier")
+shutil.rmtree("/logs/verifier", ignore_errors=True)
+skip = {"/usr/lib", "/usr/share", "/usr/include", "/usr/src", "/.pristine", "/proc", "/sys", "/dev", *sys.argv[1:]}
 for root, folders, names in os.walk("/"):
     for name in folders + names:
         path = os.path.join(root, name)
@@ -178,7 +184,7 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         else:
             if originals:
                 await box.put(originals, task.workspace)
-            await _cut_links(box, [*readonly])
+            await _clear(box, [*readonly])
         if spec.protocol == "harbor":
             return await _harbor(task, box)
         return await _reward_sh(task, box)
@@ -203,9 +209,9 @@ async def _fork(backend: Backend, layer: Snapshot, spec: SandboxSpec) -> Sandbox
         return None
 
 
-async def _cut_links(box: Sandbox, folders: list[str]) -> None:
-    """In a forked layer: remove the links by which the agent would have the verifier's files graded as its own."""
-    done = await box.exec([*box.tool("python3"), "-I", "-S", "-B", "-c", _CUT_LINKS, *folders], cwd="/", timeout=60)
+async def _clear(box: Sandbox, folders: list[str]) -> None:
+    """Take out of a forked layer what would speak for the verifier, which is in ``folders``."""
+    done = await box.exec([*box.tool("python3"), "-I", "-S", "-B", "-c", _CLEAR, *folders], cwd="/", timeout=60)
     if done.exit_code != 0:
         raise SandboxError(f"the links of the layer could not be looked through ({done.text[-200:]})")
 

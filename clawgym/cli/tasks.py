@@ -17,9 +17,8 @@ from rich.table import Column, Table
 from clawgym.evaluation.validate import Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, write
-from clawgym.tasks.packs import SPLITS, pack
 from clawgym.tasks.scaffold import new_task
-from clawgym.tasks.sets import PUBLISHED
+from clawgym.tasks.sets import about
 
 app = typer.Typer(
     help="List, show, validate, convert and start tasks.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -47,13 +46,8 @@ def list_sets() -> None:
     """The task sets that have names, and where each would come from."""
     table = Table("name", "what", Column("where", overflow="fold"))
     for name in names():
-        about = PUBLISHED[name].about if name in PUBLISHED else _about_pack(name)
-        table.add_row(name, about, available(name))
+        table.add_row(name, about(name), available(name))
     out.print(table)
-
-
-def _about_pack(name: str) -> str:
-    return f"made from seeds, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
 
 
 @app.command()

@@ -407,9 +407,9 @@ def belongs(name):
         return False
 
 
-def with_offspring(roots, running, spared=frozenset()):
+def with_offspring(roots, running, spared=()):
     """``roots`` and all that they started, but for the ``spared``."""
-    found = set(roots) - spared
+    found = set(roots).difference(spared)
     grew = bool(found)
     while grew:
         grew = False
