@@ -10,8 +10,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future, wait
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from clawgym.errors import ClawGymError
@@ -32,6 +31,7 @@ class Runtime:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._backends: dict[str, tuple[Backend, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._reviving = threading.Lock()
         self._thread = self._new_thread()
 
@@ -55,22 +55,39 @@ class Runtime:
             if not self._thread.is_alive():
                 self._thread = self._new_thread()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the loop. Raises as :meth:`ensure` does."""
+    def start(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Begin all ``works`` on the loop, which is woken once for them. Raises as :meth:`ensure` does."""
+
+        def begin() -> None:
+            for work in works:
+                task = self.loop.create_task(work)
+                self._tasks.add(task)  # the loop itself holds a task but weakly
+                task.add_done_callback(self._tasks.discard)
+
         try:
             self.ensure()
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
+            self.loop.call_soon_threadsafe(begin)
         except BaseException:
-            work.close()
+            for work in works:
+                work.close()
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop and wait. Ctrl-C cancels it."""
-        future = self.start(work)
         try:
-            while not wait([future], timeout=LOOK_SECONDS).done:
-                self.ensure()
-            return future.result()
+            self.ensure()
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            while True:
+                try:
+                    return future.result(timeout=LOOK_SECONDS)
+                except TimeoutError:
+                    if future.done():  # it is the work's own
+                        raise
+                    self.ensure()
         except BaseException:
             if self.usable:
                 future.cancel()

@@ -7,7 +7,6 @@ One slow command stalls nobody: with ``send`` / ``recv`` whoever is ready is ser
 from __future__ import annotations
 
 import asyncio
-import queue
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from clawgym.envs._runtime import LOOK_SECONDS, runtime
+from clawgym.envs._answers import Answers
+from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs._worker import Reward, StepResult, Worker
 from clawgym.envs.spaces import terminal_action_space, terminal_observation_space
@@ -76,7 +76,7 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self._rngs: list[np.random.Generator] = []
         self._options: dict[str, Any] | None = None
         self._over = np.zeros(num_envs, dtype=np.bool_)
-        self._ready: queue.SimpleQueue[tuple[int, StepResult | BaseException]] = queue.SimpleQueue()
+        self._answers: Answers[StepResult] = Answers()
         self._busy: set[int] = set()
         self._seen: list[dict[str, Any] | None] = [None] * num_envs
 
@@ -156,12 +156,13 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             raise gym.error.AlreadyPendingCallError(
                 f"environments {sorted(twice)} still work: recv() them first", "send"
             )
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"env_ids {ids}: name each environment once")
         for i in ids:
             if self._over[i] and self.autoreset_mode is AutoresetMode.DISABLED:
                 raise gym.error.ResetNeeded(f"environment {i} is over: reset(options={{'reset_mask': ...}}) first")
-        for i, action in zip(ids, actions, strict=True):
-            self._runtime.start(self._one(i, str(action)))
-            self._busy.add(i)
+        self._runtime.start([self._one(i, str(action)) for i, action in zip(ids, actions, strict=True)])
+        self._busy.update(ids)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
@@ -173,22 +174,16 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         """
         if min_envs > len(self._busy) or min_envs < 1:
             raise ValueError(f"recv({min_envs}) while {len(self._busy)} environments work: send() first")
-        answers: dict[int, StepResult] = {}
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            while len(answers) < min_envs or not self._ready.empty():
-                i, result = self._next_answer(deadline)
-                if isinstance(result, BaseException):
-                    self._busy.discard(i)
-                    raise result
-                answers[i] = result
-        except BaseException as error:  # Ctrl-C too: what has arrived is there for the next call
-            for other in answers.items():
-                self._ready.put(other)
-            if isinstance(error, queue.Empty):
-                raise TimeoutError(f"{len(answers)} of {min_envs} environments answered: call recv() again") from None
-            raise
+        answers: dict[int, StepResult] = {}
+        for i, answer in self._answers.wait(min_envs, deadline, self._runtime.ensure).items():
+            if isinstance(answer, BaseException):  # the others are there for the next call
+                self._answers.drop([i])
+                self._busy.discard(i)
+                raise answer
+            answers[i] = answer
         ids = sorted(answers)
+        self._answers.drop(ids)
         self._busy.difference_update(ids)
         infos: dict[str, Any] = {}
         for row, i in enumerate(ids):
@@ -259,22 +254,11 @@ class TerminalVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
                     observation, info = await worker.reset(*self._next(i))
                     info |= {"final_obs": answer[0], "final_info": answer[4]}
                     answer = (observation, answer[1], answer[2], answer[3], info)
-            self._ready.put((i, answer))
+            self._answers.put(i, answer)
         except asyncio.CancelledError:
-            self._ready.put((i, ClawGymError(f"environment {i} was interrupted: reset() it")))
+            self._answers.put(i, ClawGymError(f"environment {i} was interrupted: reset() it"))
         except BaseException as error:
-            self._ready.put((i, error))
-
-    def _next_answer(self, deadline: float | None) -> tuple[int, StepResult | BaseException]:
-        """Raises queue.Empty past the deadline (monotonic seconds), and as ``Runtime.ensure`` does."""
-        while True:
-            left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-            try:
-                return self._ready.get(timeout=max(0.0, min(LOOK_SECONDS, left)))
-            except queue.Empty:
-                self._runtime.ensure()
-                if left <= 0:
-                    raise
+            self._answers.put(i, error)
 
     def _batch(self, ids: Sequence[int]) -> dict[str, Any]:
         rows = [self._seen[i] for i in ids]

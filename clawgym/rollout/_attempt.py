@@ -12,6 +12,7 @@ import gzip
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from clawgym.errors import (
@@ -34,7 +35,13 @@ _MAX_WORKSPACE = 256 * 2**20
 
 def utc_now() -> str:
     """ISO 8601 with milliseconds, UTC."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_second(seconds)}.{milliseconds:03}+00:00"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:  # every step of every environment has a time: most share their second
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class Attempt:

@@ -40,7 +40,7 @@ class SocketStream:
 
     def _read(self) -> None:
         try:
-            data = self.socket.recv(1 << 18)
+            data = self.socket.recv(1 << 16)  # more would be mapped and unmapped for every answer
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
