@@ -28,14 +28,18 @@ def main() -> None:
     path, workspace = sys.argv[1:3]
     sys.argv = sys.argv[1:]
     # Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
-    sys.path.insert(0, path.rpartition("/")[0])
+    folder = path.rpartition("/")[0]
+    sys.path.insert(0, folder)
     import runpy
+
+    library = os.path.dirname(os.__file__)
+    trusted = (folder + "/", workspace + "/reward/", library + "/", sys.prefix + "/", "<frozen ")
 
     before = _speakers()
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
-        if not _left_by(error, workspace) and _speakers() == before:
+        if _by_itself(error, trusted) and _speakers() == before:
             _say(out, mark)
         raise
     if _speakers() == before:
@@ -59,15 +63,14 @@ def _speakers():
     )
 
 
-def _left_by(error, workspace):
-    """Whether the exit was raised by code of the workspace; ``reward/`` in it is the verifier."""
-    frame = error.__traceback__
+def _by_itself(error, trusted):
+    """Whether no code but the checker's and Python's own took part in the exit: text that is ``exec``ed is neither."""
+    frame = error.__traceback__.tb_next  # the first is here
     while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        if name.startswith(workspace + "/") and not name.startswith(workspace + "/reward/"):
-            return True
+        if not frame.tb_frame.f_code.co_filename.startswith(trusted):
+            return False
         frame = frame.tb_next
-    return False
+    return True
 
 
 def _say(out, mark):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import secrets
 
@@ -9,7 +10,7 @@ import pytest
 
 from clawgym.agents import ScriptAgent
 from clawgym.evaluation.exploits import EXPLOITS
-from clawgym.records import GradingMode, Outcome, Task
+from clawgym.records import GradingMode, Outcome, Task, TaskFile
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
@@ -37,6 +38,11 @@ async def test_exploit_earns_nothing(backend: Backend, name: str) -> None:
     outcome, strict, right = await attempt(guarded(secrets.token_hex(8)), name, backend)
     assert outcome in (Outcome.FAILED, Outcome.TRUNCATED)
     assert (strict, right) == (0.0, 0.0)
+
+
+async def test_what_is_written_while_it_is_graded_is_not_seen(backend: Backend) -> None:
+    outcome, strict, right = await attempt(guarded(guarded("").instruction), "daemon-rewrites-outputs", backend)
+    assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", LAYER)
@@ -67,6 +73,13 @@ async def test_code_that_the_checker_imports_cannot_print_or_leave_its_way_to_a_
     assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("name", ["runs-print-and-exit", "runs-print-and-leave"])
+async def test_nor_can_text_that_the_checker_executes(backend: Backend, name: str) -> None:
+    check = IMPORTS.replace(b"spec.loader.exec_module(tool)", b"exec(open(path).read(), vars(tool))")
+    outcome, strict, right = await attempt(guarded(secrets.token_hex(8), check, runs="in_process"), name, backend)
+    assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -82,10 +95,16 @@ async def test_honest_code_that_the_checker_imports_is_paid(backend: Backend, wo
     assert (await run_episode(made, agent, backend, seed=0)).outcome is Outcome.SOLVED
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "raise SystemExit", "os._exit(0)"])
+@pytest.mark.parametrize(
+    "end", ["sys.exit(0)", "raise SystemExit", "os._exit(0)", "argparse.ArgumentParser().exit()", "helper.leave()"]
+)
 async def test_a_checker_may_end_as_it_likes(backend: Backend, end: str) -> None:
-    check = f"import os, sys; print('{{\"a\": 1}}', flush=True); {end}".encode()
-    episode = await run_episode(guarded("42", check), ScriptAgent(b"true"), backend, seed=0)
+    check = f"import argparse, helper, os, sys; print('{{\"a\": 1}}', flush=True); {end}".encode()
+    made = guarded("42", check)
+    helper = TaskFile("helper.py", b"import sys\ndef leave():\n    sys.exit(0)\n")
+    spec = dataclasses.replace(made.verifier, files=(*made.verifier.files, helper))
+    made = dataclasses.replace(made, verifier=spec)
+    episode = await run_episode(made, ScriptAgent(b"true"), backend, seed=0)
     assert episode.outcome is Outcome.SOLVED, episode.result
 
 
