@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import logging
 import os
 import platform
 import shutil
@@ -32,6 +33,8 @@ class Finding:
     """The command that mends it; empty where nothing is wrong."""
     needed: bool = False
     """Whether ClawGym is of no use without it."""
+    notes: tuple[str, ...] = ()
+    """What a sandbox does not isolate here, or does otherwise than the others."""
 
 
 def _python() -> Finding:
@@ -62,7 +65,7 @@ def _backend(name: str) -> list[Finding]:
             detail = f"tier {isolation.tier}; " + (
                 "everything isolated" if not missing else "not: " + ", ".join(missing)
             )
-            return Finding(what, True, detail + "".join(f"; {note}" for note in isolation.notes))
+            return Finding(what, True, detail, notes=isolation.notes)
 
         return [asyncio.run(probe())]
     except ClawGymError as error:
@@ -70,11 +73,19 @@ def _backend(name: str) -> list[Finding]:
         return [Finding(what, False, text or str(error), mend or str(error))]
 
 
+_NEW_NAMESPACE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print("made" if libc.unshare(0x10000000) == 0 else os.strerror(ctypes.get_errno()))
+"""
+
+
 def _namespaces() -> list[Finding]:
+    what = "user namespaces"
     if sys.platform != "linux":
-        return [
-            Finding("user namespaces", False, f"{sys.platform} has none", "use the Docker backend: --backend docker")
-        ]
+        return [Finding(what, False, f"{sys.platform} has none", "use the Docker backend: --backend docker")]
+    argv = [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE]
+    said = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     found: list[Finding] = []
     for path, wanted, mend in (
         ("/proc/sys/kernel/unprivileged_userns_clone", "1", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -87,8 +98,14 @@ def _namespaces() -> list[Finding]:
         except OSError:
             continue
         if value != wanted and os.geteuid() != 0:
-            found.append(Finding("user namespaces", False, f"{path} is {value}", mend))
-    return found or [Finding("user namespaces", True, "allowed")]
+            found.append(Finding(what, False, f"{path} is {value}", mend))
+    if not found and said != "made":
+        mend = (
+            "in a container: run as root and use --backend chroot (docker run --user 0); "
+            "elsewhere: sysctl -w user.max_user_namespaces=15000"
+        )
+        found.append(Finding(what, False, f"refused to this process ({said or 'no answer'})", mend))
+    return found or [Finding(what, True, "allowed")]
 
 
 def _checker_libraries() -> Finding:
@@ -143,6 +160,7 @@ def examine() -> list[Finding]:
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say what works here and how to mend what does not. Exit status 1 if nothing can run."""
+    logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # what a backend warns of, the report says
     findings = examine()
     if as_json:
         rows = [{k: getattr(f, k) for k in Finding.__slots__} for f in findings]
@@ -151,6 +169,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         width = max(len(f.what) for f in findings)
         for f in findings:
             typer.echo(f"{'ok ' if f.ok else 'NO '} {f.what:<{width}}  {f.detail}")
+            for note in f.notes:
+                typer.echo(f"    {'':<{width}}  - {note}")
             if f.mend:
                 typer.echo(f"    {'':<{width}}  mend: {f.mend}")
     raise typer.Exit(1 if any(f.needed and not f.ok for f in findings) else 0)

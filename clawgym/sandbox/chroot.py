@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
 import platform
 import secrets
@@ -28,6 +30,7 @@ from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, S
 
 __all__ = ["ChrootBackend"]
 
+_log = logging.getLogger("clawgym.sandbox")
 _MiB = 2**20
 _CAPABILITIES = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8, "SYS_CHROOT": 18,
@@ -191,6 +194,7 @@ class ChrootBackend:
         features["disk_limit"] = False
         features["landlock"] = _landlock.abi() > 0
         self._isolation = Isolation(self.name, "chroot", features, tuple(_notes(features)))
+        _say_once(self._isolation.notes)
         return self._isolation
 
     # -- boxes
@@ -317,12 +321,19 @@ def _check_host() -> None:
         ) from None
 
 
+@functools.cache
+def _say_once(notes: tuple[str, ...]) -> None:
+    """Whoever asked for ``chroot`` is to know, once, what it leaves open; the log's default place is stderr."""
+    _log.warning("the chroot backend isolates less than the others:%s", "".join(f"\n- {note}" for note in notes))
+
+
 def _notes(features: dict[str, bool]) -> list[str]:
     left_out = ", ".join(f"/usr/{name}" for name in sorted(LEFT_OUT))
     notes = [
         "processes: no pid namespace; the box's processes are seen by the host's tools, and find out which pids exist",
         "files: /usr is read-only and nothing can be installed in it; boxes do without " + left_out,
-        "files: no /proc, no /sys and no /dev/fd in a box: ps, <(...) and /dev/stdout do not work",
+        "files: no /proc, /sys, /dev/fd or /dev/pts in a box: ps, <(...), /dev/stdout, terminals that a program opens, "
+        "and every task that reads /proc do not work",
         "network: none, not even a loopback; no live grading",
         "users: commands run as 'box', which is not root inside either",
         "disk: not limited for the box as a whole (limits.file_mb holds for each file)",

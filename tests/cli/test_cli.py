@@ -55,6 +55,21 @@ def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
     assert "DOCKER_HOST" in findings["sandbox: docker"]["mend"]
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="chroot boxes need root")
+def test_doctor_says_what_chroot_does_not_isolate(tmp_path: Path) -> None:
+    done = clawgym("doctor", cwd=tmp_path, DOCKER_HOST="unix:///no.sock")
+    lines = done.stdout.splitlines()
+    (first,) = (number for number, line in enumerate(lines) if "sandbox: chroot" in line)
+    assert "tier chroot; not: pid" in lines[first]
+    said = []
+    for line in lines[first + 1 :]:
+        if not line.strip().startswith("- "):
+            break
+        said.append(line.strip()[2:].partition(":")[0])
+    assert {"processes", "files", "network", "users", "disk", "host"} <= set(said)
+    assert "isolates less" not in done.stderr, "the report says it already"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the demo needs a sandbox")
 def test_the_demo_ranks_three_agents_and_leaves_three_reports(tmp_path: Path) -> None:
     done = clawgym("demo", cwd=tmp_path)

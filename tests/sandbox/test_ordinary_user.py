@@ -74,6 +74,16 @@ def test_namespace_backend(home: Path) -> None:
     assert list((home / ".cache" / "clawgym" / "owners").iterdir()) == []
 
 
+def test_chroot_backend_refuses_and_says_what_to_do(home: Path) -> None:
+    script = "import asyncio; from clawgym.sandbox import backend; asyncio.run(backend('chroot').probe())"
+    done = _as_user([_python(home), "-c", script], home, 60)
+    assert done.returncode == 1
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("clawgym.errors.SandboxUnavailable: the chroot backend needs root"), done.stdout[-2000:]
+    assert "docker run --user 0" in last
+    assert "namespace backend" in last
+
+
 @pytest.mark.docker
 def test_docker_backend(home: Path, docker_engine: str) -> None:
     """Files leave by way of a tar made inside the container: this user cannot look into it from outside."""
