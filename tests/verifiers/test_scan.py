@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clawgym.verifiers.scan import scan_checker, third_party_imports
 
@@ -75,3 +80,42 @@ def test_third_party_imports_guarded_or_not():
     source += "def f():\n    from cryptography.x509 import y\nfrom . import local\nfrom __future__ import annotations\n"
     assert third_party_imports(source) == ("cryptography", "yaml")
     assert third_party_imports("import (") == ()
+
+
+LINES = st.sampled_from(
+    [
+        *(
+            "import json",
+            "import os.path as p, re  # import",
+            "import os, \\\n  yaml",
+            "from . import near",
+            "from xml.dom import x",
+        ),
+        *(
+            "if 1: import yaml",
+            "from yaml import (\n  a,\n  b)",
+            "'''\nimport numpy\n'''",
+            "import  sys ;import toml",
+            "x = 'import'",
+        ),
+        *(
+            "\timport json",
+            "from os import path; import attr",
+            "import yaml.nodes, json",
+            "__import__('os')",
+            "\r\nimport toml\r",
+            "pass",
+        ),
+    ]
+)
+
+
+@given(st.lists(LINES, max_size=6).map("\n".join))
+def test_third_party_imports_are_those_of_the_syntax_tree(source):
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        nodes = []
+    found = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    found |= {n.module.split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level}
+    assert third_party_imports(source) == tuple(sorted(found - sys.stdlib_module_names))
