@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -137,14 +138,13 @@ def _task_sets() -> Finding:
 
 def examine() -> list[Finding]:
     """Everything the doctor looks at, in order."""
+    from clawgym.sandbox import BACKENDS
+
     linux = sys.platform == "linux"
     checks: list[Callable[[], list[Finding]]] = [
         lambda: [_python()],
         _namespaces,
-        lambda: _backend("namespace"),
-        lambda: _backend("chroot") if linux else [],
-        lambda: [_package("docker", "docker", "Docker SDK")],
-        lambda: _backend("docker") if importlib.util.find_spec("docker") else [],
+        *(partial(_backend, name) for name in BACKENDS),
         lambda: [_checker_libraries()] if linux else [],
         lambda: [_package("openai", "openai", "model endpoints")],
         lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],

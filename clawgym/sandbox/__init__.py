@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import sys
 
 from clawgym.errors import SandboxUnavailable
@@ -30,7 +31,9 @@ __all__ = [
     "backend",
 ]
 
-BACKENDS = ("namespace", "chroot", "docker")
+BACKENDS = {"namespace": "NamespaceBackend", "chroot": "ChrootBackend", "docker": "DockerBackend"}
+"""Name -> class, in the module of that name."""
+_LINUX_ONLY = ("namespace", "chroot")
 
 
 def backend(name: str = "auto") -> Backend:
@@ -41,26 +44,12 @@ def backend(name: str = "auto") -> Backend:
     """
     if name == "auto":
         name = "namespace" if sys.platform == "linux" else "docker"
-    if name == "namespace":
-        if sys.platform != "linux":
-            raise SandboxUnavailable(
-                f"the namespace backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
-            )
-        from clawgym.sandbox.namespace import NamespaceBackend
-
-        return NamespaceBackend()
-    if name == "chroot":
-        if sys.platform != "linux":
-            raise SandboxUnavailable(
-                f"the chroot backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
-            )
-        from clawgym.sandbox.chroot import ChrootBackend
-
-        return ChrootBackend()
-    if name == "docker":
-        from clawgym.sandbox.docker import DockerBackend
-
-        return DockerBackend()
-    close = difflib.get_close_matches(name, BACKENDS, 1)
-    hint = f" Did you mean: {close[0]!r}?" if close else ""
-    raise SandboxUnavailable(f"there is no backend {name!r}.{hint} Choose one of: auto, {', '.join(BACKENDS)}")
+    if name not in BACKENDS:
+        close = difflib.get_close_matches(name, BACKENDS, 1)
+        hint = f" Did you mean: {close[0]!r}?" if close else ""
+        raise SandboxUnavailable(f"there is no backend {name!r}.{hint} Choose one of: auto, {', '.join(BACKENDS)}")
+    if name in _LINUX_ONLY and sys.platform != "linux":
+        raise SandboxUnavailable(
+            f"the {name} backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
+        )
+    return getattr(importlib.import_module(f"clawgym.sandbox.{name}"), BACKENDS[name])()

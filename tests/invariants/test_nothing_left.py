@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from clawgym.errors import InfraError, SandboxUnavailable
-from clawgym.sandbox import SandboxSpec, _containers, backend, leases
+from clawgym.sandbox import BACKENDS, SandboxSpec, _containers, backend, leases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -33,6 +33,7 @@ ENGINE = 2.0
 """What a Docker engine gets on top: it removes some ten containers a second, fewer when others want it too."""
 AT_ONCE = 3
 _SCRIPT = str(Path(__file__).with_name("owner_to_kill.py"))
+_LOCAL = [name for name in BACKENDS if name != "docker"]
 _BOX_UIDS = range(0x60000000, 0x71000000)
 
 
@@ -228,7 +229,7 @@ async def _available(name: str) -> None:
         await made.aclose()
 
 
-@pytest.mark.parametrize("name", ["namespace", "chroot"])
+@pytest.mark.parametrize("name", _LOCAL)
 async def test_killed_owner_of_boxes(name: str) -> None:
     await _available(name)
     await _many(name, KILLS, None, 1.5)
@@ -240,7 +241,7 @@ async def test_killed_owner_of_containers(docker_engine: str) -> None:
     await _many("docker", max(1, KILLS // 5), docker_engine.removeprefix("unix://"), 3.0)
 
 
-@pytest.fixture(params=["namespace", "chroot", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=[*_LOCAL, pytest.param("docker", marks=pytest.mark.docker)])
 def name_and_engine(request: pytest.FixtureRequest) -> tuple[str, str | None]:
     if request.param != "docker":
         return request.param, None
