@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clawgym.evaluation.integrity import belongs, edited, results_digest
 from clawgym.evaluation.statistics import Estimate
-from clawgym.evaluation.summary import Scores, Summary, summarize
+from clawgym.evaluation.summary import READS_FILES, GroupScores, Summary, summarize
 from clawgym.evaluation.verification import read_verification
 from clawgym.runs import RunFolder
 
@@ -46,14 +46,19 @@ class Entry:
     """What a reader must know before comparing: missing episodes, tampering, edits."""
 
     def score(self, by: str) -> Estimate | None:
-        """The score called ``by`` (one of :data:`SCORES`)."""
+        """The score called ``by`` (one of :data:`SCORES`).
+
+        The strict one is over the tasks whose grader only reads files: what could be forged does not count.
+        """
+        if by == "strict" and self.forgeable:
+            kept = [group for group in self.summary.groups["grader"] if group.name == READS_FILES]
+            return kept[0].strict if kept else None
         return getattr(self.summary.scores, by)
 
     @property
-    def forgeable(self) -> Scores | None:
-        """The scores on tasks whose grader runs the agent's code; ``None`` without such tasks."""
-        found = [g for g in self.summary.groups.get("grader", ()) if g.name.startswith("runs agent code")]
-        return found[0] if found else None
+    def forgeable(self) -> tuple[GroupScores, ...]:
+        """The scores on tasks whose grader runs the agent's code, by how it does."""
+        return tuple(group for group in self.summary.groups.get("grader", ()) if group.name != READS_FILES)
 
 
 def load_entry(path: str | Path) -> Entry:

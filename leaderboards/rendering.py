@@ -58,9 +58,9 @@ def _notes(boards: Sequence[Board]) -> list[str]:
 
 def _forgeable(board: Board) -> list[tuple[str, int, str]]:
     return [
-        (ranked.entry.name, scores.episodes, _percent(scores.strict))
+        (f"{ranked.entry.name}, {scores.name}", scores.episodes, _percent(scores.strict))
         for ranked in board.entries
-        if (scores := ranked.entry.forgeable) is not None
+        for scores in ranked.entry.forgeable
     ]
 
 
@@ -72,7 +72,7 @@ _VERIFIED = (
     "Verified: a run folder's own record that its workspaces were graded again with the same results; "
     "`clawgym verify RUN` finds out whether it is true."
 )
-_FORGEABLE = "On tasks whose grader runs the agent's code (results can be forged there)"
+_FORGEABLE = "Not in the strict score: tasks whose grader runs the agent's code (results can be forged there)"
 
 
 def to_view(boards: Sequence[Board]) -> RenderableType:
@@ -157,7 +157,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "isolation": entry.isolation,
         "library": entry.library,
         **{name: plain(entry.score(name)) for name in SCORES},
-        "executes_agent_code": None if entry.forgeable is None else plain(entry.forgeable.strict),
+        "executes_agent_code": {group.name: plain(group.strict) for group in entry.forgeable},
         "pass_at": {str(k): estimate.value for k, estimate in summary.pass_at.items()},
         "pass_hat": {str(k): estimate.value for k, estimate in summary.pass_hat.items()},
         "episodes": summary.scores.episodes,

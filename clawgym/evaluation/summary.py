@@ -19,8 +19,19 @@ from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Usage
 from clawgym.runs import Receipt, RunFolder
 
-__all__ = ["UNSUPPORTED", "GroupScores", "Scores", "Summary", "graded_by_task", "summarize", "task_means"]
+__all__ = [
+    "READS_FILES",
+    "UNSUPPORTED",
+    "GroupScores",
+    "Scores",
+    "Summary",
+    "graded_by_task",
+    "summarize",
+    "task_means",
+]
 
+READS_FILES = "reads files only"
+"""The group of the tasks whose grader runs nothing that the agent wrote."""
 UNSUPPORTED = "unsupported"
 """The ``outcome`` of a row whose task turned out not to be runnable here."""
 
@@ -73,7 +84,8 @@ class Summary:
     """Tasks that could not be read."""
     tampered: tuple[str, ...] = ()
     groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
-    """``category``, ``level``, ``grader``: only those that divide the set."""
+    """``category``, ``level``, ``grader``: those that divide the set; ``grader`` also where every task's runs the
+    agent's code."""
     usage: Usage = field(default_factory=Usage)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Summed over the graded episodes, by phase."""
@@ -242,7 +254,7 @@ def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
 def _groups(receipt: Receipt, by_task: Mapping[str, list[Row]]) -> dict[str, tuple[GroupScores, ...]]:
     def grader(about: Mapping[str, Any]) -> str:
         how = about.get("executes_agent_code")
-        return f"runs agent code ({str(how).replace('_', ' ')})" if how else "reads files only"
+        return f"runs agent code ({str(how).replace('_', ' ')})" if how else READS_FILES
 
     dimensions: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "category": lambda about: str(about.get("category") or "(none)"),
@@ -254,7 +266,7 @@ def _groups(receipt: Receipt, by_task: Mapping[str, list[Row]]) -> dict[str, tup
         members: dict[str, list[list[Row]]] = defaultdict(list)
         for task, rows in by_task.items():
             members[name_of(receipt.tasks[task])].append(rows)
-        if len(members) > 1:
+        if len(members) > 1 or (dimension == "grader" and members and READS_FILES not in members):
             out[dimension] = tuple(
                 GroupScores(**{f.name: getattr(_scores(rows), f.name) for f in dataclasses.fields(Scores)}, name=name)
                 for name, rows in sorted(members.items(), key=lambda pair: (_LEVELS.get(pair[0], 0), pair[0]))

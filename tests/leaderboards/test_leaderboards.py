@@ -20,13 +20,13 @@ def make_run(
     done: int | None = None,
     workspace: str = "/w",
     agent: str | None = None,
-    executes: bool = False,
+    executes: int = 0,
     tampered: int = 0,
 ) -> Path:
-    """A run in which the first ``passes`` tasks are solved."""
-    spec = VerifierSpec("reward_sh", (), executes_agent_code="subprocess" if executes else None)
-    plain = VerifierSpec("reward_sh", ())
-    items = tuple(Task(f"t{i}", "do", spec if i < 3 else plain, workspace=workspace) for i in range(tasks))
+    """A run in which the first ``passes`` tasks are solved; the verifiers of the first ``executes`` run agent code."""
+    specs = [VerifierSpec("reward_sh", (), executes_agent_code=how) for how in ("in_process", "subprocess", None)]
+    kinds = [specs[0 if i == 0 else 1] if i < executes else specs[2] for i in range(tasks)]
+    items = tuple(Task(f"t{i}", "do", kinds[i], workspace=workspace) for i in range(tasks))
     receipt = make_receipt("eval", TaskSet("bench", items, "1"), agent={"name": agent or path.name, "version": "1"})
     with RunFolder.open(path, receipt) as run:
         for n, task in enumerate(items[: tasks if done is None else done]):
@@ -74,11 +74,30 @@ def test_missing_and_tampered_episodes_are_flagged_everywhere(tmp_path: Path):
 
 
 def test_tasks_that_run_agent_code_are_shown_apart(tmp_path: Path):
-    entry = load_entry(make_run(tmp_path / "a", 5, executes=True))
-    assert entry.forgeable is not None
-    assert entry.forgeable.episodes == 3
-    assert "results can be forged" in to_markdown(rank([entry]))
-    assert load_entry(make_run(tmp_path / "b", 5)).forgeable is None
+    entry = load_entry(make_run(tmp_path / "a", 5, executes=3))
+    shown = {group.name: group.episodes for group in entry.forgeable}
+    assert shown == {"runs agent code (in process)": 1, "runs agent code (subprocess)": 2}
+    boards = rank([entry])
+    assert "results can be forged" in to_markdown(boards)
+    assert to_json(boards)[0]["entries"][0]["executes_agent_code"].keys() == shown.keys()
+    assert load_entry(make_run(tmp_path / "b", 5)).forgeable == ()
+
+
+def test_what_could_be_forged_is_in_no_strict_score(tmp_path: Path):
+    forged = load_entry(make_run(tmp_path / "forged", 20, executes=20))  # every flagged task, no other
+    assert forged.score("strict").value == 0
+    assert forged.score("official").value == 0.5
+    honest = load_entry(make_run(tmp_path / "honest", 40, executes=20))
+    assert honest.score("strict").value == 1
+    assert ranks(tmp_path / "forged", tmp_path / "honest") == [("honest", 1), ("forged", 2)]
+    (board,) = rank([forged])
+    assert to_json([board])[0]["entries"][0]["strict"]["value"] == 0
+
+
+def test_a_set_of_nothing_else_has_no_strict_board(tmp_path: Path):
+    make_run(tmp_path / "a", 40, executes=40)
+    assert ranks(tmp_path / "a") == [("a", None)]
+    assert ranks(tmp_path / "a", by="official") == [("a", 1)]
 
 
 def edit(path: Path, change) -> None:
