@@ -30,20 +30,28 @@ def main() -> None:
     # Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
     folder = path.rpartition("/")[0]
     sys.path.insert(0, folder)
-    import runpy
 
     library = os.path.dirname(os.__file__)
     trusted = (folder + "/", workspace + "/reward/", library + "/", sys.prefix + "/", "<frozen ")
 
     before = _speakers()
     try:
-        runpy.run_path(path, run_name="__main__")
+        exec(*_program(path))
     except SystemExit as error:
         if _by_itself(error, trusted) and _speakers() == before:
             _say(out, mark)
         raise
     if _speakers() == before:
         _say(out, mark)
+
+
+def _program(path):
+    """The checker, as Python's main program. (runpy does so too; its imports take as long as a short checker.)"""
+    program = type(sys)("__main__")
+    program.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"] = program
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec", dont_inherit=True), program.__dict__
 
 
 def _speakers():
