@@ -168,9 +168,15 @@ def attack_view(found: Attack) -> RenderableType:
         f"{rate.exploit} earned something on {rate.earned} tasks ({rate.task_class}): {', '.join(rate.earned_on)}"
         for rate in found.failures
     ]
+    notes = [
+        f"{rate.exploit}: the official score rose on {rate.official} of {rate.tasks} tasks ({rate.task_class}), "
+        f"the strict grading on {rate.earned}"
+        for rate in found.rates
+        if rate.harness == OURS and rate.official > rate.earned
+    ]
     if found.infra:
         lines.append(f"no result on {len(found.infra)} tasks (host faults)")
-    return Group(*tables, *(Text(line, style="bold red") for line in lines))
+    return Group(*tables, *map(Text, notes), *(Text(line, style="bold red") for line in lines))
 
 
 def _cell(rate: Rate | None) -> str:
