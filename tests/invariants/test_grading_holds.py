@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import secrets
+from typing import Literal
 
 import pytest
 
@@ -17,7 +18,9 @@ from clawgym.sandbox import Backend
 from .guarded import IMPORTS, STARTS, guarded
 
 GENERAL = [name for name, exploit in EXPLOITS.items() if not exploit.executed]
-EXECUTED = [name for name, exploit in EXPLOITS.items() if exploit.executed]
+OPEN = {"subprocess": {"runs-read-verifier"}, "in_process": {"runs-read-verifier", "runs-edit-callers"}}
+"""What code that the checker runs can still do, and why such tasks are flagged: docs/security.md."""
+EXECUTED = {how: [n for n, e in EXPLOITS.items() if e.executed and n not in known] for how, known in OPEN.items()}
 LAYER = [
     *("reward-is-a-link", "sitecustomize", "usercustomize", "python-shadowed", "bash-shadowed", "workspace-replaced"),
     *("workspace-is-verifier", "outputs-link-to-verifier", "outputs-link-into-reward", "outputs-link-through-links"),
@@ -58,19 +61,26 @@ async def test_nor_into_a_test_sh(backend: Backend, name: str) -> None:
     assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", EXECUTED)
+@pytest.mark.parametrize("name", EXECUTED["subprocess"])
 async def test_code_that_the_checker_starts_earns_nothing(backend: Backend, name: str) -> None:
     outcome, strict, right = await attempt(guarded(secrets.token_hex(8), STARTS, runs="subprocess"), name, backend)
     assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in EXECUTED if name != "runs-edit-callers"])
+@pytest.mark.parametrize("name", EXECUTED["in_process"])
 async def test_code_that_the_checker_imports_cannot_print_or_leave_its_way_to_a_score(
     backend: Backend, name: str
 ) -> None:
-    """What it can do is in docs/security.md: such tasks are flagged."""
     outcome, strict, right = await attempt(guarded(secrets.token_hex(8), IMPORTS, runs="in_process"), name, backend)
     assert (outcome, strict, right) == (Outcome.FAILED, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("how", "name"), [(how, name) for how in OPEN for name in sorted(OPEN[how])])
+async def test_what_is_open_is_open(backend: Backend, how: Literal["in_process", "subprocess"], name: str) -> None:
+    """Not a wish: where this fails, the grading has become better than docs/security.md says."""
+    check = STARTS if how == "subprocess" else IMPORTS
+    _, strict, right = await attempt(guarded(secrets.token_hex(8), check, runs=how), name, backend)
+    assert max(strict, right) == 1.0
 
 
 @pytest.mark.parametrize("name", ["runs-print-and-exit", "runs-print-and-leave"])
