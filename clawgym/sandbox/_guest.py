@@ -37,13 +37,15 @@ HOSTS_PROC = False
 PTMX = -1  # the host's, where the box has none
 TICKS = os.sysconf("SC_CLK_TCK")
 OOM = -1  # our own oom_score_adj
+# bash reads a pipe byte by byte, a system call each, unless it knows how many characters there are.
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
+  case $__clawgym_cmd in $'\1'*) read -r -N "${__clawgym_cmd:1}" -u 198 __clawgym_cmd || exit ;; esac
   if [ "$__clawgym_last" != 0 ]; then __clawgym_cmd="__clawgym_rc $__clawgym_last; $__clawgym_cmd"; fi
   eval "$__clawgym_cmd" 198<&- 199>&-
   __clawgym_last=$?
-  IFS= read -r -d '' -u 198 __clawgym_nonce || exit
+  read -r -N 8 -u 198 __clawgym_nonce || exit
   printf '%s\0%s\0%s\0%s\0' "$__clawgym_nonce" "$__clawgym_last" "$PWD" "$!" >&199
 done"""
 
@@ -321,7 +323,12 @@ def run_in_shell(job, payload):
     timeout, cap, job.nonce = RUN.unpack_from(payload)
     begin(job, timeout, cap)
     job.before = children(job.pid) if job.background else frozenset()
-    job.pending.append(payload[RUN.size :] + b"\0" + job.nonce + b"\0")
+    command = payload[RUN.size :]
+    if len(command) > 32 and command.isascii():  # elsewhere the characters of the box's locale are not ours to count
+        command = b"\1%d\0%s" % (len(command), command)
+    else:
+        command = (b" " if command[:1] == b"\1" else b"") + command + b"\0"
+    job.pending.append(command + job.nonce)
     write_pending(job, job.ctl)
     return None
 

@@ -124,6 +124,21 @@ async def test_heredocs_and_long_commands(shared: Sandbox) -> None:
     await shell.close()
 
 
+@pytest.mark.parametrize(
+    "before", ["true", "IFS=x", "export LC_ALL=C", "export LC_ALL=C.UTF-8", "set -f -u", "(exit 3)"]
+)
+@pytest.mark.parametrize("size", [1, 40, 5000])
+async def test_a_command_arrives_as_it_was_sent(shared: Sandbox, before: str, size: int) -> None:
+    shell = await shared.shell()
+    await shell.run(before)
+    for text in ("x" * size, "ü" * size, "x\\ \t" * size + "  ", "\r\n" * size + "ü \n\n"):
+        assert (await shell.run(f"printf %s '{text}' # \\ \t ")).output == text.encode()
+    for command in ("\1echo a", "\1" + "echo a; " * size, "\x013\nx"):
+        assert b"command not found" in (await shell.run(command)).output
+    assert (await shell.run("echo fine")).output == b"fine\n"
+    await shell.close()
+
+
 async def test_nul_is_refused(shared: Sandbox) -> None:
     shell = await shared.shell()
     with pytest.raises(SandboxError, match="NUL"):
