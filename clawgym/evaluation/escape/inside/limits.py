@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from .kit import blocked, call, error_name, in_child, opened, probe
+from .kit import blocked, call, error_name, in_child, opened, probe, skipped
 
 _MiB = 1 << 20
 
@@ -136,14 +136,30 @@ def threads(bait):
 
 @probe("31a", "more processor time than the limit", bare=False)
 def processor(bait):
+    limit = bait["limit"]
+    rate = 0.0
+    for _ in range(3):
+        rate = max(rate, _spin(2))
+        if rate >= 0.8 * limit:
+            break
+    text = f"{rate:.2f} processors were had (limit {limit})"
+    if rate > 1.25 * limit:
+        return opened(text)
+    # Others who use the machine look like a limit.
+    return blocked(text) if rate >= 0.8 * limit else skipped(f"{text}: the machine is too busy to tell")
+
+
+def _spin(seconds):
+    """How many processors eight sessions get: each is a group of its own to a scheduler that makes groups of them."""
     reader, writer = os.pipe()
     children = []
     start = time.monotonic()
-    for _ in range(2):
+    for _ in range(8):
         pid = os.fork()
         if pid == 0:
+            os.setsid()
             signal.alarm(20)
-            while time.monotonic() - start < 2:
+            while time.monotonic() - start < seconds:
                 sum(range(1000))
             os.write(writer, f"{time.process_time()} ".encode())
             os._exit(0)
@@ -152,9 +168,8 @@ def processor(bait):
     for pid in children:
         os.waitpid(pid, 0)
     used = sum(float(word) for word in os.read(reader, 1000).split())
-    rate = used / (time.monotonic() - start)
-    text = f"{rate:.2f} processors were had (limit {bait['limit']})"
-    return opened(text) if rate > 1.5 * bait["limit"] else blocked(text)
+    os.close(reader)
+    return used / (time.monotonic() - start)
 
 
 @probe("32a", "more disk than the limit", bare=False)
