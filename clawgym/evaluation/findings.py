@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from clawgym.records import Task, TaskSet
 from clawgym.tasks.clean import HASH_DIGITS, Verdict
+from clawgym.tasks.missing import missing_inputs
 from clawgym.tasks.web import asks_for_web
 from clawgym.verifiers.cheap import CHEAP_POLICIES, CheapGrade, output_paths
 from clawgym.verifiers.effects import Effects, effects_of
@@ -59,7 +60,9 @@ class TaskAudit:
     unread: tuple[str, ...]
     """Files of the verifier that are neither Python nor the stock script: nothing above was read from them."""
     web: tuple[str, ...]
-    """The sentences of the prompt that ask for the live web."""
+    """The sentences of the prompt that ask for the live internet."""
+    missing: tuple[str, ...]
+    """The inputs that the prompt speaks of and that are not there."""
 
     @classmethod
     def of(cls, task: Task, observed: Mapping[str, Any]) -> Self:
@@ -82,6 +85,7 @@ class TaskAudit:
             packages=tuple(observed["packages"]),
             unread=tuple(observed["unread"]),
             web=asks_for_web(task.instruction),
+            missing=missing_inputs(task),
         )
 
     @property
@@ -209,7 +213,8 @@ FLAWS: tuple[Flaw, ...] = (
         "the verifier starts programs without a timeout",
         lambda a: "; ".join(a.effects.unbounded),
     ),
-    Flaw("web", False, "the prompt asks for the live web", lambda a: a.web[0] if a.web else ""),
+    Flaw("web", False, "the prompt asks for the live internet", lambda a: a.web[0] if a.web else ""),
+    Flaw("missing", False, "an input that the prompt speaks of is not there", lambda a: ", ".join(a.missing)),
 )
 """In the order in which they are reported."""
 

@@ -1,4 +1,4 @@
-"""Which instructions ask for the live web."""
+"""Which instructions ask for the live internet."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ ASKS = [
     "Please scrape the vendor's website every hour.",
     "Fetch https://example.com/a.json and count its keys.",
     "Look up each name online.",
+    "Download the “Attribution 4.0” legal code from the official Creative Commons website.",
+    "Subscribe to the public market data feed of each row.",
+    "Search the public skills ecosystem for two candidates.",
+    "Run an ICMP ping against every host.",
+    "For each address, fetch the reverse DNS name.",
+    "Send a live HTTP request to each endpoint.",
 ]
 DOES_NOT = [
     "Summarise the download counts in input/app.csv.",
@@ -29,6 +35,8 @@ DOES_NOT = [
     "Write the URL of each row to out/urls.txt.",
     "If you would normally verify hours via web search, skip it.",
     "Plan the launch of our website.",
+    "Search the notes for the latency of each ping.",
+    "Describe how the live demo uses DNS.",
 ]
 
 
@@ -45,6 +53,10 @@ def test_it_does_not(sentence):
 @pytest.mark.parametrize("ban", ["No internet use.", "Do not use the Internet;", "This must run fully offline."])
 def test_a_ban_anywhere_settles_it(ban):
     assert asks_for_web(f"{ASKS[0]} {ban}") == ()
+
+
+def test_two_sentences_outweigh_a_ban_which_is_of_one_step():
+    assert asks_for_web(f"{ASKS[0]} {ASKS[1]} The report must open without network access.") == tuple(ASKS[:2])
 
 
 @given(st.text(max_size=300))
