@@ -239,6 +239,16 @@ class DockerSandbox(GuestLink):
         data = await self._run_inside(what, self._writable, cap)
         await asyncio.to_thread(target.write_bytes, data)
 
+    async def _pause(self) -> None:
+        """The engine gives up on a container that forks without end on a busy machine, and thaws it: so again."""
+        for last in (False, False, True):
+            try:
+                await self._backend.call(self._backend.engine.api.pause, self.container)
+                return
+            except InfraError:
+                if last:
+                    raise
+
     async def snapshot(self) -> Snapshot:
         if self._freed:
             raise SandboxError("this box is closed: take the snapshot before close()")
@@ -248,7 +258,7 @@ class DockerSandbox(GuestLink):
             running = self._stopping is None and self.death is None
             api = self._backend.engine.api
             if running:
-                await self._backend.call(api.pause, self.container)
+                await self._pause()
             try:
                 await self._backend.call(_save_held, self._held, target)
             finally:

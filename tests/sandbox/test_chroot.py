@@ -32,13 +32,21 @@ def inside(docker_engine: str) -> Iterator[Container]:
         yield made
 
 
+_DENIED = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+for call in (lambda: libc.unshare(0x10000000), lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)):
+    print(errno.errorcode[ctypes.get_errno()] if call() else "allowed")
+"""
+
+
 def test_it_is_a_default_container(inside: Container) -> None:
     """Otherwise the tests below show nothing."""
     _, status = inside.run("cat", "/proc/self/status")
     assert "CapEff:\t00000000a80425fb" in status
     assert "Seccomp:\t2" in status
-    assert inside.run("unshare", "--user", "true")[0] != 0
-    assert inside.run("mount", "-t", "tmpfs", "none", "/mnt")[0] != 0
+    _, said = inside.python("-c", _DENIED)
+    assert said.split() == ["EPERM", "EPERM"]
 
 
 def test_conformance(inside: Container) -> None:
@@ -89,7 +97,7 @@ def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
         "32a",
         "32c",
     }
-    assert {probe for probe, verdict in verdicts.items() if verdict == "skipped"} <= {"13b"}
+    assert {probe for probe, verdict in verdicts.items() if verdict == "skipped"} <= {"13b", "31a"}
 
 
 def test_an_evaluation(inside: Container) -> None:

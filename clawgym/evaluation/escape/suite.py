@@ -64,6 +64,9 @@ async def escape_suite(
                 verdict, evidence = SKIPPED, "not run without a sandbox"
             else:
                 verdict, evidence = await _answer(field, probe)
+            if verdict == BLOCKED and probe.id in declared:
+                # No credit for what is not claimed: a busy machine, say, looks like a limit.
+                verdict, evidence = SKIPPED, f"{declared[probe.id]}, though it did not show: {evidence}"
             finding = Finding(probe.id, probe.tries, verdict, evidence, declared.get(probe.id, ""))
             findings.append(finding)
             if watch is not None:
