@@ -261,6 +261,8 @@ async def test_public_tasks_earn_what_they_are_known_to_earn(clawgym_data, backe
     known = json.loads(gzip.decompress((DATA / "train_cheap.json.gz").read_bytes()))["tasks"]
     # Its check compares with the prompt in the harness's payload, which the known figure was measured without.
     known["task_1275"][3] = 17 / 19
+    # Their verifiers leave an empty folder, where the known figures count files.
+    known["task_1591"][4] = known["task_1930"][4] = True
     special = [t for t, (*scores, writes) in known.items() if writes or None in scores] + ["task_1275"]
     ids = known if os.environ.get("CLAWGYM_SOAK") else {*special, *random.Random(1).sample(sorted(known), 10)}
     found = await audit(load("ClawGym-Train", ids=sorted(ids)), backend, tmp_path / "audit")
