@@ -127,7 +127,6 @@ async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Con
 
 
 def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
-    """Set ``stop`` at the first Ctrl-C (or TERM); leave at once at the second."""
     """The first Ctrl-C (or SIGTERM) sets ``stop``; a second leaves at once."""
     loop = asyncio.get_running_loop()
 

@@ -150,6 +150,7 @@ def test_an_environment_does_not_work_in_a_fork(env: gym.Env[Any, Any], batch: T
 
 
 def interrupt_after(seconds: float) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
     threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
 
