@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401  # see the last lines
 import os
 import threading
 from collections.abc import Coroutine, Sequence
@@ -150,10 +151,13 @@ def runtime() -> Runtime:
         return _runtime
 
 
-@atexit.register
 def _stop() -> None:
     if _runtime is not None:
         _runtime.stop()
+
+
+# Closing boxes needs worker threads: atexit comes after their end, and so does what registers before their module.
+getattr(threading, "_register_atexit", atexit.register)(_stop)
 
 
 def _after_fork() -> None:

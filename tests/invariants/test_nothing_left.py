@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -304,3 +305,23 @@ async def test_owner_learns_that_its_supervisor_is_gone() -> None:
     await asyncio.wait_for(box.close(), 10)
     await asyncio.wait_for(made.aclose(), 10)
     await _start_and_clear("namespace")
+
+
+FORGETFUL = """
+import gymnasium as gym
+import clawgym
+envs = gym.make("ClawGym/terminal-v0", num_envs=2, backend={name!r})
+envs.reset(seed=0)
+print(envs.step(["echo done", "sleep 1000 & disown"])[0]["output"][0])
+"""
+
+
+async def test_a_script_that_never_closes_ends_quietly(name_and_engine: tuple[str, str | None]) -> None:
+    name, _ = name_and_engine
+    await _available(name)
+    script = FORGETFUL.format(name=name)
+    ended = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, ["done", ""])
+    assert "Traceback" not in ended.stderr
