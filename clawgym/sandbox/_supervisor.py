@@ -26,6 +26,7 @@ from clawgym.sandbox._messages import receive, send
 from clawgym.sandbox._zygote import FLAGS
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
+_AGAIN = 0.02
 
 
 class _Running:
@@ -57,6 +58,10 @@ class Supervisor:
         self.cgroups = Cgroups(owner)
         self.folder.add_cgroups(self.cgroups)
         self.cgroups.try_out()
+        if "kill" in self.cgroups.roots:
+            fd = os.open(self.cgroups.roots["kill"] / "cgroup.kill", os.O_WRONLY)
+            socket.send_fds(self.zygote, [FLAGS.pack(0)], [fd])
+            os.close(fd)
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
         if self.uids is not None:
             self.folder.add_uids(self.uids)
@@ -65,6 +70,8 @@ class Supervisor:
         """Outer uid -> user namespace that maps root to it, for the lower folders."""
         self.dying: dict[str, list[int]] = {}
         """Lease -> requests to answer once it is gone."""
+        self.killed: dict[str, float] = {}
+        """Of those, when they were killed last."""
         self.freezing: dict[str, int] = {}
         self.births: dict[int, str] = {}
         """Descriptor -> the lease whose process 1 it will name."""
@@ -120,6 +127,7 @@ class Supervisor:
         elif op == "kill":
             self.kill(lease)
             self.dying.setdefault(lease, []).append(request)
+            self.killed[lease] = time.monotonic()
         elif op == "freeze":
             frozen = message["frozen"]
             if not self.cgroups.freeze(lease, frozen):
@@ -259,16 +267,19 @@ class Supervisor:
         return not alive and not self.cgroups.pids(lease)
 
     def advance(self) -> None:
+        now = time.monotonic()
         for lease, requests in list(self.dying.items()):
             if not self.ended(lease):
-                self.kill(lease)
+                if now - self.killed[lease] > _AGAIN:  # what was on its way into the box
+                    self.kill(lease)
+                    self.killed[lease] = now
                 continue
             events = self.cgroups.events(lease)
             if self.cgroups.remove(lease):
                 box = self.running.pop(lease, None)
                 if box is not None and box.uid is not None and self.uids is not None:
                     self.uids.give_back(box.uid)
-                del self.dying[lease]
+                del self.dying[lease], self.killed[lease]
                 for request in requests:
                     self.answer(request, **events)
         for lease, request in list(self.freezing.items()):

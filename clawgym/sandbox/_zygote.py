@@ -73,11 +73,17 @@ def _pair() -> tuple[int, int]:
 def _serve(sock: socket, syscalls: dict[str, bytes]) -> None:
     buffer = bytearray(_MAX_MESSAGE)
     room = CMSG_SPACE(4 * len(FDS))
+    kill: int | None = None
     while True:
         size, ancillary, _, _ = sock.recvmsg_into([buffer], room)
-        if not size:
-            return
         fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        if not size:
+            if kill is not None:  # a box that is frozen cannot see for itself that its supervisor has gone
+                os.write(kill, b"1")
+            return
+        if size == FLAGS.size:  # not a box, but the file that kills them all
+            kill = fds[0]
+            continue
         try:
             pid = _linux.clone(FLAGS.unpack_from(buffer)[0] | _linux.CLONE_PARENT)
         except OSError as error:

@@ -278,6 +278,23 @@ async def test_killed_supervisor(name_and_engine: tuple[str, str | None]) -> Non
     assert not found
 
 
+@pytest.mark.parametrize("name", _LOCAL)
+async def test_a_frozen_box_ends_with_its_supervisor(name: str) -> None:
+    await _available(name)
+    made = backend(name)
+    box = await made.create(SandboxSpec())
+    await (await box.shell()).run("sleep 1000 & disown")
+    supervisor = psutil.Process(made.supervised._process.pid)  # type: ignore[attr-defined]
+    processes = supervisor.children(recursive=True)
+    assert len(processes) >= 4, "a zygote, process 1, a shell, a sleep"
+    await made.supervised.ask("freeze", box.id, frozen=True)  # type: ignore[attr-defined]
+    supervisor.kill()
+    await asyncio.sleep(PROMISE)
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    await made.aclose()
+    await _start_and_clear(name)
+
+
 async def test_killed_owner_and_supervisor(name_and_engine: tuple[str, str | None]) -> None:
     name, engine = name_and_engine
     await _available(name)
