@@ -53,6 +53,8 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+# Once: each is a class, which only a garbage collector takes away, and the zygote has none.
+_locked: Any = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT, _SIGCHLD = 0x00008000, 17
 _CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
@@ -83,7 +85,7 @@ def clone(flags: int) -> int:
     For a process of one thread. Raises OSError.
     """
     python: Any = ctypes.pythonapi  # calls that keep the interpreter's lock
-    call = ctypes.PyDLL(None, use_errno=True).syscall
+    call = _locked.syscall
     number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
     zero = ctypes.c_long(0)
     python.PyOS_BeforeFork()

@@ -342,3 +342,18 @@ async def test_a_script_that_never_closes_ends_quietly(name_and_engine: tuple[st
     )
     assert (ended.returncode, ended.stdout.splitlines()) == (0, ["done", ""])
     assert "Traceback" not in ended.stderr
+
+
+async def test_what_boxes_are_cloned_from_does_not_grow() -> None:
+    await _available("namespace")
+    made = backend("namespace")
+    sizes: list[int] = []
+    for _ in range(3):
+        for _ in range(40):
+            await (await made.create(SandboxSpec())).close()
+        supervisor = psutil.Process(made.supervised._process.pid)  # type: ignore[attr-defined]
+        helpers = [p for p in [supervisor, *supervisor.children()] if p.cmdline()[:1] != ["box"]]
+        sizes.append(sum(p.memory_info().rss for p in helpers))
+    await made.aclose()
+    assert len(helpers) == 2
+    assert sizes[2] - sizes[1] < 64 * 1024, "bytes for 40 boxes"
