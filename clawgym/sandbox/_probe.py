@@ -11,7 +11,7 @@ import sys
 from clawgym.errors import SandboxUnavailable
 from clawgym.sandbox.protocol import Isolation, Sandbox
 
-__all__ = ["probe", "questions"]
+__all__ = ["by_cgroup", "missing", "probe", "questions"]
 
 # Every line is a question that the box itself answers; each is harmless where isolation fails.
 _QUESTIONS = r"""
@@ -79,21 +79,30 @@ async def questions(box: Sandbox) -> dict[str, bool]:
         ) from None
 
 
+def by_cgroup(features: dict[str, bool], controllers: list[str]) -> list[str]:
+    """Note in ``features`` what the cgroup ``controllers`` limit; returns what to say where they do not."""
+    instead = {
+        "memory": "limited for each process (rlimit), not for the box as a whole",
+        "pids": "limited by RLIMIT_NPROC",
+        "cpu": "not limited",
+    }
+    for name in instead:
+        features[f"{name}_limit"] = name in controllers
+    return [f"{name}: {how}" for name, how in instead.items() if name not in controllers]
+
+
+def missing(features: dict[str, bool]) -> list[str]:
+    """What to say of each thing that a box should refuse and does not."""
+    return [f"not isolated here: {name}" for name, holds in features.items() if not holds and name.startswith("no_")]
+
+
 async def probe(box: Sandbox, limits: list[str], own_uid: bool) -> Isolation:
     """A namespace box. ``limits`` are the cgroup controllers in force."""
     features = await questions(box)
     features["own_outer_uid"] = own_uid
-    for name, controller in (("memory_limit", "memory"), ("pids_limit", "pids"), ("cpu_limit", "cpu")):
-        features[name] = controller in limits
     features["disk_limit"] = True
-    notes: list[str] = []
-    if not features["memory_limit"]:
-        notes.append("memory: limited for each process (rlimit), not for the box as a whole")
-    if not features["pids_limit"]:
-        notes.append("pids: limited by RLIMIT_NPROC")
-    if not features["cpu_limit"]:
-        notes.append("cpu: not limited")
+    notes = by_cgroup(features, limits)
     if not own_uid:
         notes.append("boxes share this user's uid outside: run as root for one outer uid a box")
-    notes += [f"not isolated here: {name}" for name, holds in features.items() if not holds and name.startswith("no_")]
+    notes += missing(features)
     return Isolation("namespace", "namespace-root" if own_uid else "namespace-user", features, tuple(notes))

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.sandbox import _extract, _jail_root, _landlock, _rootfs, _seccomp
+from clawgym.sandbox import _jail_root, _landlock, _rootfs, _seccomp
 from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
-from clawgym.sandbox._link import GuestLink, close_late
-from clawgym.sandbox._stream import SocketStream
-from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
+from clawgym.sandbox._link import close_late
+from clawgym.sandbox._local import LocalBox
+from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["ChrootBackend"]
 
@@ -38,21 +38,14 @@ _CAPABILITIES = {
 }  # fmt: skip
 
 
-class ChrootSandbox(GuestLink):
+class ChrootSandbox(LocalBox):
     """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
-    def __init__(self, backend: ChrootBackend, lease: str, spec: SandboxSpec, control: socket.socket, root: Path):
-        super().__init__(SocketStream(control), spec, self._autopsy)
-        self.id = lease
+    def __init__(self, backend: ChrootBackend, lease: str, spec: SandboxSpec, control: socket.socket, folder: Path):
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        super().__init__(backend, lease, spec, control, root)
         self._backend = backend
-        self._folder = root
-        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._stopping: asyncio.Task[dict[str, Any]] | None = None
-        self._freed = False
-
-    @property
-    def isolation(self) -> Isolation:
-        return self._backend.isolation
+        self._folder = folder
 
     def tool(self, name: str) -> list[str]:
         if not self.spec.pristine_tools:
@@ -61,38 +54,8 @@ class ChrootSandbox(GuestLink):
         folder = next((f for f in ("/usr/local/bin", "/usr/bin") if os.path.exists(f"{f}/{name}")), "/usr/bin")
         return [f"{folder}/{name}"]
 
-    async def _autopsy(self) -> str:
-        """Why the box died: the limits that were hit say it."""
-        events = await self._kill()
-        return "oom" if events.get("oom") else "pids" if events.get("pids") else "died"
-
-    def _kill(self) -> asyncio.Task[dict[str, Any]]:
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._backend.supervised.ask("kill", self.id))
-        return self._stopping
-
-    async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
-        return await _extract.in_thread(self._open_root(), _extract.take_file, path, max_bytes)
-
-    async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
-        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
-
-    def _open_root(self) -> int:
-        if self._freed:
-            raise SandboxError("this box is closed: take files before close()")
-        return self._root
-
-    async def stop(self) -> None:
-        self.closed = True  # whatever fails from now on is our doing, not the box's
-        await asyncio.shield(self._kill())
-        await self.end()
-
     async def snapshot(self) -> Snapshot:
-        self._open_root()
-        running = self._stopping is None
-        if running:
-            await self._backend.supervised.ask("freeze", self.id, frozen=True)
-        try:
+        async with self._still():
             saved = await asyncio.to_thread(
                 _jail_root.save,
                 self._folder,
@@ -100,30 +63,11 @@ class ChrootSandbox(GuestLink):
                 self.spec.readonly,
                 self.spec.limits.disk_mb * _MiB,
             )
-        except OSError as error:
-            raise InfraError(
-                f"the box's files could not be copied ({error}): free disk space under {self._backend.folder}"
-            ) from error
-        finally:
-            if running:
-                await self._backend.supervised.ask("freeze", self.id, frozen=False)
         return self._backend.seal(self.spec, saved)
 
-    async def close(self) -> None:
-        await asyncio.shield(asyncio.ensure_future(self._close()))
-
-    async def _close(self) -> None:
-        if self._freed:
-            return
-        self._freed = self.closed = True
-        try:
-            await self._kill()
-        except InfraError:
-            pass  # something may still run in there: the next start clears it
-        else:
+    async def _free(self, gone: bool) -> None:
+        if gone:
             await self._backend.recycle(self._folder)
-        await self.end()
-        os.close(self._root)
         self._backend.boxes.pop(self.id, None)
 
 
@@ -176,7 +120,7 @@ class ChrootBackend:
         if self._isolation is not None:
             return self._isolation
         await self._start()
-        from clawgym.sandbox._probe import questions
+        from clawgym.sandbox._probe import by_cgroup, missing, questions
 
         try:
             box = await self.create(SandboxSpec())
@@ -189,11 +133,10 @@ class ChrootBackend:
         finally:
             await box.close()
         features["own_outer_uid"] = True
-        for name, controller in (("memory_limit", "memory"), ("pids_limit", "pids"), ("cpu_limit", "cpu")):
-            features[name] = controller in self.supervised.limits
+        unlimited = by_cgroup(features, self.supervised.limits)
         features["disk_limit"] = False
         features["landlock"] = _landlock.abi() > 0
-        self._isolation = Isolation(self.name, "chroot", features, tuple(_notes(features)))
+        self._isolation = Isolation(self.name, "chroot", features, (*_notes(features), *unlimited, *missing(features)))
         _say_once(self._isolation.notes)
         return self._isolation
 
@@ -343,11 +286,4 @@ def _notes(features: dict[str, bool]) -> list[str]:
         notes.append("files: no Landlock in this kernel; only chroot and ownership guard the host's files")
     if not features["abstract_sockets"]:
         notes.append("sockets: abstract unix sockets of this machine and of other boxes can be reached (Linux 6.12)")
-    if not features["memory_limit"]:
-        notes.append("memory: limited for each process (rlimit), not for the box as a whole")
-    if not features["pids_limit"]:
-        notes.append("pids: limited by RLIMIT_NPROC")
-    if not features["cpu_limit"]:
-        notes.append("cpu: not limited")
-    notes += [f"not isolated here: {name}" for name, holds in features.items() if not holds and name.startswith("no_")]
     return notes

@@ -92,7 +92,7 @@ class DockerBackend:
         if self._isolation is not None:
             return self._isolation
         await self._start()
-        from clawgym.sandbox._probe import questions
+        from clawgym.sandbox._probe import missing, questions
 
         try:
             box = await self.create(SandboxSpec())
@@ -116,7 +116,7 @@ class DockerBackend:
             "disk: limits.disk_mb holds for each writable folder; all of them count as memory",
         ]
         notes += [f"not limited by this engine: {n}" for n in ("memory", "pids", "cpu") if not features[f"{n}_limit"]]
-        notes += [f"not isolated here: {n}" for n, holds in features.items() if not holds and n.startswith("no_")]
+        notes += missing(features)
         self._isolation = Isolation(self.name, "docker", features, tuple(notes))
         return self._isolation
 

@@ -25,19 +25,19 @@ from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
-from clawgym.sandbox import _extract, _rootfs, _seccomp
+from clawgym.sandbox import _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
-from clawgym.sandbox._link import PRISTINE, GuestLink, close_late
-from clawgym.sandbox._stream import SocketStream
-from clawgym.sandbox.protocol import Archive, Isolation, Sandbox, SandboxSpec, Snapshot
+from clawgym.sandbox._link import PRISTINE, close_late
+from clawgym.sandbox._local import LocalBox
+from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
 
 _MiB = 2**20
 
 
-class NamespaceSandbox(GuestLink):
+class NamespaceSandbox(LocalBox):
     """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
@@ -50,75 +50,19 @@ class NamespaceSandbox(GuestLink):
         root: int,
         below: tuple[Path, ...],
     ) -> None:
-        super().__init__(SocketStream(control), spec, self._autopsy)
-        self.id = lease
+        super().__init__(backend, lease, spec, control, root)
         self._backend = backend
         self._layer = layer
-        self._root = root
         self.below = below
         """The saved layers that this box was forked over, bottom first."""
-        self._stopping: asyncio.Task[dict[str, Any]] | None = None
-        self._freed = False
-
-    @property
-    def isolation(self) -> Isolation:
-        return self._backend.isolation
-
-    async def _autopsy(self) -> str:
-        """Why the box died: the limits that were hit say it."""
-        events = await self._kill()
-        return "oom" if events.get("oom") else "pids" if events.get("pids") else "died"
-
-    def _kill(self) -> asyncio.Task[dict[str, Any]]:
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._backend.supervised.ask("kill", self.id))
-        return self._stopping
-
-    async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
-        return await _extract.in_thread(self._open_root(), _extract.take_file, path, max_bytes)
-
-    async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
-        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
-
-    def _open_root(self) -> int:
-        if self._freed:
-            raise SandboxError("this box is closed: take files before close()")
-        return self._root
-
-    async def stop(self) -> None:
-        self.closed = True  # whatever fails from now on is our doing, not the box's
-        await asyncio.shield(self._kill())
-        await self.end()
 
     async def snapshot(self) -> Snapshot:
-        if self._freed:
-            raise SandboxError("this box is closed: take the snapshot before close()")
-        running = self._stopping is None
-        if running:
-            await self._backend.supervised.ask("freeze", self.id, frozen=True)
-        try:
+        async with self._still():
             layer = await asyncio.to_thread(self._backend.save_layer, self)
-        except OSError as error:
-            raise InfraError(
-                f"the box's files could not be copied ({error}): free disk space under {self._backend.supervised.state}"
-            ) from error
-        finally:
-            if running:
-                await self._backend.supervised.ask("freeze", self.id, frozen=False)
         return self._backend.seal(self, layer)
 
-    async def close(self) -> None:
-        await asyncio.shield(asyncio.ensure_future(self._close()))
-
-    async def _close(self) -> None:
-        if self._freed:
-            return
-        self._freed = self.closed = True
-        with contextlib.suppress(InfraError):
-            await self._kill()
-        await self.end()
-        for fd in (self._layer, self._root):
-            os.close(fd)
+    async def _free(self, gone: bool) -> None:
+        os.close(self._layer)
         self._backend.boxes.pop(self.id, None)
         await self._backend.let_go(self.below)
 
