@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from clawgym.errors import TaskError
-from clawgym.records import Episode, Observation, Step, ToolCall, Turn, Usage
+from clawgym.records import Episode, Observation, Step, ToolCall, Turn, Usage, prompt_ids
 
 __all__ = ["ATIF_VERSION", "episode_to_atif", "json_safe", "steps_from_atif"]
 
@@ -44,7 +44,7 @@ def json_safe(value: Any, depth: int = 0) -> Any:
 def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | None = None) -> dict[str, Any]:
     """The episode's transcript as an ATIF document, ready for ``json.dumps``."""
     turns = _turns_by_step(episode)
-    steps = [_step_to_atif(n, step, turns.get(n)) for n, step in enumerate(episode.steps, 1)]
+    steps = [_step_to_atif(n, step, turns.get(n, {})) for n, step in enumerate(episode.steps, 1)]
     notes = None
     if not steps:
         notes = "The agent recorded no step; ATIF asks for at least one."
@@ -59,7 +59,10 @@ def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | N
         "final_message": episode.final_message,
     }
     if episode.turns and not turns:
-        ours["turns"] = [_turn_to_atif(turn) | {"role": turn.role} for turn in episode.turns]
+        ours["turns"] = [
+            _turn_to_atif(turn, prompt_ids(episode.turns, n)) | {"role": turn.role}
+            for n, turn in enumerate(episode.turns)
+        ]
     return json_safe(
         _without_none(
             {
@@ -106,18 +109,19 @@ def _without_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value is not None}
 
 
-def _turns_by_step(episode: Episode) -> dict[int, Turn]:
-    """Step number -> turn, where each agent step is exactly one main turn; otherwise nothing is guessed."""
+def _turns_by_step(episode: Episode) -> dict[int, dict[str, Any]]:
+    """Step number -> its turn's metrics, where each agent step is one main turn; otherwise nothing is guessed."""
     agent_steps = [n for n, step in enumerate(episode.steps, 1) if step.source == "agent"]
     if len(agent_steps) != len(episode.turns) or any(turn.role != "main" for turn in episode.turns):
         return {}
-    return dict(zip(agent_steps, episode.turns, strict=True))
+    metrics = (_turn_to_atif(turn, prompt_ids(episode.turns, n)) for n, turn in enumerate(episode.turns))
+    return dict(zip(agent_steps, metrics, strict=True))
 
 
-def _turn_to_atif(turn: Turn) -> dict[str, Any]:
+def _turn_to_atif(turn: Turn, prompt: tuple[int, ...]) -> dict[str, Any]:
     return _without_none(
         {
-            "prompt_token_ids": list(turn.prompt_ids) or None,
+            "prompt_token_ids": list(prompt) or None,
             "completion_token_ids": list(turn.sampled_ids) or None,
             "logprobs": list(turn.logprobs) or None,
             "extra": None if turn.policy_version is None else {"policy_version": turn.policy_version},
@@ -133,7 +137,7 @@ def _is_timestamp(text: str) -> bool:
     return True
 
 
-def _step_to_atif(number: int, step: Step, turn: Turn | None) -> dict[str, Any]:
+def _step_to_atif(number: int, step: Step, turn: dict[str, Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if step.usage is not None:
         metrics |= {
@@ -142,8 +146,7 @@ def _step_to_atif(number: int, step: Step, turn: Turn | None) -> dict[str, Any]:
             "cached_tokens": step.usage.cached_tokens,
             "cost_usd": step.usage.cost_usd,
         }
-    if turn is not None:
-        metrics |= _turn_to_atif(turn)
+    metrics |= turn
     agent_only = _without_none(
         {
             "model_name": step.model,

@@ -13,15 +13,19 @@ __all__ = [
     "ComparisonRefused",
     "ContextLengthExceeded",
     "EngineError",
+    "GatewayError",
     "GradingError",
     "InfraError",
     "MissingDependency",
+    "PoolError",
     "RunFolderError",
     "SandboxDied",
     "SandboxError",
     "SandboxUnavailable",
     "TaskError",
     "TaskSetNotFound",
+    "TokenIdsStripped",
+    "TraceError",
     "UnsupportedTask",
 ]
 
@@ -77,11 +81,29 @@ class InfraError(ClawGymError):
 
 
 class EngineError(ClawGymError):
-    """A model endpoint failed after its retries. ``retryable`` says whether a later try may work."""
+    """A model endpoint failed after its retries. ``retryable`` says whether a later try may work, ``status`` is
+    the HTTP status that the endpoint gave, if any."""
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
+    def __init__(self, message: str, *, retryable: bool = False, status: int | None = None) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.status = status
+
+
+class TokenIdsStripped(EngineError):
+    """An endpoint, or a router before it, leaves out the token ids that training needs. The message names it."""
+
+
+class GatewayError(ClawGymError):
+    """The gateway cannot do what was asked of it: unknown session, closed session, no such upstream."""
+
+
+class PoolError(ClawGymError):
+    """The pool refuses: unknown episode or group, a lease that was lost, a damaged or foreign store."""
+
+
+class TraceError(ClawGymError, ValueError):
+    """A trace file cannot be read. The message names the file, the line and the field."""
 
 
 class BudgetExceeded(ClawGymError):

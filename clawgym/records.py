@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -27,6 +27,8 @@ __all__ = [
     "Observation",
     "Outcome",
     "Phase",
+    "Role",
+    "Sample",
     "Step",
     "Task",
     "TaskFile",
@@ -36,6 +38,7 @@ __all__ = [
     "Usage",
     "VerifierResult",
     "VerifierSpec",
+    "prompt_ids",
 ]
 
 DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
@@ -283,15 +286,86 @@ class Usage:
         )
 
 
+Role = Literal["main", "subagent", "compaction", "unknown"]
+"""What a model call was for. ``unknown`` is never trained."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call, exact to the token; empty ids mean text only (eval, never training)."""
+    """One model call, exact to the token, or marked with the ``flaw`` that keeps it out of training.
 
-    prompt_ids: tuple[int, ...] = ()
+    A turn that continues another one holds only what is new: the engine was given the prompt and the sample
+    of ``parent``, then ``context_ids``. So a continued history is a prefix by construction
+    (:func:`prompt_ids` puts the whole together).
+    """
+
+    context_ids: tuple[int, ...] = ()
+    """Given to the engine after the ids of ``parent``; the whole prompt where there is no parent."""
     sampled_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    """One per sampled id, in nats: log softmax(logits / temperature), over the whole vocabulary."""
     policy_version: int | None = None
-    role: Literal["main", "subagent", "compaction", "unknown"] = "main"
+    role: Role = "main"
+    parent: int | None = None
+    """Index in its episode of the turn that this one continues."""
+    finish_reason: str = "stop"
+    """``stop``, ``length``, ``tool_calls``, or ``aborted`` (the client left, or the engine died)."""
+    flaw: str | None = None
+    """Why its tokens are not proved to be what was sampled (``text-only``, ``stripped``, ``constrained``, ...);
+    training refuses it."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Temperature, top_p, ... that were in force."""
+    images: tuple[str, ...] = ()
+    """Hex SHA-256 of each image new in this turn's context, in order."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """``queued``, ``first_token``, ``total``: wall seconds since the request came."""
+    malformed_calls: int = 0
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """New in this turn (all of them where there is no parent), in OpenAI chat form."""
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    """The assistant message as it was sent to the agent."""
+    tools: str = ""
+    """Hex SHA-256 of the tool definitions that were rendered into the prompt; empty without tools."""
+
+    def __post_init__(self) -> None:
+        if self.flaw is None and len(self.logprobs) != len(self.sampled_ids):
+            raise ValueError(
+                f"{len(self.sampled_ids)} sampled ids with {len(self.logprobs)} log-probs: record both as the engine "
+                "gave them, or name the flaw"
+            )
+
+
+def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
+    """All ids that the engine was given for ``turns[index]``, in order."""
+    parts: list[tuple[int, ...]] = [turns[index].context_ids]
+    parent = turns[index].parent
+    while parent is not None:
+        if parent >= index:
+            raise ValueError(f"turn {index} continues turn {parent}: a parent comes before its child")
+        index = parent
+        parts += [turns[index].sampled_ids, turns[index].context_ids]
+        parent = turns[index].parent
+    return tuple(token for part in reversed(parts) for token in part)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of training: the ids along a path of turns, from a first prompt to a last sample."""
+
+    turns: tuple[int, ...]
+    """Indices in the episode, first to last."""
+    ids: tuple[int, ...]
+    """(T,) as the engine saw and sampled them."""
+    mask: tuple[int, ...]
+    """(T,) 1 where an id was sampled and is trained in this row; each sampled id is trained in one row."""
+    logprobs: tuple[float, ...]
+    """(S,) one per 1 of ``mask``, in order: never padded."""
+    policy_versions: tuple[int | None, ...]
+    """(S,)"""
+    turn_of: tuple[int, ...]
+    """(S,) index in the episode of the turn that sampled it."""
+    images: tuple[str, ...] = ()
+    """Hex SHA-256, in the order of their places in ``ids``."""
 
 
 @dataclass(frozen=True, slots=True)

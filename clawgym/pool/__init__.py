@@ -1,0 +1,1 @@
+"""The pool: the one durable store of episodes and turns."""
