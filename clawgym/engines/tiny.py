@@ -1,0 +1,219 @@
+"""A tiny random model, made on the spot: for tests, examples and benchmarks.
+
+It speaks nonsense. Its folder is complete, though: what loads a real Qwen3 folder (transformers, vLLM, our gateway)
+loads this one, and its tokenizer and chat template are those of a model that calls tools. Nothing is fetched.
+
+The same arguments and the same library versions give the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import EngineError, MissingDependency
+
+__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "make_tiny_model"]
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""In the order of their ids, from 0. Only the first three are hidden when text is decoded."""
+
+CHAT_TEMPLATE = """\
+{%- macro text_of(content) -%}
+  {%- if content is string -%}{{ content }}
+  {%- elif content is not none and content is defined -%}
+    {%- for part in content -%}
+      {%- if part.type != 'text' -%}{{ raise_exception('this model reads text only, not ' ~ part.type) }}{%- endif -%}
+      {{ part.text }}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{%- set rest = messages -%}
+{%- set opening = '' -%}
+{%- if messages and messages[0].role in ['system', 'developer'] -%}
+  {%- set opening = text_of(messages[0].content) -%}
+  {%- set rest = messages[1:] -%}
+{%- endif -%}
+{%- if tools or opening -%}
+  {{ '<|im_start|>system\\n' ~ opening }}
+  {%- if tools -%}
+    {{ ('\\n\\n' if opening else '') ~ 'These functions can be called. Each line describes one, as JSON:\\n<tools>' }}
+    {%- for tool in tools -%}{{ '\\n' ~ (tool | tojson) }}{%- endfor -%}
+    {{ '\\n</tools>\\nA call is one JSON object with the name and the arguments, between two tags:\\n' }}
+    {{- '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call>' }}
+  {%- endif -%}
+  {{ '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for message in rest -%}
+  {%- if message.role == 'tool' -%}
+    {%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+    {{ '\\n<tool_response>\\n' ~ text_of(message.content) ~ '\\n</tool_response>' }}
+    {%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+  {%- elif message.role == 'assistant' -%}
+    {{ '<|im_start|>assistant\\n' }}
+    {%- set thought = message.reasoning_content -%}
+    {%- if thought -%}{{ '<think>\\n' ~ thought ~ '\\n</think>\\n\\n' }}{%- endif -%}
+    {%- set said = text_of(message.content) -%}
+    {{ said }}
+    {%- for call in message.tool_calls or [] -%}
+      {%- set function = call.function if call.function is defined else call -%}
+      {{ '\\n' if said or not loop.first else '' }}
+      {{- '<tool_call>\\n{"name": ' ~ (function.name | tojson) ~ ', "arguments": ' }}
+      {{- function.arguments if function.arguments is string else (function.arguments | tojson) }}
+      {{- '}\\n</tool_call>' }}
+    {%- endfor -%}
+    {{ '<|im_end|>\\n' }}
+  {%- else -%}
+    {{ '<|im_start|>' ~ message.role ~ '\\n' ~ text_of(message.content) ~ '<|im_end|>\\n' }}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+"""ChatML with tools in the Hermes style. A history is only ever appended to: reasoning of earlier turns stays."""
+
+_WORDS = """
+system user assistant the a of in to and is for with all that file files folder line lines name names path value
+values number count table row column report total sum date time day month list order sort first last new old same
+next each every write read make find count copy move remove rename replace change keep check run show give answer
+say use need data text json csv log error message result output input command shell script test task agent model
+tool function call arguments string object integer type description required properties parameters content workspace
+reports notes north south east west january march june apple pear mint olive amber done ok please then when if not
+only which was were it its there here one two three four five ten hundred thousand percent average
+""".split()  # noqa: SIM905
+
+
+def make_tiny_model(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    vocab: int = 704,
+    context_window: int = 32768,
+) -> Path:
+    """Write a random Qwen3 model of about 200,000 weights (float32) with tokenizer and chat template to ``folder``.
+
+    Returns ``folder``. Raises :class:`~clawgym.errors.EngineError` if there is something in it already, and
+    :class:`~clawgym.errors.MissingDependency` without torch and transformers.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise EngineError(f"{target}: is there already, and not an empty folder: choose another, or remove it")
+    try:
+        import torch
+        import transformers
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise MissingDependency(
+            f"a tiny model is made with torch and transformers ({error}): pip install 'clawgym[local]'"
+        ) from error
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        size = _write_tokenizer(made, vocab, context_window)
+        eos, pad = SPECIAL_TOKENS.index("<|im_end|>"), SPECIAL_TOKENS.index("<|endoftext|>")
+        config = transformers.Qwen3Config(
+            vocab_size=size,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=context_window,
+            initializer_range=0.15,  # wide enough that the likeliest token stands out from rounding
+            tie_word_embeddings=True,
+            eos_token_id=eos,
+            pad_token_id=pad,
+            bos_token_id=None,
+            dtype="float32",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = transformers.Qwen3ForCausalLM(config)
+        weights = {n: t.contiguous() for n, t in model.state_dict().items() if n != "lm_head.weight"}  # tied
+        save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+        model.config.architectures = ["Qwen3ForCausalLM"]
+        model.config.save_pretrained(made)
+        transformers.GenerationConfig(eos_token_id=eos, pad_token_id=pad).save_pretrained(made)
+        made.chmod(0o755)
+        (made / "model.safetensors").chmod(0o644)
+        made.replace(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return target
+
+
+def _write_tokenizer(folder: Path, vocab: int, context_window: int) -> int:
+    """Train and write a byte-level BPE tokenizer; the number of its ids."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    # Words with their space, single digits, runs of other signs, line ends: what most models of today split at.
+    split = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[AddedToken(t, special=i < 3, normalized=False) for i, t in enumerate(SPECIAL_TOKENS)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_text(), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "model_max_length": context_window,
+                "clean_up_tokenization_spaces": False,
+                "chat_template": CHAT_TEMPLATE,
+            },
+            indent=2,
+        )
+        + "\n",
+        "utf-8",
+    )
+    return tokenizer.get_vocab_size()
+
+
+def _text() -> Iterator[str]:
+    """What the tokenizer is trained on: made-up sentences, commands and JSON, the same each time."""
+    rng = random.Random("clawgym tiny")
+    word = rng.choice
+    for _ in range(2000):
+        yield " ".join(word(_WORDS) for _ in range(rng.randint(3, 12))).capitalize() + word(".:?,") + word(" \n")
+        call: dict[str, Any] = {
+            "name": f"{word(_WORDS)}_{word(_WORDS)}",
+            "arguments": {word(_WORDS): f"{word(_WORDS)}/{word(_WORDS)}.{word(('csv', 'json', 'md', 'txt'))}"},
+        }
+        yield json.dumps(call) + "\n"
+        yield f"- {word(_WORDS)}: {rng.randint(0, 9999)}\n"
+        yield f"{word(('cat', 'ls -R', 'grep', 'sed'))} '{word(_WORDS)}' | sort\n"
