@@ -23,6 +23,7 @@ __all__ = [
     "DEFAULT_WORKSPACE",
     "Episode",
     "GradingMode",
+    "Image",
     "Limits",
     "Observation",
     "Outcome",
@@ -286,6 +287,17 @@ class Usage:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image of a prompt."""
+
+    sha256: str
+    """Hex digest of ``data``."""
+    data: bytes
+    """The encoded file (PNG, JPEG, ...), as the agent sent it."""
+    media_type: str = "image/png"
+
+
 Role = Literal["main", "subagent", "compaction", "unknown"]
 """What a model call was for. ``unknown`` is never trained."""
 
@@ -309,7 +321,7 @@ class Turn:
     parent: int | None = None
     """Index in its episode of the turn that this one continues."""
     finish_reason: str = "stop"
-    """``stop``, ``length``, ``tool_calls``, or ``aborted`` (the client left, or the engine died)."""
+    """``stop``, ``length``, ``tool_calls``, ``content_filter``, ``aborted`` (the agent left) or ``error``."""
     flaw: str | None = None
     """Why its tokens are not proved to be what was sampled (``text-only``, ``stripped``, ``constrained``, ...);
     training refuses it."""
@@ -326,6 +338,8 @@ class Turn:
     """The assistant message as it was sent to the agent."""
     tools: str = ""
     """Hex SHA-256 of the tool definitions that were rendered into the prompt; empty without tools."""
+    id: str = ""
+    """The id that the agent was given with the answer (``chatcmpl-...``), to join its own transcript by."""
 
     def __post_init__(self) -> None:
         if self.flaw is None and len(self.logprobs) != len(self.sampled_ids):

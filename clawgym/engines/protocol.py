@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from clawgym.records import ToolCall, Turn, Usage
+from clawgym.records import Image, ToolCall, Turn, Usage
 
 __all__ = ["CallDelta", "Completion", "Delta", "Engine", "Image", "Sampling", "TextEngine", "TokenEngine", "Tokens"]
 
@@ -60,17 +60,6 @@ class Engine(Protocol):
         ...
 
     async def aclose(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """One image of a prompt."""
-
-    sha256: str
-    """Hex digest of ``data``."""
-    data: bytes
-    """The encoded file (PNG, JPEG, ...), as the agent sent it."""
-    media_type: str = "image/png"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,25 @@
-"""The pool: the one durable store of episodes and turns."""
+"""The pool: the one durable store of episodes and turns.
+
+The names are imported when they are first used, so that the package stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clawgym.pool.pool import Pool
+    from clawgym.pool.samples import samples_of
+    from clawgym.pool.states import PooledEpisode
+    from clawgym.pool.writer import PoolWriter
+
+__all__ = ["Pool", "PoolWriter", "PooledEpisode", "samples_of"]
+
+_HOMES = {"Pool": "pool", "PooledEpisode": "states", "PoolWriter": "writer", "samples_of": "samples"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,246 @@
+"""Episodes and groups: opening, appending, closing. Each function is one part of a write transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from clawgym.errors import PoolError
+from clawgym.pool._pack import from_json, pack, text, to_json, unpack
+from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
+from clawgym.pool.samples import Shape, paths_of
+from clawgym.pool.states import PooledEpisode
+from clawgym.records import Image, Outcome, Turn
+
+__all__ = ["append", "close", "locked", "open_episode", "open_group", "pooled", "put_images", "read_turns", "reward"]
+
+TRAINABLE_ROLES = ("main", "subagent", "compaction")
+_TURN_COLUMNS = [c for c in turns.c if c.name not in ("episode_seq", "n_sampled")]
+
+
+def number(where: str, value: float | None) -> float | None:
+    """``value`` as a float, or :class:`PoolError` if it is not finite."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise PoolError(f"{where}: {value!r} is not a finite number: correct it")
+    return float(value)
+
+
+def locked(db: sa.Connection, id: str, table: sa.Table = episodes) -> sa.RowMapping:
+    """The row of an episode (or group), which nobody else changes before this transaction ends."""
+    row = db.execute(sa.select(table).where(table.c.id == id).with_for_update()).mappings().first()
+    if row is None:
+        raise PoolError(f"no {table.name[:-1]} {id!r} in this pool: open it first")
+    return row
+
+
+def open_group(db: sa.Connection, now: float, id: str | None, channel: str, task_id: str, size: int,
+               deadline: float | None) -> str:  # fmt: skip
+    if size < 1:
+        raise PoolError(f"group {id}: size {size} is not at least 1: correct it")
+    id = uuid.uuid4().hex if id is None else text("group id", id)
+    row: dict[str, Any] = {"channel": text("channel", channel), "task_id": text("task_id", task_id), "size": size}
+    known = db.execute(sa.select(groups).where(groups.c.id == id)).mappings().first()
+    if known is not None:
+        _same(f"group {id}", known, row)
+        return id
+    _new_group(db, now, row | {"id": id, "members": 0, "deadline": None if deadline is None else now + deadline})
+    return id
+
+
+def _new_group(db: sa.Connection, now: float, row: Mapping[str, Any]) -> int:
+    fixed = {"closed": 0, "infra": 0, "state": "open", "opened_at": now}
+    result = db.execute(groups.insert().values(row | fixed))
+    return result.inserted_primary_key[0]  # type: ignore[index]
+
+
+def _same(what: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if known[name] != value:
+            raise PoolError(f"{what}: {name} is {known[name]!r} already, not {value!r}: choose another id")
+
+
+def open_episode(db: sa.Connection, now: float, id: str | None, group: str | None, row: Mapping[str, Any],
+                 meta: Mapping[str, Any]) -> str:  # fmt: skip
+    id = uuid.uuid4().hex if id is None else text("episode id", id)
+    row = {name: text(name, v) if isinstance(v, str) else v for name, v in row.items()}
+    known = db.execute(sa.select(episodes).where(episodes.c.id == id)).mappings().first()
+    if known is not None:
+        _same(f"episode {id}", known, row)
+        if known["state"] != "open":
+            raise PoolError(f"episode {id}: closed already: choose another id")
+        return id
+    if group is None:
+        alone = {"id": id, "channel": row["channel"], "task_id": row["task_id"], "size": 1, "members": 1}
+        group_seq = _new_group(db, now, alone)
+    else:
+        group_seq = _join(db, group, row)
+    fixed = {"id": id, "group_seq": group_seq, "state": "open", "n_turns": 0, "tags": "[]", "note": ""}
+    db.execute(episodes.insert().values(fixed | row | {"opened_at": now, "meta": to_json(f"episode {id}: meta", meta)}))
+    return id
+
+
+def _join(db: sa.Connection, id: str, row: Mapping[str, Any]) -> int:
+    """Make room for one more in a group. Only an episode that ended as ``infra`` may be replaced."""
+    group = locked(db, id, groups)
+    if group["channel"] != row["channel"] or group["task_id"] not in ("", row["task_id"]):
+        raise PoolError(f"group {id}: of channel {group['channel']!r}, task {group['task_id']!r}: open another group")
+    if group["state"] not in ("open", "ready"):
+        raise PoolError(f"group {id}: {group['state']} already: open another group")
+    if group["members"] - group["infra"] >= group["size"]:
+        raise PoolError(f"group {id}: has its {group['size']} episodes: open another group, or a larger one")
+    db.execute(groups.update().where(groups.c.seq == group["seq"]).values(
+        members=group["members"] + 1, state="open", ready_at=None))  # fmt: skip
+    return group["seq"]
+
+
+def put_images(db: sa.Connection, given: Iterable[Image]) -> None:
+    """Store each image once. Raises :class:`PoolError` if a hash is not of the data."""
+    for image in given:
+        if hashlib.sha256(image.data).hexdigest() != image.sha256:
+            raise PoolError(f"image {image.sha256}: its data has another SHA-256: hash the bytes that are stored")
+        row = {"sha256": image.sha256, "media_type": text("media_type", image.media_type), "data": image.data}
+        insert = sa.dialects.postgresql.insert if db.dialect.name == "postgresql" else sa.dialects.sqlite.insert
+        db.execute(insert(images).values(row).on_conflict_do_nothing())
+
+
+def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
+    """Store turns of any number of episodes, each at the next index of its own."""
+    lists: dict[str, list[tuple[int, Turn]]] = {}
+    for id, index, turn in given:
+        lists.setdefault(id, []).append((index, turn))
+    rows: list[dict[str, Any]] = []
+    for id in sorted(lists):  # always in one order, so that two writers never wait for each other
+        episode = locked(db, id)
+        fresh = []
+        for index, turn in sorted(lists[id], key=lambda pair: pair[0]):
+            row = pack(id, index, turn) | {"episode_seq": episode["seq"], "index": index}
+            row["n_sampled"] = len(turn.sampled_ids)
+            expected = episode["n_turns"] + len(fresh)
+            if index < expected:
+                known = fresh[index - episode["n_turns"]] if index >= episode["n_turns"] else None
+                _repeated(db, id, episode["seq"], index, row, known)
+            elif index > expected:
+                raise PoolError(f"episode {id}: turn {index} came where turn {expected} is next: append in order")
+            elif episode["state"] != "open":
+                raise PoolError(f"episode {id}: closed already: open a new episode")
+            else:
+                fresh.append(row)
+        if fresh:
+            total = episode["n_turns"] + len(fresh)
+            db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(n_turns=total))
+            rows += fresh
+    _images_there(db, {name for _, _, turn in given for name in turn.images})
+    if rows:
+        db.execute(turns.insert(), rows)
+
+
+def _repeated(db: sa.Connection, id: str, seq: int, index: int, row: Mapping[str, Any],
+              known: Mapping[str, Any] | None) -> None:  # fmt: skip
+    if known is None:
+        at = (turns.c.episode_seq == seq) & (turns.c.index == index)
+        known = db.execute(sa.select(turns).where(at)).mappings().one()
+    if unpack(id, index, known) != unpack(id, index, row):
+        raise PoolError(f"episode {id}: another turn {index} is stored already: number the turns of an episode once")
+
+
+def _images_there(db: sa.Connection, names: set[str]) -> None:
+    if names:
+        there = set(db.scalars(sa.select(images.c.sha256).where(images.c.sha256.in_(names))))
+        if missing := sorted(names - there):
+            raise PoolError(f"image {missing[0]}: not in this pool: put the images before the turns that show them")
+
+
+def read_turns(db: sa.Connection, id: str, seq: int) -> tuple[Turn, ...]:
+    """All turns of an episode. Raises :class:`PoolError` if one was changed since it was written."""
+    rows = db.execute(sa.select(*_TURN_COLUMNS).where(turns.c.episode_seq == seq).order_by(turns.c.index)).mappings()
+    return tuple(unpack(id, row["index"], row) for row in rows)
+
+
+def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], rewards: Mapping[str, float],
+          meta: Mapping[str, Any]) -> None:  # fmt: skip
+    """Close an episode; its group is ready when this was the last one it waited for."""
+    if row["outcome"] not in set(Outcome):
+        raise PoolError(f"episode {id}: outcome {row['outcome']!r} is not one of {', '.join(Outcome)}: correct it")
+    row = {**row, "reward": number(f"episode {id}: reward", row["reward"])}
+    if row["cause"] is not None:
+        text(f"episode {id}: cause", row["cause"])
+    rewards = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
+    closing = json.loads(json.dumps({"rewards": rewards, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
+    episode = locked(db, id)
+    if episode["state"] == "closed":
+        if any(episode[name] != value for name, value in row.items()) or from_json(episode["closing"]) != closing:
+            raise PoolError(
+                f"episode {id}: closed already as {episode['outcome']}, {episode['reward']}: an end is final"
+            )
+        return
+    db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(
+        **row, **_summary(db, episode["seq"]), state="closed", closed_at=now, closing=to_json("closing", closing)))  # fmt: skip
+    group = db.execute(sa.select(groups).where(groups.c.seq == episode["group_seq"]).with_for_update()).mappings().one()
+    change: dict[str, Any] = {"closed": group["closed"] + 1, "infra": group["infra"] + (row["outcome"] == "infra")}
+    if group["state"] == "open" and change["closed"] == group["members"] >= group["size"]:
+        change |= {"state": "ready", "ready_at": now}
+    db.execute(groups.update().where(groups.c.seq == group["seq"]).values(change))
+
+
+def _summary(db: sa.Connection, seq: int) -> dict[str, Any]:
+    """What :func:`~clawgym.pool.samples.samples_of` will make of the episode, so that a fetch decides without its ids."""
+    c = turns.c
+    found = db.execute(
+        sa.select(c.parent, c.role, c.flaw, c.n_sampled, c.policy_version)
+        .where(c.episode_seq == seq).order_by(c.index)
+    ).all()  # fmt: skip
+    shapes = [Shape(row.parent, row.role, row.flaw, row.n_sampled > 0) for row in found]
+    rows: dict[str, Any] = {}
+    for role in TRAINABLE_ROLES:
+        paths = paths_of(shapes, roles=(role,))
+        if paths:
+            used = [found[index] for path in paths for index in path.trained]
+            versions = [row.policy_version for row in used]
+            oldest = None if None in versions else min(versions)
+            rows[role] = [len(paths), sum(row.n_sampled for row in used), oldest]
+    main = rows.get("main", [0, 0, None])
+    flawed = sum(row.flaw is not None for row in found)
+    return {"rows": json.dumps(rows), "n_samples": main[0], "n_trained": main[1], "n_flawed": flawed}
+
+
+def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -> None:
+    """Rewards of single turns; the same value twice is no change."""
+    text("name of the reward", name)
+    episode = locked(db, id)
+    if episode["fate"] == "delivered":
+        raise PoolError(f"episode {id}: delivered to training already: judge it before it is fetched")
+    c = turn_rewards.c
+    at = (c.episode_seq == episode["seq"]) & (c.name == name)
+    known = {row.index: row.value for row in db.execute(sa.select(c.index, c.value).where(at))}
+    fresh = []
+    for index, given in values.items():
+        value = number(f"episode {id}, turn {index}: reward {name}", given)
+        if value is None or not 0 <= index < episode["n_turns"]:
+            raise PoolError(f"episode {id}: no turn {index} to reward with {given!r}: correct the index or the value")
+        if known.setdefault(index, value) != value:
+            raise PoolError(f"episode {id}, turn {index}: reward {name} is {known[index]} already: use another name")
+        fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value})
+    there = {row.index for row in db.execute(sa.select(c.index).where(at))}
+    if fresh := [row for row in fresh if row["index"] not in there]:
+        db.execute(turn_rewards.insert(), fresh)
+
+
+def pooled(row: Mapping[str, Any]) -> PooledEpisode:
+    """The record of a row of ``episodes`` joined with its group's id as ``group``."""
+    closing = {"rewards": {}, "meta": {}} if row["closing"] is None else from_json(row["closing"])
+    same = ("id", "channel", "task_id", "task_hash", "group", "sample", "seed", "agent", "secret_sha256", "state",
+            "n_turns", "opened_at", "closed_at", "outcome", "cause", "reward", "n_samples", "trainable", "note", "fate")  # fmt: skip
+    return PooledEpisode(
+        **{name: row[name] for name in same},
+        rewards=closing["rewards"],
+        tags=tuple(json.loads(row["tags"])),
+        meta={**from_json(row["meta"]), **closing["meta"]},
+    )

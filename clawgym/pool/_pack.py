@@ -1,0 +1,153 @@
+"""How a turn lies in a row: ids as little-endian int32, log-probs exact, the rest as one JSON document.
+
+Invariant: ``unpack(pack(turn)) == turn`` to the bit for everything that JSON can carry, and a row that was changed
+since it was written is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+from clawgym.errors import PoolError
+from clawgym.records import Role, Turn
+
+__all__ = ["from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
+
+_LARGE = 512
+"""Documents above this many bytes are compressed."""
+_ROLES = frozenset(get_args(Role))
+_IN_DOCUMENT = ("sampling", "images", "seconds", "messages", "reply", "tools")
+_DIGESTED = (
+    "parent", "role", "flaw", "policy_version", "finish_reason", "malformed_calls",
+    "context_ids", "sampled_ids", "logprobs", "document",
+)  # fmt: skip
+
+
+def text(where: str, value: object) -> str:
+    """``value`` if every database can hold it as text, else :class:`PoolError` naming ``where``."""
+    if not isinstance(value, str) or "\0" in value:
+        raise PoolError(f"{where}: {value!r} is not text without NUL: correct it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PoolError(f"{where}: {value!r} has half a surrogate pair: correct it") from None
+    return value
+
+
+def _little(numbers: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _read(code: str, data: bytes) -> list[Any]:
+    numbers = array(code)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def pack_ids(where: str, ids: Sequence[int]) -> bytes:
+    """int32, little-endian. Raises :class:`PoolError` for what is no token id."""
+    try:
+        packed = array("i", ids)
+    except (TypeError, OverflowError) as error:
+        raise PoolError(f"{where}: token ids are whole numbers below 2**31 ({error}): give them as sampled") from error
+    if packed and min(packed) < 0:
+        raise PoolError(f"{where}: token id {min(packed)} is negative: give ids as the engine did")
+    return _little(packed)
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    return tuple(_read("i", data))
+
+
+def _pack_floats(where: str, values: Sequence[float]) -> bytes:
+    """A letter, then float32 where that is exact (most engines compute in it), else float64."""
+    try:
+        single, double = array("f", values), array("d", values)
+    except (TypeError, OverflowError) as error:
+        raise PoolError(f"{where}: log-probs are numbers ({error}): give them as the engine did") from error
+    exact = single.tolist() == double.tolist()
+    return b"f" + _little(single) if exact else b"d" + _little(double)
+
+
+def _unpack_floats(data: bytes) -> tuple[float, ...]:
+    return tuple(_read(chr(data[0]), data[1:]))
+
+
+def to_json(where: str, value: Any) -> bytes:
+    """JSON as bytes, compressed when large. Raises :class:`PoolError` for what JSON cannot carry."""
+    try:
+        plain = json.dumps(value, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PoolError(f"{where}: cannot be written as JSON ({error}): give plain data") from error
+    return plain if len(plain) <= _LARGE else zlib.compress(plain, 1)
+
+
+def from_json(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data) if data[:1] == b"x" else data)
+
+
+def _digest(episode: str, index: int, row: Mapping[str, Any]) -> bytes:
+    head = json.dumps([episode, index, *(row[name] for name in _DIGESTED[:6])])
+    digest = hashlib.sha256(head.encode())
+    for name in _DIGESTED[6:]:
+        digest.update(len(row[name]).to_bytes(8, "little"))
+        digest.update(row[name])
+    return digest.digest()
+
+
+def pack(episode: str, index: int, turn: Turn) -> dict[str, Any]:
+    """The columns of one turn. Raises :class:`PoolError` naming the field that cannot be stored."""
+    where = f"episode {episode}, turn {index}"
+    if turn.parent is not None and not 0 <= turn.parent < index:
+        raise PoolError(f"{where}: parent {turn.parent} does not come before it: name an earlier turn")
+    if turn.role not in _ROLES:
+        raise PoolError(f"{where}: role {turn.role!r} is not one of {', '.join(sorted(_ROLES))}: correct it")
+    if not isinstance(turn.policy_version, int | None):
+        raise PoolError(f"{where}: policy_version {turn.policy_version!r} is not a whole number: correct it")
+    row: dict[str, Any] = {
+        "parent": turn.parent,
+        "role": turn.role,
+        "flaw": None if turn.flaw is None else text(f"{where}: flaw", turn.flaw),
+        "policy_version": turn.policy_version,
+        "finish_reason": text(f"{where}: finish_reason", turn.finish_reason),
+        "malformed_calls": turn.malformed_calls,
+        "context_ids": pack_ids(f"{where}: context_ids", turn.context_ids),
+        "sampled_ids": pack_ids(f"{where}: sampled_ids", turn.sampled_ids),
+        "logprobs": _pack_floats(f"{where}: logprobs", turn.logprobs),
+        "document": to_json(where, {name: v for name in _IN_DOCUMENT if (v := getattr(turn, name))}),
+    }
+    return row | {"digest": _digest(episode, index, row)}
+
+
+def unpack(episode: str, index: int, row: Mapping[str, Any]) -> Turn:
+    """The turn of these columns. Raises :class:`PoolError` if they are not what was written."""
+    if bytes(row["digest"]) != _digest(episode, index, row):
+        raise PoolError(f"episode {episode}, turn {index}: changed since it was written: restore the pool from a copy")
+    document = from_json(row["document"])
+    return Turn(
+        context_ids=unpack_ids(row["context_ids"]),
+        sampled_ids=unpack_ids(row["sampled_ids"]),
+        logprobs=_unpack_floats(row["logprobs"]),
+        policy_version=row["policy_version"],
+        role=cast(Role, row["role"]),
+        parent=row["parent"],
+        finish_reason=row["finish_reason"],
+        flaw=row["flaw"],
+        malformed_calls=row["malformed_calls"],
+        sampling=document.get("sampling", {}),
+        images=tuple(document.get("images", ())),
+        seconds=document.get("seconds", {}),
+        messages=tuple(document.get("messages", ())),
+        reply=document.get("reply", {}),
+        tools=document.get("tools", ""),
+    )

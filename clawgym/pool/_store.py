@@ -1,0 +1,198 @@
+"""The database under a pool: opening it, transactions, its clock, and what its errors mean.
+
+Invariant: a write transaction holds the database's write lock from its first statement (SQLite), or locks the rows it
+read before it changes them (PostgreSQL), so nothing is decided on what somebody else is changing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import MissingDependency, PoolError
+
+try:
+    import sqlalchemy as sa
+except ImportError as error:
+    raise MissingDependency("a pool needs SQLAlchemy: pip install 'clawgym[pool]'") from error
+
+from clawgym.pool import _schema
+
+__all__ = ["Store"]
+
+_BUSY_SECONDS = 60.0
+_TRIES = 8
+_APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
+_PG_LOCK = 0x436C617747796D  # "ClawGym": guards the making of the tables
+
+
+class Store:
+    """One database. Threads may share it; a forked process may not."""
+
+    def __init__(self, where: str | Path) -> None:
+        self._pid = os.getpid()
+        self._writing = threading.Lock()  # threads wait here, not in SQLite's sleeping loop
+        self.postgres = isinstance(where, str) and where.startswith("postgresql://")
+        if self.postgres:
+            self._engine = _postgres(str(where))
+            self.name = self._engine.url.render_as_string(hide_password=True)
+        else:
+            if isinstance(where, str) and "://" in where:
+                raise PoolError(
+                    f"{where.split('://')[0]}://...: a pool is a file or postgresql://...: give one of them"
+                )
+            self.name = str(where)
+            self._engine = _sqlite(Path(where))
+        self._writer = self._engine.execution_options(clawgym_write=True)
+        try:
+            self._prepare()
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def _prepare(self) -> None:
+        with self.write() as db:
+            if self.postgres:
+                db.execute(sa.text(f"SELECT pg_advisory_xact_lock({_PG_LOCK})"))
+            there = set(sa.inspect(db).get_table_names())
+            if "clawgym_pool" not in there:
+                if there & set(_schema.metadata.tables) or (there and not self.postgres):
+                    raise PoolError(f"{self.name}: holds other tables ({', '.join(sorted(there)[:3])}): "
+                                    "give the pool a database of its own")  # fmt: skip
+                _schema.metadata.create_all(db)
+                db.execute(_schema.meta.insert().values(key="version", value=str(_schema.VERSION)))
+                if not self.postgres:
+                    db.exec_driver_sql(f"PRAGMA application_id={_APPLICATION_ID}")
+            version = db.scalar(sa.select(_schema.meta.c.value).where(_schema.meta.c.key == "version"))
+            if version != str(_schema.VERSION):
+                raise PoolError(f"{self.name}: a pool of version {version}, this library reads {_schema.VERSION}: "
+                                "export it with the library that wrote it")  # fmt: skip
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """One transaction that sees one state."""
+        self._same_process()
+        with self._explained(), self._engine.connect() as db, db.begin():
+            yield db
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """One transaction that is durable when it ends without an error, and undone when it does not."""
+        self._same_process()
+        with self._explained(), self._alone(), self._writer.connect() as db, db.begin():
+            yield db
+
+    def retried(self, work: Any) -> Any:
+        """What ``work(db)`` gives in one write transaction, done anew when the database asks for that (deadlock, two at
+        the same key)."""
+        for attempt in range(_TRIES):
+            try:
+                with self.write() as db:
+                    return work(db)
+            except PoolError as error:
+                if attempt == _TRIES - 1 or not _again(error.__cause__):
+                    raise
+                time.sleep(0.01 * 2**attempt)
+        raise AssertionError  # pragma: no cover
+
+    def now(self, db: sa.Connection) -> float:
+        """Seconds since 1970. Several machines go by the clock of their server."""
+        if self.postgres:
+            return float(db.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
+        return time.time()
+
+    def size(self, db: sa.Connection) -> int:
+        """Bytes on disk."""
+        if self.postgres:
+            return int(db.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0)
+        return sum(f.stat().st_size for end in ("", "-wal") if (f := Path(self.name + end)).exists())
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            self._engine.dispose()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self.postgres:
+            yield
+        else:
+            with self._writing:
+                yield
+
+    def _same_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise PoolError(f"{self.name}: opened before a fork: open the pool again in the new process")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.SQLAlchemyError as error:
+            cause = getattr(error, "orig", None) or error
+            raise PoolError(f"{self.name}: {_advice(str(cause).strip())}") from error
+
+
+def _sqlite(path: Path) -> sa.Engine:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what agents said is nobody else's business
+    except OSError as error:
+        raise PoolError(f"{path}: {error.strerror}: give a file that can be written") from error
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": _BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
+        pool_size=4,
+        max_overflow=-1,
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _: object) -> None:
+        for pragma in (
+            "journal_mode=WAL",  # readers never wait for the writer
+            "synchronous=NORMAL",  # a commit survives our death; the machine's, up to the last checkpoint
+            "foreign_keys=ON",
+            "journal_size_limit=67108864",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begun(db: sa.Connection) -> None:
+        db.exec_driver_sql("BEGIN IMMEDIATE" if db.get_execution_options().get("clawgym_write") else "BEGIN")
+
+    return engine
+
+
+def _postgres(where: str) -> sa.Engine:
+    try:
+        url = sa.make_url(where).set(drivername="postgresql+psycopg")
+        connect_args = {} if "connect_timeout" in url.query else {"connect_timeout": 15}
+        return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=-1, connect_args=connect_args)
+    except ImportError as error:
+        raise MissingDependency("a pool on PostgreSQL needs psycopg: pip install 'clawgym[postgres]'") from error
+    except sa.exc.ArgumentError:
+        raise PoolError("postgresql://...: not a database URL: give postgresql://user@host/database") from None
+
+
+def _again(error: BaseException | None) -> bool:
+    """Whether the same transaction may work at once."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return isinstance(error, sa.exc.IntegrityError) or state in ("40001", "40P01")
+
+
+def _advice(message: str) -> str:
+    for words, advice in (
+        ("database is locked", f"another process has held it for {_BUSY_SECONDS:.0f} s: end that one, then try again"),
+        ("disk is full", "the disk is full: make room, then run the same command again"),
+        ("not a database", "this is not a pool: give another file"),
+        ("malformed", "the file is damaged: restore it from a copy, or export what can be read"),
+        ("readonly", "it can be read only: make the file and its folder writable"),
+    ):
+        if words in message:
+            return advice
+    return f"{message.splitlines()[0]}: see to the database, then try again"
