@@ -26,6 +26,9 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_k: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    """Allow only JSON of this schema (``{}``: any object). Only for engines whose ``constrains`` is true: the
+    distribution is no longer the model's own, so what comes is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,233 @@
+"""The control API: what the owner of a gateway does to it from another process.
+
+On listeners of its own, with a secret of its own; an agent's secret opens nothing here and the owner's opens no
+session. Bodies and answers are JSON objects:
+
+==============================  ======================================================================
+``POST /sessions``              open: ``channel``, ``task_id``, ``group``, ``sampling``, ... -> ``id``,
+                                ``secret``, ``base_url``
+``GET /sessions/{id}``          its turns in numbers
+``POST /sessions/{id}/turns``   white box: add turns that were sampled elsewhere
+``POST /sessions/{id}/close``   refuse further requests; with ``outcome`` and ``reward`` the episode is done
+``POST /groups``                a group of attempts at one task -> ``id``
+``POST /weights/hold``          new turns wait, answered when the last running one has ended
+``POST /weights/release``       go on, with ``policy_version``
+``GET /stats``                  counts
+==============================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from clawgym.engines.protocol import Sampling
+from clawgym.errors import ClawGymError, GatewayError, PoolError
+from clawgym.gateway.calls import Refusal, request_field
+from clawgym.gateway.dialects.errors import Failure, envelope, failure_of
+from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
+from clawgym.records import Turn
+
+__all__ = ["Control", "turns_of_prompts"]
+
+_OPENING: Mapping[str, type] = {
+    "channel": str, "task_id": str, "task_hash": str, "group": str, "sample": int, "seed": int, "agent": str,
+    "adapter": str, "meta": dict,
+}  # fmt: skip
+_CLOSING: Mapping[str, type | tuple[type, ...]] = {
+    "outcome": str, "reward": (int, float), "rewards": dict, "cause": str, "meta": dict,
+}  # fmt: skip
+_Handler = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+
+def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[Turn]:
+    """Turns from whole prompts: each continues the latest turn whose prompt and sample its prompt begins with.
+
+    ``rows`` have ``prompt_ids``, ``sampled_ids``, ``logprobs`` and what else :class:`~clawgym.records.Turn` has;
+    ``known`` are the episode's turns so far. Raises :class:`~clawgym.gateway.calls.Refusal` naming the field.
+    """
+    so_far: list[tuple[int, ...]] = []
+    for turn in known:
+        before = so_far[turn.parent] if turn.parent is not None else ()
+        so_far.append((*before, *turn.context_ids, *turn.sampled_ids))
+    names = {f.name for f in fields(Turn)} - {"context_ids", "parent"}
+    out: list[Turn] = []
+    for n, row in enumerate(rows):
+        where = f"turns[{n}]"
+        if not isinstance(row, dict):
+            raise Refusal(400, f"'{where}' is not an object: give prompt_ids, sampled_ids, logprobs", param=where)
+        if extra := row.keys() - names - {"prompt_ids"}:
+            raise Refusal(400, f"'{where}.{min(extra)}' is no field of a turn: leave it out", param=where)
+        prompt = _numbers(row, "prompt_ids", where, int)
+        sampled = _numbers(row, "sampled_ids", where, int)
+        fits = [i for i, ids in enumerate(so_far) if ids and len(ids) < len(prompt) and prompt[: len(ids)] == ids]
+        parent = max(fits, key=lambda i: (len(so_far[i]), i), default=None)
+        rest = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in names}
+        rest |= {"sampled_ids": sampled, "logprobs": _numbers(row, "logprobs", where, float)}
+        try:
+            turn = Turn(
+                context_ids=prompt[len(so_far[parent]) :] if parent is not None else prompt, parent=parent, **rest
+            )
+        except ValueError as error:
+            raise Refusal(400, f"'{where}': {error}", param=where) from None
+        so_far.append((*prompt, *sampled))
+        out.append(turn)
+    return out
+
+
+def _numbers(row: Mapping[str, Any], name: str, where: str, kind: type) -> tuple[Any, ...]:
+    values = row.get(name, [])
+    kinds = (int, float) if kind is float else (int,)
+    if not isinstance(values, list) or not all(isinstance(v, kinds) and not isinstance(v, bool) for v in values):
+        raise Refusal(400, f"'{where}.{name}' is not an array of numbers: correct it", param=f"{where}.{name}")
+    return tuple(map(kind, values))
+
+
+class Control:
+    """Serves the control API of a gateway. ``token`` is its secret. Use as ``async with``."""
+
+    def __init__(self, gateway: Gateway, *, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(32)
+        self._gateway = gateway
+        self._holding: contextlib.AbstractAsyncContextManager[None] | None = None
+        app = web.Application(client_max_size=256 * 2**20)
+        add = app.router.add_route
+        add("POST", "/sessions", self._guarded(self._open))
+        add("GET", "/sessions/{session}", self._guarded(self._show))
+        add("POST", "/sessions/{session}/turns", self._guarded(self._add_turns))
+        add("POST", "/sessions/{session}/close", self._guarded(self._close))
+        add("POST", "/groups", self._guarded(self._group))
+        add("POST", "/weights/hold", self._guarded(self._hold))
+        add("POST", "/weights/release", self._guarded(self._release))
+        add("GET", "/stats", self._guarded(self._stats))
+        add("*", "/{path:.*}", self._guarded(self._nowhere))
+        self._listeners = Listeners(app)
+
+    async def __aenter__(self) -> Control:
+        await self._listeners.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._listeners.aclose()
+        await self._let_go()
+
+    async def listen(self, **where: Any) -> Address:
+        """Listen: see :meth:`~clawgym.gateway.server.Listeners.add`."""
+        return await self._listeners.add(**where)
+
+    def _guarded(self, handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def guarded(request: web.Request) -> web.Response:
+            try:
+                if not hmac.compare_digest(secret_of(request).encode(), self.token.encode()):
+                    raise Refusal(401, "this is not the control token: use the one the gateway was started with")
+                return web.Response(body=orjson.dumps(await handler(request)), content_type="application/json")
+            except (ClawGymError, ValueError) as error:
+                failure = failure_of(error)
+                if isinstance(error, PoolError | GatewayError) and not isinstance(error, Refusal):
+                    failure = Failure(409, str(error))
+                return web.json_response(envelope(failure), status=failure.status, headers=failure.headers)
+
+        return guarded
+
+    async def _open(self, request: web.Request) -> dict[str, Any]:
+        body = await read_object(request)
+        about = _fields(body, _OPENING, {"sampling"})
+        sampling = request_field(body, "sampling", dict, {})
+        names = {f.name for f in fields(Sampling)}
+        if extra := sampling.keys() - names:
+            raise Refusal(400, f"'sampling.{min(extra)}' is unknown: use {', '.join(sorted(names))}", param="sampling")
+        sampling = {k: tuple(v) if isinstance(v, list) else v for k, v in sampling.items()}
+        opened = await self._gateway.open_session(sampling=Sampling(**sampling), **about)
+        return {"id": opened.id, "secret": opened.secret, "base_url": self._gateway.base_url(opened)}
+
+    async def _show(self, request: web.Request) -> dict[str, Any]:
+        session = await self._gateway.sessions.get(request.match_info["session"])
+        if session is None:
+            raise Refusal(404, "there is no such session: use the id that opening it gave")
+        turns = await self._gateway.run_in_pool("turns", session.id)
+        roles: dict[str, int] = {}
+        for turn in turns:
+            roles[turn.role] = roles.get(turn.role, 0) + 1
+        return {
+            "id": session.id,
+            "closed": session.closed,
+            "turns": len(turns),
+            "roles": roles,
+            "flawed": sum(turn.flaw is not None for turn in turns),
+            "sampled_tokens": sum(len(turn.sampled_ids) for turn in turns),
+        }
+
+    async def _add_turns(self, request: web.Request) -> dict[str, Any]:
+        body = await read_object(request)
+        rows = request_field(body, "turns", list, [])
+        session = await self._gateway.sessions.get(request.match_info["session"])
+        if session is None:
+            raise Refusal(404, "there is no such session: use the id that opening it gave")
+        async with session.lock:
+            known = await self._gateway.run_in_pool("turns", session.id)
+            turns = turns_of_prompts(rows, list(known))
+            await self._gateway.run_in_pool("append", [(session.id, len(known) + n, t) for n, t in enumerate(turns)])
+            self._gateway.sessions.forget(session.id)  # what was added here is read again with the next request
+        return {"turns": len(known) + len(turns)}
+
+    async def _close(self, request: web.Request) -> dict[str, Any]:
+        body = await read_object(request)
+        about = _fields(body, _CLOSING, set())
+        outcome = about.pop("outcome", None)
+        if outcome is None and about:
+            raise Refusal(400, f"'{min(about)}' goes with an 'outcome': give both, or neither", param="outcome")
+        await self._gateway.close_session(request.match_info["session"], outcome=outcome, **about)
+        return {"closed": True}
+
+    async def _group(self, request: web.Request) -> dict[str, Any]:
+        body = await read_object(request)
+        kinds = {"id": str, "channel": str, "task_id": str, "size": int, "deadline": (int, float)}
+        about = {"deadline": None, **_fields(body, kinds, set())}
+        if "size" not in about:
+            raise Refusal(400, "'size' is missing: how many attempts make the group", param="size")
+        return {"id": await self._gateway.run_in_pool("open_group", **about)}
+
+    async def _hold(self, request: web.Request) -> dict[str, Any]:
+        if self._holding is None:
+            holding = self._gateway.weights_change()
+            await holding.__aenter__()
+            self._holding = holding
+        return {"held": True}
+
+    async def _release(self, request: web.Request) -> dict[str, Any]:
+        body = await read_object(request)
+        version = request_field(body, "policy_version", int)
+        if version is not None:
+            if not hasattr(self._gateway.engine, "policy_version"):
+                raise Refusal(400, f"engine {self._gateway.engine.name} counts its versions itself: leave it out")
+            self._gateway.engine.policy_version = version  # type: ignore[union-attr]
+        await self._let_go()
+        return {"held": False}
+
+    async def _let_go(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            await holding.__aexit__(None, None, None)
+
+    async def _stats(self, request: web.Request) -> dict[str, Any]:
+        return {"gateway": self._gateway.stats(), "pool": await self._gateway.run_in_pool("stats")}
+
+    async def _nowhere(self, request: web.Request) -> dict[str, Any]:
+        raise Refusal(404, f"there is nothing at {request.method} {request.path!r}: see docs/gateway.md")
+
+
+def _fields(body: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], others: set[str]) -> dict[str, Any]:
+    """The known fields that ``body`` has, checked. Raises :class:`~clawgym.gateway.calls.Refusal` for any other."""
+    if extra := body.keys() - kinds.keys() - others:
+        raise Refusal(
+            400, f"'{min(extra)}' is unknown: use {', '.join(sorted(kinds.keys() | others))}", param=min(extra)
+        )
+    values = {name: request_field(body, name, kind) for name, kind in kinds.items()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,386 @@
+"""One turn, from a checked request to a stored record.
+
+Invariants: the ids that go upstream are the stored ids of the turn that is continued plus the ids of what is new, or a
+whole rendering where nothing is continued, never a mixture; a turn is in the pool before the agent hears that it has
+ended; whatever cannot be proved carries a flaw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from clawgym.engines.protocol import Delta, Sampling, TextEngine, TokenEngine, Tokens
+from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
+from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
+from clawgym.gateway.gate import Gate
+from clawgym.gateway.parsers import StopStrings
+from clawgym.gateway.render import Renderer
+from clawgym.gateway.roles import role_of
+from clawgym.gateway.sessions import Session
+from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_key, with_our_ids
+from clawgym.pool import PoolWriter
+from clawgym.records import Turn, Usage
+
+__all__ = ["Core", "Counts"]
+
+_log = logging.getLogger("clawgym.gateway")
+
+
+@dataclass
+class Counts:
+    """What has happened since the gateway started."""
+
+    turns: int = 0
+    continued: int = 0
+    branches: int = 0
+    ambiguous: int = 0
+    flawed: int = 0
+    unfinished: int = 0
+    malformed_calls: int = 0
+    rewrites: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a call means to its session."""
+
+    match: Match
+    keys: list[Key]
+    new: list[Message]
+    """Messages that the matched turn does not cover, tool results under our ids."""
+    context: array[int]
+    prompt: array[int]
+    tools: str
+    role: Any
+
+
+@dataclass
+class _Progress:
+    """What has been sampled so far."""
+
+    started: float
+    queued: float = 0.0
+    first_token: float | None = None
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version: int | None = None
+    cached: int = 0
+    finish: str | None = None
+    flaw: str | None = None
+
+    def take(self, tokens: Tokens) -> None:
+        if self.first_token is None:
+            self.first_token = time.monotonic() - self.started
+            self.version = tokens.policy_version
+        self.sampled += tokens.ids
+        self.logprobs += tokens.logprobs
+        self.cached = tokens.cached_tokens or self.cached
+        self.finish = tokens.finish_reason or self.finish
+        if len(tokens.logprobs) != len(tokens.ids):
+            self.flaw = "no-logprobs"
+        elif tokens.policy_version != self.version:
+            self.flaw = "mixed-versions"
+
+
+class Core:
+    """Turns calls into answers and records, for every dialect."""
+
+    def __init__(
+        self, engine: TokenEngine | TextEngine, writer: PoolWriter, gate: Gate, *, renderer: Renderer | None = None
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.gate = gate
+        self.counts = Counts()
+        self._writer = writer
+
+    @property
+    def exact(self) -> bool:
+        """Whether turns have token ids."""
+        return self.renderer is not None
+
+    async def answer(self, session: Session, call: ChatCall) -> AsyncIterator[Delta]:
+        """Stream the model's answer; the last item has the finish reason and the usage, and comes when the turn is
+        stored. Raises :class:`~clawgym.gateway.calls.Refusal` before the first item, and
+        :class:`~clawgym.errors.EngineError` at any time."""
+        started = time.monotonic()
+        session.active += 1
+        try:
+            async with self.gate.turn():
+                answer = self._by_ids if self.exact else self._by_text
+                async with contextlib.aclosing(answer(session, call, started)) as stream:
+                    async for delta in stream:
+                        yield delta
+        finally:
+            session.active -= 1
+
+    def prompt_tokens(self, session: Session, call: ChatCall) -> int:
+        """How many ids the prompt of ``call`` has. Raises :class:`~clawgym.gateway.calls.Refusal` without a
+        tokenizer."""
+        if self.renderer is None:
+            raise Refusal(400, "this upstream takes text, so its tokens cannot be counted here: leave the count out")
+        return len(self._plan(session, call).prompt)
+
+    def _plan(self, session: Session, call: ChatCall) -> _Plan:
+        tools = [] if call.tool_choice == "none" else call.tools
+        keyed = tools_key(tools)
+        keys = message_keys(call.messages)
+        match = session.tree.match(call.messages, keys, keyed, by_ids=self.exact)
+        new = list(call.messages[match.used :])
+        if match.node is not None:
+            new = with_our_ids(new, match.node.reply, call.messages[match.used - 1])
+        role = role_of(session.tree, match, call.messages, keyed, call.role)
+        context: array[int] = array("i")
+        prompt = context
+        if self.renderer is not None:
+            if match.node is None:
+                context = prompt = array("i", self.renderer.prompt(new, tools))
+            else:
+                prompt = match.node.all_ids()
+                sampled = prompt[len(prompt) - match.node.sampled :]
+                context = array("i", self.renderer.increment(sampled, new, tools))
+                prompt = prompt + context
+        return _Plan(match, keys[match.used :], new, context, prompt, keyed, role)
+
+    async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
+        engine, renderer = self.engine, self.renderer
+        assert renderer is not None
+        assert isinstance(engine, TokenEngine)
+        schema = self._refuse_what_ids_cannot(call)
+        plan = self._plan(session, call)
+        sampling = self._sampling(session, call, len(plan.prompt), engine.context_window)
+        flaw = "greedy" if sampling.temperature == 0 else None
+        if schema is not None:
+            sampling, flaw = replace(sampling, json_schema=schema), "constrained"
+        progress = _Progress(started, queued=time.monotonic() - started, flaw=flaw)
+        decoder = renderer.decoder()
+        stops = StopStrings(sampling.stop)
+        parser = renderer.parser(call.tools if plan.tools else (), plan.prompt)
+        images = [call.images[sha] for sha in _images(plan.new)]
+        stream = engine.generate(
+            plan.prompt.tolist(),
+            sampling,
+            stop_ids=renderer.stop_ids,
+            session=session.id,
+            adapter=session.adapter,
+            images=images,
+        )
+        async with _Recorded(self, session, call, plan, progress, sampling, lambda: parser.message) as record:
+            async with _closing(stream):
+                async for tokens in stream:
+                    # Where it stops matters to the token.
+                    singly = len(tokens.ids) > 1 and (sampling.stop or not call.parallel_tool_calls)
+                    for piece in _singly(tokens) if singly else (tokens,):
+                        progress.take(piece)
+                        text, stopped = stops.push(decoder.push(piece.ids))
+                        for delta in parser.push(text):
+                            yield delta
+                        if stopped or (parser.calls and not call.parallel_tool_calls):
+                            progress.finish = "stop"
+                            break
+                    if progress.finish is not None:
+                        break
+            if progress.finish is None:
+                raise EngineError(f"{engine.name} ended a stream without saying why: look at its log", retryable=True)
+            text, stopped = stops.push(decoder.finish())
+            for delta in parser.push(text if stopped else text + stops.finish()):
+                yield delta
+            for delta in parser.finish(progress.finish):
+                yield delta
+            reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
+            await record.done(reason, parser.malformed)
+            yield Delta(finish_reason=reason, usage=Usage(len(plan.prompt), len(progress.sampled), progress.cached))
+
+    async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
+        engine = self.engine
+        assert isinstance(engine, TextEngine)
+        plan = self._plan(session, call)
+        sampling = _merge(session.sampling, call.sampling)
+        progress = _Progress(started, queued=time.monotonic() - started, flaw="text-only")
+        heard = Heard()
+        usage: Usage | None = None
+        reason: str | None = None
+        async with _Recorded(self, session, call, plan, progress, sampling, lambda: heard.message) as record:
+            stream = engine.stream(chat_body(replace(call, sampling=sampling)))
+            async with _closing(stream):
+                async for delta in stream:
+                    if progress.first_token is None:
+                        progress.first_token = time.monotonic() - started
+                    usage = delta.usage or usage
+                    reason = delta.finish_reason or reason
+                    heard.take(delta)
+                    if delta.text or delta.reasoning or delta.calls:
+                        yield replace(delta, finish_reason=None, usage=None)
+            await record.done(reason or "stop", 0)
+            yield Delta(finish_reason=reason or "stop", usage=usage or Usage())
+
+    def _refuse_what_ids_cannot(self, call: ChatCall) -> Mapping[str, Any] | None:
+        """The JSON schema that the answer must fit, if any. Raises :class:`Refusal` for what would be ignored."""
+        if call.tool_choice not in ("auto", "none"):
+            raise _unsupported("tool_choice", f"{call.tool_choice!r} would force tokens: use 'auto' or 'none'")
+        for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
+            if call.extra.get(name):
+                raise _unsupported(name, "would change the distribution that training learns from: leave it out")
+        wanted = call.response_format or {"type": "text"}
+        if wanted.get("type") == "text":
+            return None
+        if not getattr(self.engine, "constrains", False):
+            raise _unsupported("response_format", f"needs what engine {self.engine.name} cannot do: ask in the prompt")
+        schema = (wanted.get("json_schema") or {}).get("schema") if wanted["type"] == "json_schema" else {}
+        if not isinstance(schema, dict) or wanted["type"] not in ("json_schema", "json_object"):
+            raise Refusal(
+                400, "'response_format' is text, json_object, or json_schema with a schema", param="response_format"
+            )
+        return schema
+
+    def _sampling(self, session: Session, call: ChatCall, prompt: int, window: int) -> Sampling:
+        """How to sample, with a ``max_tokens`` that fits the window. Raises ContextLengthExceeded."""
+        room = window - prompt
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt} tokens and the model's context window is {window}: shorten the conversation"
+            )
+        sampling = _merge(session.sampling, call.sampling)
+        wanted = sampling.max_tokens if sampling.max_tokens is not None else room
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        return replace(sampling, max_tokens=max(1, min(room, wanted)), temperature=temperature)
+
+    async def store(
+        self,
+        session: Session,
+        call: ChatCall,
+        plan: _Plan,
+        progress: _Progress,
+        sampling: Sampling,
+        reply: Message,
+        reason: str,
+        malformed: int,
+    ) -> None:
+        """Make the turn durable, then let the next one continue it."""
+        node = plan.match.node
+        turn = Turn(
+            context_ids=tuple(plan.context),
+            sampled_ids=tuple(progress.sampled),
+            logprobs=tuple(progress.logprobs),
+            policy_version=progress.version,
+            role=plan.role,
+            parent=None if node is None else node.index,
+            finish_reason=reason,
+            flaw=progress.flaw,
+            sampling={name: value for name, value in asdict(sampling).items() if value not in (None, ())},
+            images=_images(plan.new),
+            seconds={
+                "queued": progress.queued,
+                "first_token": progress.first_token or 0.0,
+                "total": time.monotonic() - progress.started,
+            },
+            malformed_calls=malformed,
+            messages=tuple(plan.new),
+            reply=reply,
+            tools=plan.tools,
+            id=call.id,
+        )
+        images = [call.images[sha] for sha in turn.images]
+        async with session.lock:
+            index = session.turns
+            await self._writer.append(session.id, index, turn, images)
+            session.turns = index + 1
+            if reason not in UNFINISHED:
+                session.grow(index, turn, node, plan.keys, plan.new)
+        self._count(plan, turn)
+
+    def _count(self, plan: _Plan, turn: Turn) -> None:
+        counts = self.counts
+        counts.turns += 1
+        counts.unfinished += turn.finish_reason in UNFINISHED
+        counts.flawed += self.exact and turn.flaw is not None
+        counts.malformed_calls += turn.malformed_calls
+        counts.ambiguous += plan.match.ambiguous
+        counts.continued += plan.match.node is not None
+        counts.branches += plan.match.node is None or len(plan.match.node.children) > 1
+        for rewrite in plan.match.rewrites:
+            counts.rewrites[rewrite] = counts.rewrites.get(rewrite, 0) + 1
+
+
+class _Recorded:
+    """A turn under way: whatever ends it leaves a record."""
+
+    def __init__(
+        self,
+        core: Core,
+        session: Session,
+        call: ChatCall,
+        plan: _Plan,
+        progress: _Progress,
+        sampling: Sampling,
+        reply: Callable[[], Message],
+    ) -> None:
+        self._store = partial(core.store, session, call, plan, progress, sampling)
+        self._progress = progress
+        self._reply = reply
+        self._done = False
+
+    async def __aenter__(self) -> _Recorded:
+        return self
+
+    async def done(self, reason: str, malformed: int) -> None:
+        """Store the finished turn."""
+        # Shielded: an agent that leaves in this moment does not take back what it was told.
+        await asyncio.shield(self._store(self._reply(), reason, malformed))
+        self._done = True
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._done or kind is None:
+            return
+        reason = "error" if issubclass(kind, ClawGymError) else "aborted"
+        self._progress.flaw = reason
+        try:
+            await asyncio.shield(self._store(self._reply(), reason, 0))
+        except ClawGymError as failed:
+            _log.warning("an unfinished turn could not be recorded: %s", failed)
+
+
+def _unsupported(field: str, why: str) -> Refusal:
+    return Refusal(400, f"'{field}' {why}", code="unsupported_value", param=field)
+
+
+def _merge(session: Sampling, asked: Sampling) -> Sampling:
+    """The session's settings, and what it leaves open as it was asked."""
+    said = {name: value for name, value in asdict(session).items() if value not in (None, ())}
+    return replace(asked, **said)
+
+
+def _images(messages: list[Message]) -> tuple[str, ...]:
+    parts = (part for m in messages if isinstance(m["content"], list) for part in m["content"])
+    return tuple(part["sha256"] for part in parts if part["type"] == "image")
+
+
+def _singly(tokens: Tokens) -> list[Tokens]:
+    last = len(tokens.ids) - 1
+    return [
+        replace(
+            tokens,
+            ids=(token,),
+            logprobs=tokens.logprobs[n : n + 1],
+            finish_reason=tokens.finish_reason if n == last else None,
+        )
+        for n, token in enumerate(tokens.ids)
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _closing(stream: AsyncIterator[Any]) -> AsyncIterator[None]:
+    close: Callable[[], Any] | None = getattr(stream, "aclose", None)
+    try:
+        yield
+    finally:
+        if close is not None:
+            await close()

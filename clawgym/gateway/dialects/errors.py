@@ -1,0 +1,86 @@
+"""Errors as OpenAI's clients expect them: the right status, and an envelope they can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError
+from clawgym.gateway.calls import Refusal
+
+__all__ = ["Failure", "envelope", "failure_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error, before a dialect gives it its form."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's error ``type``."""
+        match self.status:
+            case 401:
+                return "authentication_error"
+            case 403:
+                return "permission_error"
+            case 404:
+                return "not_found_error"
+            case 429:
+                return "rate_limit_error"
+            case status if status >= 500:
+                return "server_error"
+        return "invalid_request_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client should wait for, and whether to come back at all."""
+        headers = {"x-should-retry": "true" if self.status in (408, 409, 429) or self.status >= 500 else "false"}
+        if self.retry_after is not None:
+            headers["retry-after"] = f"{self.retry_after:g}"
+        return headers
+
+
+def failure_of(error: Exception) -> Failure:
+    """What ``error`` is to a client. Anything unforeseen is a plain 500: its text stays here."""
+    match error:
+        case Refusal():
+            return Failure(error.status, str(error), error.code, error.param, error.retry_after)
+        case ContextLengthExceeded():
+            return Failure(400, str(error), "context_length_exceeded", "messages")
+        case BudgetExceeded():
+            return Failure(403, str(error), "budget_exceeded")
+        case EngineError():
+            return _from_upstream(error)
+        case ClawGymError():
+            return Failure(500, str(error), "internal_error")
+    return Failure(500, "the gateway failed in a way nobody foresaw: look at its log", "internal_error")
+
+
+def _from_upstream(error: EngineError) -> Failure:
+    if error.status == 429:
+        return Failure(429, str(error), "rate_limit_exceeded", retry_after=1.0)
+    if error.status is not None and 400 <= error.status < 500:
+        # The key of the upstream is ours, not the agent's: its 401 is our fault.
+        status = 502 if error.status in (401, 403) else error.status
+        return Failure(status, str(error), "upstream_refused")
+    if error.retryable:
+        return Failure(503, str(error), "upstream_unavailable", retry_after=1.0)
+    return Failure(502, str(error), "upstream_failed")
+
+
+def envelope(failure: Failure) -> dict[str, Any]:
+    """OpenAI's error body."""
+    return {
+        "error": {
+            "message": failure.message,
+            "type": failure.kind,
+            "param": failure.param,
+            "code": failure.code,
+        }
+    }

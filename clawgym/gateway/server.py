@@ -1,0 +1,291 @@
+"""The gateway: listeners, routes, and what its owner can do with it.
+
+Invariants: an agent reaches nothing but its own session, with that session's secret; opening, closing and outcomes are
+on other listeners with another secret (:mod:`clawgym.gateway.control`); what listens is loopback or a unix socket,
+unless a certificate comes with the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from clawgym.engines.protocol import TextEngine, TokenEngine
+from clawgym.errors import ClawGymError, GatewayError
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.core import Core
+from clawgym.gateway.dialects import Dialect
+from clawgym.gateway.dialects._sse import send_events
+from clawgym.gateway.dialects.chat import ChatDialect
+from clawgym.gateway.dialects.errors import Failure, failure_of
+from clawgym.gateway.gate import Gate
+from clawgym.gateway.render import Renderer
+from clawgym.gateway.sessions import Opened, Session, Sessions
+from clawgym.pool import Pool, PoolWriter
+
+__all__ = ["Address", "Gateway", "Listeners"]
+
+_log = logging.getLogger("clawgym.gateway")
+
+LARGEST_BODY = 64 * 2**20
+"""Bytes of one request: a long history with images."""
+DIALECTS: Sequence[Dialect] = (ChatDialect(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener is."""
+
+    url: str
+    """``http(s)://host:port``, or ``unix:/path``."""
+
+
+class Listeners:
+    """One aiohttp application on any number of sockets."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+
+    async def start(self) -> None:
+        """Make ready; nothing listens yet."""
+        await self._runner.setup()
+
+    async def add(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: str | Path | None = None,
+        sock: socket.socket | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Address:
+        """Listen on a loopback port (0: any free one), a unix socket ``path``, or a listening ``sock``.
+
+        Raises :class:`~clawgym.errors.GatewayError` for an address beyond loopback without ``tls``, and where the
+        system refuses."""
+        try:
+            if path is not None:
+                site: web.BaseSite = web.UnixSite(self._runner, path)
+                await site.start()
+                os.chmod(path, 0o600)
+                return Address(f"unix:{path}")
+            if sock is None:
+                if tls is None and not _is_loopback(host):
+                    raise GatewayError(
+                        f"{host} is reachable from other machines, and secrets would cross the network in clear: "
+                        "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
+                    )
+                sock = socket.create_server((host, port), family=_family(host), backlog=1024)
+            site = web.SockSite(self._runner, sock, ssl_context=tls, backlog=1024)
+            await site.start()
+        except OSError as error:
+            where = path or f"{host}:{port}"
+            raise GatewayError(f"cannot listen on {where} ({error.strerror or error}): choose another one") from error
+        name = sock.getsockname()
+        shown = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return Address(f"{'https' if tls else 'http'}://{shown}:{name[1]}")
+
+    async def aclose(self) -> None:
+        """Stop listening and end what is under way."""
+        await self._runner.cleanup()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class Gateway:
+    """An OpenAI-compatible server between agents and one engine, which records every turn in a pool.
+
+    ``engine`` takes token ids (its tokenizer and chat template render the prompts), or text: then nothing is exact
+    and every turn says so. ``model`` is what the agent is told it talks to. Use as ``async with``; closes its pool
+    writer, not the pool or the engine.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine | TextEngine,
+        pool: Pool,
+        *,
+        renderer: Renderer | None = None,
+        model: str = "policy",
+        streams: int = 256,
+        waiting: int = 4096,
+    ) -> None:
+        if renderer is None and isinstance(engine, TokenEngine):
+            renderer = Renderer(engine.tokenizer)
+        self.engine = engine
+        self.pool = pool
+        self.model = model
+        self._writer = PoolWriter(pool)
+        self.gate = Gate(streams=streams, waiting=waiting)
+        self.core = Core(engine, self._writer, self.gate, renderer=renderer)
+        self.sessions = Sessions(self._writer)
+        self._listeners = Listeners(self._app())
+        self._address: Address | None = None
+
+    async def __aenter__(self) -> Gateway:
+        await self._listeners.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what is under way, with a record of it."""
+        await self._listeners.aclose()
+        await self._writer.aclose()
+
+    async def listen(self, **where: Any) -> Address:
+        """Let agents in: see :meth:`Listeners.add`. The first address is the one of :meth:`base_url`."""
+        address = await self._listeners.add(**where)
+        self._address = self._address or address
+        return address
+
+    async def open_session(self, **about: Any) -> Opened:
+        """A session for one agent: see :meth:`~clawgym.gateway.sessions.Sessions.open`."""
+        return await self.sessions.open(**about)
+
+    async def close_session(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
+        """End a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
+        await self.sessions.close(session_id, outcome=outcome, **result)
+
+    async def run_in_pool(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A method of the pool, after what was recorded before."""
+        return await self._writer.run(method, *args, **kwargs)
+
+    def base_url(self, session: Opened | str, address: Address | None = None) -> str:
+        """What an OpenAI client of this session takes as ``base_url`` (an Anthropic one without ``/v1``)."""
+        address = address or self._address
+        if address is None:
+            raise GatewayError("the gateway listens nowhere yet: call listen() first")
+        return f"{address.url}/s/{session if isinstance(session, str) else session.id}/v1"
+
+    @contextlib.asynccontextmanager
+    async def weights_change(self) -> AsyncIterator[None]:
+        """No turn runs inside: those under way have ended on the old weights, new ones wait for the new."""
+        async with self.gate.closed():
+            yield
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and what is going on."""
+        return {
+            **asdict(self.core.counts),
+            "running": self.gate.running,
+            "waiting": self.gate.queued,
+            "sessions_in_memory": len(self.sessions),
+        }
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=LARGEST_BODY)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/s/{session}/v1/models", self._models)
+        for dialect in DIALECTS:
+            app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect))
+        app.router.add_route("*", "/{path:.*}", _nowhere)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            await self.admit(request)
+        except Refusal as error:
+            return answer_error(DIALECTS[0], failure_of(error))
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "clawgym"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def admit(self, request: web.Request) -> Session:
+        """The session that a request belongs to. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        return await self.sessions.find(request.match_info["session"], secret_of(request))
+
+
+def secret_of(request: web.Request) -> str:
+    """The secret that came with a request, as OpenAI's clients or as Anthropic's send it."""
+    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def answer_error(dialect: Dialect, failure: Failure) -> web.Response:
+    """An error as an HTTP response."""
+    return web.Response(
+        body=orjson.dumps(dialect.error(failure)),
+        status=failure.status,
+        headers=failure.headers,
+        content_type="application/json",
+    )
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The JSON object in a request. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+    try:
+        body = orjson.loads(await request.read())
+    except web.HTTPRequestEntityTooLarge:
+        raise Refusal(413, f"the request is larger than {LARGEST_BODY >> 20} MiB: shorten it") from None
+    except ValueError as error:
+        raise Refusal(400, f"the body is not JSON ({error}): correct the request") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "the body is not a JSON object: correct the request")
+    return body
+
+
+async def _nowhere(request: web.Request) -> web.Response:
+    paths = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
+    failure = Failure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
+    return answer_error(DIALECTS[0], failure)
+
+
+class _Endpoint:
+    """One dialect's endpoint."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        self._gateway = gateway
+        self._dialect = dialect
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            return answer_error(self._dialect, self._failure(error))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        gateway, dialect = self._gateway, self._dialect
+        session = await gateway.admit(request)
+        body = await read_object(request)
+        call = dialect.call(body, request.headers.get("x-clawgym-role"))
+        deltas = gateway.core.answer(session, call)
+        if body.get("stream"):
+            events = dialect.events(deltas, call, body)
+            return await send_events(
+                request, events, lambda e: dialect.error_event(self._failure(e)), comment=dialect.comment
+            )
+        async with contextlib.aclosing(deltas):
+            whole = await dialect.whole(deltas, call, body)
+        return web.Response(body=orjson.dumps(whole), content_type="application/json")
+
+    def _failure(self, error: Exception) -> Failure:
+        if not isinstance(error, ClawGymError):
+            _log.exception("a request failed", exc_info=error)
+        return failure_of(error)

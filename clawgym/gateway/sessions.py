@@ -1,0 +1,198 @@
+"""Sessions: who may speak, what was said, and where the next turn goes on.
+
+Invariants: a session is an episode of the pool and can be made again from what is stored there, so that a gateway may
+be killed and a quiet session may leave memory; a secret is kept as its digest only; an unknown session and a wrong
+secret look the same from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from clawgym.engines.protocol import Sampling
+from clawgym.errors import GatewayError, PoolError
+from clawgym.gateway.calls import Message, Refusal
+from clawgym.gateway.roles import opening_of, system_of
+from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
+from clawgym.pool import PoolWriter
+from clawgym.records import Turn
+
+__all__ = ["Opened", "Session", "Sessions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an agent needs to join: shown once, the secret is not kept."""
+
+    id: str
+    secret: str = field(repr=False)
+
+
+@dataclass(eq=False)
+class Session:
+    """One conversation partner, possibly with several conversations (sub-agents, summaries)."""
+
+    id: str
+    secret_sha256: str
+    sampling: Sampling = field(default_factory=Sampling)
+    """Wins over what requests ask: who opens a session decides how it is sampled."""
+    adapter: str | None = None
+    tree: Tree = field(default_factory=Tree)
+    closed: bool = False
+    active: int = 0
+    """Requests under way."""
+    turns: int = 0
+    """Stored so far: the next one's index."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a turn gets its index and is stored."""
+
+    def admits(self, secret: str) -> bool:
+        """Whether ``secret`` is this session's."""
+        return hmac.compare_digest(_digest(secret), self.secret_sha256)
+
+    def grow(
+        self, index: int, turn: Turn, parent: Node | None, keys: Sequence[Key], messages: Sequence[Message]
+    ) -> Node:
+        """Put a stored turn into the tree."""
+        ids = array("i", turn.context_ids)
+        ids.extend(turn.sampled_ids)
+        node = Node(
+            index=index,
+            parent=parent,
+            keys=tuple(keys),
+            given=tuple(m if m["role"] == "assistant" else None for m in messages),
+            reply=turn.reply,
+            tools=turn.tools,
+            role=turn.role,
+            ids=ids,
+            sampled=len(turn.sampled_ids),
+            system="" if parent else system_of(messages),
+            opening="" if parent else opening_of(messages),
+        )
+        self.tree.add(node)
+        return node
+
+
+class Sessions:
+    """All sessions of a gateway. At most ``resident`` quiet ones stay in memory; the others are read again."""
+
+    def __init__(self, writer: PoolWriter, *, resident: int = 2048) -> None:
+        self._writer = writer
+        self._resident = resident
+        self._here: OrderedDict[str, Session] = OrderedDict()
+        self._coming: dict[str, asyncio.Future[Session | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    async def open(
+        self,
+        *,
+        sampling: Sampling | None = None,
+        adapter: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        **episode: Any,
+    ) -> Opened:
+        """A new session and its episode (``episode``: what :meth:`~clawgym.pool.Pool.open_episode` takes)."""
+        secret = secrets.token_urlsafe(24)
+        sampling = sampling or Sampling()
+        about = {"sampling": asdict(sampling), "adapter": adapter}
+        episode_id = await self._writer.run(
+            "open_episode", secret_sha256=_digest(secret), meta={**(meta or {}), "gateway": about}, **episode
+        )
+        self._keep(Session(episode_id, _digest(secret), sampling, adapter))
+        return Opened(episode_id, secret)
+
+    async def find(self, session_id: str, secret: str) -> Session:
+        """The session, if ``secret`` is its own. Raises :class:`~clawgym.gateway.calls.Refusal` (401; 403 when it
+        is closed)."""
+        session = await self.get(session_id)
+        if session is None or not session.admits(secret):
+            raise Refusal(
+                401,
+                "there is no such session, or this is not its key: use the base_url and key it was opened with",
+                code="invalid_api_key",
+            )
+        if session.closed:
+            raise Refusal(403, "this session is closed: open another one", code="session_closed")
+        return session
+
+    async def get(self, session_id: str) -> Session | None:
+        """The session, from memory or the pool."""
+        session = self._here.get(session_id)
+        if session is not None:
+            self._here.move_to_end(session_id)
+            return session
+        if (coming := self._coming.get(session_id)) is not None:
+            return await asyncio.shield(coming)
+        coming = self._coming[session_id] = asyncio.ensure_future(self._read(session_id))
+        coming.add_done_callback(lambda _: self._coming.pop(session_id, None))
+        return await asyncio.shield(coming)
+
+    async def close(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
+        """Refuse further requests of a session; with an ``outcome``, its episode is done (``result``: what
+        :meth:`~clawgym.pool.Pool.close_episode` takes). Raises :class:`~clawgym.errors.GatewayError` for an
+        unknown session."""
+        session = await self.get(session_id)
+        if session is None:
+            raise GatewayError(f"there is no session {session_id!r}: use the id that opening it gave")
+        session.closed = True
+        async with session.lock:  # a turn being stored goes first
+            if outcome is not None:
+                await self._writer.run("close_episode", session_id, outcome=outcome, **result)
+                self._here.pop(session_id, None)
+            else:
+                await self._writer.run("revoke_episode", session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Read the session again with its next request."""
+        self._here.pop(session_id, None)
+
+    async def _read(self, session_id: str) -> Session | None:
+        try:
+            episode = await self._writer.run("episode", session_id)
+            turns = await self._writer.run("turns", session_id)
+        except PoolError:
+            return None
+        about = episode.meta.get("gateway")
+        if about is None or not episode.secret_sha256:
+            return None
+        known = {f.name for f in fields(Sampling)}
+        sampling = Sampling(**{k: tuple(v) if k == "stop" else v for k, v in about["sampling"].items() if k in known})
+        session = Session(session_id, episode.secret_sha256, sampling, about["adapter"])
+        session.closed = episode.closed
+        nodes: dict[int, Node] = {}
+        for index, turn in enumerate(turns):
+            parent = None if turn.parent is None else nodes.get(turn.parent)
+            if turn.parent is not None and parent is None:
+                continue
+            before: list[Message] = [dict(parent.reply)] if parent else []
+            messages = [dict(m) for m in turn.messages]
+            keys = message_keys([*before, *messages])[len(before) :]
+            session.turns = index + 1
+            if turn.finish_reason not in UNFINISHED:
+                nodes[index] = session.grow(index, turn, parent, keys, messages)
+        self._keep(session)
+        return session
+
+    def _keep(self, session: Session) -> None:
+        self._here[session.id] = session
+        self._here.move_to_end(session.id)
+        if len(self._here) <= self._resident:
+            return
+        for quiet in [s.id for s in self._here.values() if not s.active and s is not session]:
+            del self._here[quiet]
+            if len(self._here) <= self._resident:
+                return
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

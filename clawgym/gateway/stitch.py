@@ -1,0 +1,235 @@
+"""Which stored ids does a history continue? Pure functions and a tree; no tokens are made here.
+
+Agents rewrite what they replay, so a history rendered again never equals the sampled ids. A history continues a
+stored turn if it equals what that turn saw and said up to the rewrites documented here, each of which leaves no doubt
+about which sampled ids it stands for:
+
+* ``ids``: tool calls under other ids (results are matched by the position of their call);
+* ``spacing``: arguments serialised again (equal as JSON), or text trimmed at its ends;
+* ``alias``: a call under another tool name, its arguments equal as JSON;
+* ``repair``: arguments that were no JSON object when they were sampled, under the same name;
+* ``reasoning``: the reasoning left out.
+
+Text given as one string or in parts is the same text. Anything else, and a history that fits two stored turns
+equally well, opens a branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawgym.gateway.calls import Message
+from clawgym.records import Role
+
+__all__ = ["UNFINISHED", "Match", "Node", "Tree", "message_keys", "same_reply", "tools_key", "with_our_ids"]
+
+UNFINISHED = frozenset({"aborted", "error"})
+"""Finish reasons of turns that no history can continue: the agent left, or the engine died."""
+
+Key = bytes
+"""Digest of a message that is not the model's own, up to the rewrites above."""
+
+
+def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Hex SHA-256 of the tool definitions, in order; empty without tools."""
+    return hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest() if tools else ""
+
+
+def message_keys(messages: Sequence[Message]) -> list[Key]:
+    """One key per message. An assistant's is empty: those are compared by :func:`same_reply`."""
+    keys: list[Key] = []
+    positions: dict[str, int] = {}
+    for message in messages:
+        role = message["role"]
+        if role == "assistant":
+            positions = {call["id"]: n for n, call in enumerate(message.get("tool_calls", ()))}
+            keys.append(b"")
+            continue
+        content = message["content"]
+        about: list[Any] = [role, content]
+        if role == "tool":
+            call_id = message["tool_call_id"]
+            about.append(positions.get(call_id, call_id))
+        text = json.dumps(about) if len(about) > 2 or not isinstance(content, str) else f"{role}\0{content}"
+        keys.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return keys
+
+
+def _trimmed(content: Any) -> Any:
+    return content.strip() if isinstance(content, str) else (content or "")
+
+
+def _object(arguments: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def same_reply(stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> frozenset[str] | None:
+    """The rewrites that lead from the reply that was sent to the one replayed, or ``None`` if they differ."""
+    rewrites: set[str] = set()
+    if (stored["content"] or "") != (replayed["content"] or ""):
+        if _trimmed(stored["content"]) != _trimmed(replayed["content"]):
+            return None
+        rewrites.add("spacing")
+    thought, shown = stored.get("reasoning_content", ""), replayed.get("reasoning_content", "")
+    if thought != shown:
+        if shown and shown.strip() != thought.strip():
+            return None
+        rewrites.add("spacing" if shown else "reasoning")
+    mine, theirs = stored.get("tool_calls", ()), replayed.get("tool_calls", ())
+    if len(mine) != len(theirs):
+        return None
+    for sent, shown_call in zip(mine, theirs, strict=True):
+        found = _same_call(sent, shown_call)
+        if found is None:
+            return None
+        rewrites |= found
+    return frozenset(rewrites)
+
+
+def _same_call(sent: Mapping[str, Any], shown: Mapping[str, Any]) -> set[str] | None:
+    rewrites = {"ids"} if sent["id"] != shown["id"] else set()
+    mine, theirs = sent["function"], shown["function"]
+    same_name = mine["name"] == theirs["name"]
+    if mine["arguments"] == theirs["arguments"]:
+        return rewrites if same_name else rewrites | {"alias"}
+    meant = _object(mine["arguments"])
+    if meant is None:
+        return rewrites | {"repair"} if same_name and _object(theirs["arguments"]) is not None else None
+    if not _equal_json(meant, _object(theirs["arguments"])):
+        return None
+    return rewrites | {"spacing"} | (set() if same_name else {"alias"})
+
+
+def _equal_json(one: Any, other: Any) -> bool:
+    """Equal as JSON: unlike in Python, true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal_json(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal_json, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def with_our_ids(messages: Sequence[Message], sent: Mapping[str, Any], shown: Mapping[str, Any]) -> list[Message]:
+    """``messages`` after a reply, with the results of its calls under the ids that were sent."""
+    pairs = zip(sent.get("tool_calls", ()), shown.get("tool_calls", ()), strict=True)
+    ours = {theirs["id"]: mine["id"] for mine, theirs in pairs}
+    out: list[Message] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            ours = {}
+        if message["role"] == "tool" and message["tool_call_id"] in ours:
+            message = {**message, "tool_call_id": ours[message["tool_call_id"]]}
+        out.append(message)
+    return out
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One finished turn."""
+
+    index: int
+    parent: Node | None
+    keys: tuple[Key, ...]
+    """Of the messages new in this turn."""
+    given: tuple[Message | None, ...]
+    """For each of ``keys`` the message itself where it is an assistant's (somebody else's words in that role)."""
+    reply: Mapping[str, Any]
+    tools: str
+    role: Role
+    ids: array[int]
+    """Context and sample of this turn, without the parent's; empty where they are not known."""
+    sampled: int
+    """How many of ``ids``, at the end, were sampled."""
+    system: str = ""
+    """Of a root: its system messages."""
+    opening: str = ""
+    """Of a root: its first user message."""
+    children: list[Node] = field(default_factory=list)
+
+    def path(self) -> Iterator[Node]:
+        """From this node up to its root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def all_ids(self) -> array[int]:
+        """Everything from the first prompt to the end of this turn's sample."""
+        whole = array("i")
+        for node in reversed(list(self.path())):
+            whole += node.ids
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a history goes on. ``node`` is ``None`` for a new branch from nothing."""
+
+    node: Node | None
+    used: int
+    """Messages that the node and its ancestors cover, its reply included."""
+    rewrites: frozenset[str] = frozenset()
+    ambiguous: bool = False
+
+
+class Tree:
+    """The turns of one session."""
+
+    def __init__(self) -> None:
+        self.roots: list[Node] = []
+
+    def add(self, node: Node) -> None:
+        """``node`` has finished. Its parent, if any, is in the tree."""
+        (self.roots if node.parent is None else node.parent.children).append(node)
+
+    def nodes(self) -> Iterator[Node]:
+        """All turns, in no particular order."""
+        open_ = list(self.roots)
+        while open_:
+            node = open_.pop()
+            yield node
+            open_ += node.children
+
+    def match(self, messages: Sequence[Message], keys: Sequence[Key], tools: str, *, by_ids: bool) -> Match:
+        """The deepest turn that ``messages`` continue; with ``by_ids`` one whose ids are known."""
+        best = [Match(None, 0)]
+
+        def fits(nodes: list[Node]) -> list[Node]:
+            return [node for node in nodes if node.tools == tools and (node.ids or not by_ids)]
+
+        open_: list[tuple[Node, Match]] = [(root, best[0]) for root in fits(self.roots)]
+        while open_:
+            node, before = open_.pop()
+            found = _continues(node, before, messages, keys)
+            if found is None:
+                continue
+            if found.used > best[0].used:
+                best = [found]
+            elif found.used == best[0].used:
+                best.append(found)
+            open_ += [(child, found) for child in fits(node.children)]
+        if len(best) > 1:
+            return Match(None, 0, ambiguous=True)
+        return best[0]
+
+
+def _continues(node: Node, before: Match, messages: Sequence[Message], keys: Sequence[Key]) -> Match | None:
+    start, reply_at = before.used, before.used + len(node.keys)
+    if len(messages) <= reply_at or messages[reply_at]["role"] != "assistant":
+        return None
+    if tuple(keys[start:reply_at]) != node.keys:
+        return None
+    for offset, given in enumerate(node.given):
+        if given is not None and given != messages[start + offset]:
+            return None
+    rewrites = same_reply(node.reply, messages[reply_at])
+    return None if rewrites is None else Match(node, reply_at + 1, before.rewrites | rewrites)

@@ -1,0 +1,121 @@
+"""Room for a turn, in order; no turn while weights change; no memory for those that cannot be served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.gate import Gate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_no_more_than_streams_run_and_they_start_in_order():
+    gate = Gate(streams=2, waiting=10)
+    order, go = [], asyncio.Event()
+
+    async def turn(n):
+        async with gate.turn():
+            order.append(n)
+            assert gate.running <= 2
+            await go.wait()
+
+    turns = []
+    for n in range(5):
+        turns.append(asyncio.ensure_future(turn(n)))
+        await settle()
+    assert (order, gate.running, gate.queued) == ([0, 1], 2, 3)
+    go.set()
+    await asyncio.gather(*turns)
+    assert order == [0, 1, 2, 3, 4]
+    assert (gate.running, gate.queued) == (0, 0)
+
+
+async def test_the_line_has_an_end():
+    gate = Gate(streams=1, waiting=1)
+    async with gate.turn():
+        waiting = asyncio.ensure_future(gate.turn().__aenter__())
+        await settle()
+        with pytest.raises(Refusal) as refused:
+            await gate.turn().__aenter__()
+        assert (refused.value.status, refused.value.retry_after) == (429, 1.0)
+        waiting.cancel()
+        await settle()
+        assert gate.queued == 0
+
+
+async def test_weights_change_between_turns():
+    gate = Gate(streams=4, waiting=10)
+    log = []
+    running = gate.turn()
+    await running.__aenter__()
+
+    async def change():
+        async with gate.closed():
+            log.append("change")
+            assert gate.running == 0
+            await settle()
+            log.append("changed")
+
+    async def turn():
+        async with gate.turn():
+            log.append("turn")
+
+    changing = asyncio.ensure_future(change())
+    await settle()
+    late = asyncio.ensure_future(turn())
+    await settle()
+    assert log == []
+    await running.__aexit__(None, None, None)
+    await asyncio.gather(changing, late)
+    assert log == ["change", "changed", "turn"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["turn", "leave", "cancel", "hold"]), max_size=30), st.randoms(use_true_random=False))
+def test_whatever_happens_nothing_is_lost(steps, rng):
+    async def run():
+        gate = Gate(streams=2, waiting=5)
+        ends: list[tuple[asyncio.Event, asyncio.Task]] = []
+        holds = []
+
+        async def turn(end):
+            with contextlib.suppress(Refusal):
+                async with gate.turn():
+                    await end.wait()
+
+        async def hold():
+            async with gate.closed():
+                assert gate.running == 0
+                await settle()
+                assert gate.running == 0
+
+        for step in steps:
+            if step == "turn":
+                end = asyncio.Event()
+                ends.append((end, asyncio.ensure_future(turn(end))))
+            elif step == "hold":
+                holds.append(asyncio.ensure_future(hold()))
+            elif ends:
+                end, task = ends.pop(rng.randrange(len(ends)))
+                end.set() if step == "leave" else task.cancel()
+                holds.append(task)
+            if rng.random() < 0.5:
+                await settle()
+            assert gate.running <= 2
+        for end, task in ends:
+            end.set()
+            holds.append(task)
+        await asyncio.wait_for(asyncio.gather(*holds, return_exceptions=True), 5)
+        assert (gate.running, gate.queued) == (0, 0)
+        async with gate.turn():
+            pass
+
+    asyncio.run(run())
