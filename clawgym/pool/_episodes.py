@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from clawgym.errors import PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
 from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
 from clawgym.pool.samples import Shape, paths_of
-from clawgym.pool.states import PooledEpisode
 from clawgym.records import Image, Outcome, Turn
 
-__all__ = ["append", "close", "locked", "open_episode", "open_group", "pooled", "put_images", "read_turns", "reward"]
+__all__ = ["append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
 
 TRAINABLE_ROLES = ("main", "subagent", "compaction")
-_TURN_COLUMNS = [c for c in turns.c if c.name not in ("episode_seq", "n_sampled")]
+"""``unknown`` is never trained."""
 
 
 def number(where: str, value: float | None) -> float | None:
@@ -51,17 +51,17 @@ def open_group(db: sa.Connection, now: float, id: str | None, channel: str, task
     if known is not None:
         _same(f"group {id}", known, row)
         return id
-    _new_group(db, now, row | {"id": id, "members": 0, "deadline": None if deadline is None else now + deadline})
+    _new_group(db, now, {**row, "id": id, "members": 0, "deadline": None if deadline is None else now + deadline})
     return id
 
 
 def _new_group(db: sa.Connection, now: float, row: Mapping[str, Any]) -> int:
     fixed = {"closed": 0, "infra": 0, "state": "open", "opened_at": now}
-    result = db.execute(groups.insert().values(row | fixed))
+    result = db.execute(groups.insert().values({**row, **fixed}))
     return result.inserted_primary_key[0]  # type: ignore[index]
 
 
-def _same(what: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _same(what: str, known: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if known[name] != value:
             raise PoolError(f"{what}: {name} is {known[name]!r} already, not {value!r}: choose another id")
@@ -107,7 +107,7 @@ def put_images(db: sa.Connection, given: Iterable[Image]) -> None:
         if hashlib.sha256(image.data).hexdigest() != image.sha256:
             raise PoolError(f"image {image.sha256}: its data has another SHA-256: hash the bytes that are stored")
         row = {"sha256": image.sha256, "media_type": text("media_type", image.media_type), "data": image.data}
-        insert = sa.dialects.postgresql.insert if db.dialect.name == "postgresql" else sa.dialects.sqlite.insert
+        insert = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
         db.execute(insert(images).values(row).on_conflict_do_nothing())
 
 
@@ -116,13 +116,15 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
     lists: dict[str, list[tuple[int, Turn]]] = {}
     for id, index, turn in given:
         lists.setdefault(id, []).append((index, turn))
+    there = _locked_in_order(db, lists)
     rows: list[dict[str, Any]] = []
-    for id in sorted(lists):  # always in one order, so that two writers never wait for each other
-        episode = locked(db, id)
-        fresh = []
-        for index, turn in sorted(lists[id], key=lambda pair: pair[0]):
-            row = pack(id, index, turn) | {"episode_seq": episode["seq"], "index": index}
-            row["n_sampled"] = len(turn.sampled_ids)
+    grown: list[dict[str, Any]] = []
+    for id, some in lists.items():
+        episode = there[id]
+        fresh: list[dict[str, Any]] = []
+        for index, turn in sorted(some, key=lambda pair: pair[0]):
+            row = pack(id, index, turn)
+            row |= {"episode_seq": episode["seq"], "index": index, "n_sampled": len(turn.sampled_ids)}
             expected = episode["n_turns"] + len(fresh)
             if index < expected:
                 known = fresh[index - episode["n_turns"]] if index >= episode["n_turns"] else None
@@ -134,18 +136,35 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
             else:
                 fresh.append(row)
         if fresh:
-            total = episode["n_turns"] + len(fresh)
-            db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(n_turns=total))
+            grown.append({"of": episode["seq"], "total": episode["n_turns"] + len(fresh)})
             rows += fresh
     _images_there(db, {name for _, _, turn in given for name in turn.images})
     if rows:
+        db.execute(_GROW, grown)
         db.execute(turns.insert(), rows)
 
 
-def _repeated(db: sa.Connection, id: str, seq: int, index: int, row: Mapping[str, Any],
-              known: Mapping[str, Any] | None) -> None:  # fmt: skip
+_LOCK = (
+    sa.select(*episodes.c["seq", "id", "state", "n_turns"])
+    .where(episodes.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(episodes.c.id)  # always in one order, so that two writers never wait for each other
+    .with_for_update()
+)
+_GROW = episodes.update().where(episodes.c.seq == sa.bindparam("of")).values(n_turns=sa.bindparam("total"))
+
+
+def _locked_in_order(db: sa.Connection, ids: Iterable[str]) -> dict[str, Any]:
+    found = {row["id"]: row for row in db.execute(_LOCK, {"ids": list(ids)}).mappings()}
+    for id in ids:
+        if id not in found:
+            raise PoolError(f"no episode {id!r} in this pool: open it first")
+    return found
+
+
+def _repeated(db: sa.Connection, id: str, seq: int, index: int, row: Any,
+              known: Any) -> None:  # fmt: skip
     if known is None:
-        at = (turns.c.episode_seq == seq) & (turns.c.index == index)
+        at = (turns.c.episode_seq == seq) & (turns.c["index"] == index)
         known = db.execute(sa.select(turns).where(at)).mappings().one()
     if unpack(id, index, known) != unpack(id, index, row):
         raise PoolError(f"episode {id}: another turn {index} is stored already: number the turns of an episode once")
@@ -158,12 +177,6 @@ def _images_there(db: sa.Connection, names: set[str]) -> None:
             raise PoolError(f"image {missing[0]}: not in this pool: put the images before the turns that show them")
 
 
-def read_turns(db: sa.Connection, id: str, seq: int) -> tuple[Turn, ...]:
-    """All turns of an episode. Raises :class:`PoolError` if one was changed since it was written."""
-    rows = db.execute(sa.select(*_TURN_COLUMNS).where(turns.c.episode_seq == seq).order_by(turns.c.index)).mappings()
-    return tuple(unpack(id, row["index"], row) for row in rows)
-
-
 def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], rewards: Mapping[str, float],
           meta: Mapping[str, Any]) -> None:  # fmt: skip
     """Close an episode; its group is ready when this was the last one it waited for."""
@@ -172,8 +185,8 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
     row = {**row, "reward": number(f"episode {id}: reward", row["reward"])}
     if row["cause"] is not None:
         text(f"episode {id}: cause", row["cause"])
-    rewards = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
-    closing = json.loads(json.dumps({"rewards": rewards, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
+    named = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
+    closing = json.loads(json.dumps({"rewards": named, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
     episode = locked(db, id)
     if episode["state"] == "closed":
         if any(episode[name] != value for name, value in row.items()) or from_json(episode["closing"]) != closing:
@@ -181,8 +194,9 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
                 f"episode {id}: closed already as {episode['outcome']}, {episode['reward']}: an end is final"
             )
         return
-    db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(
-        **row, **_summary(db, episode["seq"]), state="closed", closed_at=now, closing=to_json("closing", closing)))  # fmt: skip
+    ended = {**row, **_summary(db, episode["seq"]), "state": "closed", "closed_at": now}
+    ended["closing"] = to_json("closing", closing)
+    db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(ended))
     group = db.execute(sa.select(groups).where(groups.c.seq == episode["group_seq"]).with_for_update()).mappings().one()
     change: dict[str, Any] = {"closed": group["closed"] + 1, "infra": group["infra"] + (row["outcome"] == "infra")}
     if group["state"] == "open" and change["closed"] == group["members"] >= group["size"]:
@@ -191,11 +205,11 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
 
 
 def _summary(db: sa.Connection, seq: int) -> dict[str, Any]:
-    """What :func:`~clawgym.pool.samples.samples_of` will make of the episode, so that a fetch decides without its ids."""
+    """What :func:`~clawgym.pool.samples.samples_of` will make of the episode: a fetch decides without its ids."""
     c = turns.c
     found = db.execute(
         sa.select(c.parent, c.role, c.flaw, c.n_sampled, c.policy_version)
-        .where(c.episode_seq == seq).order_by(c.index)
+        .where(c.episode_seq == seq).order_by(c["index"])
     ).all()  # fmt: skip
     shapes = [Shape(row.parent, row.role, row.flaw, row.n_sampled > 0) for row in found]
     rows: dict[str, Any] = {}
@@ -219,7 +233,8 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -
         raise PoolError(f"episode {id}: delivered to training already: judge it before it is fetched")
     c = turn_rewards.c
     at = (c.episode_seq == episode["seq"]) & (c.name == name)
-    known = {row.index: row.value for row in db.execute(sa.select(c.index, c.value).where(at))}
+    there = dict(db.execute(sa.select(c["index"], c.value).where(at)).tuples().all())
+    known = dict(there)
     fresh = []
     for index, given in values.items():
         value = number(f"episode {id}, turn {index}: reward {name}", given)
@@ -228,19 +243,5 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -
         if known.setdefault(index, value) != value:
             raise PoolError(f"episode {id}, turn {index}: reward {name} is {known[index]} already: use another name")
         fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value})
-    there = {row.index for row in db.execute(sa.select(c.index).where(at))}
     if fresh := [row for row in fresh if row["index"] not in there]:
         db.execute(turn_rewards.insert(), fresh)
-
-
-def pooled(row: Mapping[str, Any]) -> PooledEpisode:
-    """The record of a row of ``episodes`` joined with its group's id as ``group``."""
-    closing = {"rewards": {}, "meta": {}} if row["closing"] is None else from_json(row["closing"])
-    same = ("id", "channel", "task_id", "task_hash", "group", "sample", "seed", "agent", "secret_sha256", "state",
-            "n_turns", "opened_at", "closed_at", "outcome", "cause", "reward", "n_samples", "trainable", "note", "fate")  # fmt: skip
-    return PooledEpisode(
-        **{name: row[name] for name in same},
-        rewards=closing["rewards"],
-        tags=tuple(json.loads(row["tags"])),
-        meta={**from_json(row["meta"]), **closing["meta"]},
-    )

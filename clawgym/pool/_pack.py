@@ -11,7 +11,7 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from clawgym.errors import PoolError
@@ -22,7 +22,7 @@ __all__ = ["from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack
 _LARGE = 512
 """Documents above this many bytes are compressed."""
 _ROLES = frozenset(get_args(Role))
-_IN_DOCUMENT = ("sampling", "images", "seconds", "messages", "reply", "tools")
+_IN_DOCUMENT = ("sampling", "images", "seconds", "messages", "reply", "tools", "id")
 _DIGESTED = (
     "parent", "role", "flaw", "policy_version", "finish_reason", "malformed_calls",
     "context_ids", "sampled_ids", "logprobs", "document",
@@ -96,7 +96,7 @@ def from_json(data: bytes) -> Any:
     return json.loads(zlib.decompress(data) if data[:1] == b"x" else data)
 
 
-def _digest(episode: str, index: int, row: Mapping[str, Any]) -> bytes:
+def _digest(episode: str, index: int, row: Any) -> bytes:
     head = json.dumps([episode, index, *(row[name] for name in _DIGESTED[:6])])
     digest = hashlib.sha256(head.encode())
     for name in _DIGESTED[6:]:
@@ -129,7 +129,7 @@ def pack(episode: str, index: int, turn: Turn) -> dict[str, Any]:
     return row | {"digest": _digest(episode, index, row)}
 
 
-def unpack(episode: str, index: int, row: Mapping[str, Any]) -> Turn:
+def unpack(episode: str, index: int, row: Any) -> Turn:
     """The turn of these columns. Raises :class:`PoolError` if they are not what was written."""
     if bytes(row["digest"]) != _digest(episode, index, row):
         raise PoolError(f"episode {episode}, turn {index}: changed since it was written: restore the pool from a copy")
@@ -150,4 +150,5 @@ def unpack(episode: str, index: int, row: Mapping[str, Any]) -> Turn:
         messages=tuple(document.get("messages", ())),
         reply=document.get("reply", {}),
         tools=document.get("tools", ""),
+        id=document.get("id", ""),
     )

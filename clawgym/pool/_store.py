@@ -19,6 +19,7 @@ from clawgym.errors import MissingDependency, PoolError
 
 try:
     import sqlalchemy as sa
+    from sqlalchemy import event, exc
 except ImportError as error:
     raise MissingDependency("a pool needs SQLAlchemy: pip install 'clawgym[pool]'") from error
 
@@ -133,7 +134,7 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.SQLAlchemyError as error:
+        except exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
             raise PoolError(f"{self.name}: {_advice(str(cause).strip())}") from error
 
@@ -151,7 +152,7 @@ def _sqlite(path: Path) -> sa.Engine:
         max_overflow=-1,
     )
 
-    @sa.event.listens_for(engine, "connect")
+    @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _: object) -> None:
         for pragma in (
             "journal_mode=WAL",  # readers never wait for the writer
@@ -161,7 +162,7 @@ def _sqlite(path: Path) -> sa.Engine:
         ):
             connection.execute(f"PRAGMA {pragma}")
 
-    @sa.event.listens_for(engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begun(db: sa.Connection) -> None:
         db.exec_driver_sql("BEGIN IMMEDIATE" if db.get_execution_options().get("clawgym_write") else "BEGIN")
 
@@ -175,14 +176,14 @@ def _postgres(where: str) -> sa.Engine:
         return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=-1, connect_args=connect_args)
     except ImportError as error:
         raise MissingDependency("a pool on PostgreSQL needs psycopg: pip install 'clawgym[postgres]'") from error
-    except sa.exc.ArgumentError:
+    except exc.ArgumentError:
         raise PoolError("postgresql://...: not a database URL: give postgresql://user@host/database") from None
 
 
 def _again(error: BaseException | None) -> bool:
     """Whether the same transaction may work at once."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return isinstance(error, sa.exc.IntegrityError) or state in ("40001", "40P01")
+    return isinstance(error, exc.IntegrityError) or state in ("40001", "40P01")
 
 
 def _advice(message: str) -> str:
@@ -191,6 +192,8 @@ def _advice(message: str) -> str:
         ("disk is full", "the disk is full: make room, then run the same command again"),
         ("not a database", "this is not a pool: give another file"),
         ("malformed", "the file is damaged: restore it from a copy, or export what can be read"),
+        ("UNIQUE constraint", "this id is taken by something else: choose another one"),
+        ("duplicate key", "this id is taken by something else: choose another one"),
         ("readonly", "it can be read only: make the file and its folder writable"),
     ):
         if words in message:

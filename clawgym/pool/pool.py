@@ -7,6 +7,7 @@ what comes back; a turn is stored once.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,10 @@ from clawgym.pool import _store  # first: it names the extra that is missing
 import sqlalchemy as sa
 
 from clawgym.errors import PoolError
-from clawgym.pool import _episodes
-from clawgym.pool._schema import episodes, groups, images, turn_rewards
-from clawgym.pool.states import PooledEpisode
-from clawgym.records import Image, Turn
+from clawgym.pool import _episodes, _fetch, _load
+from clawgym.pool._schema import episodes, images
+from clawgym.pool.states import Batch, PooledEpisode
+from clawgym.records import Image, Role, Turn
 
 __all__ = ["Pool"]
 
@@ -74,7 +75,7 @@ class Pool:
         secret_sha256: str = "",
         meta: Mapping[str, Any] | None = None,
     ) -> str:
-        """A new episode, in ``group`` or a group of one. Returns its id. The same call with the same id changes nothing.
+        """A new episode, in ``group`` or a group of one. Returns its id. The same call with this id changes nothing.
 
         A group takes as many episodes as its size, and one more for each that ended as ``infra``.
         """
@@ -121,12 +122,21 @@ class Pool:
         cause: str | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """End an episode: from now on it takes no turn, and counts for its group. The same end again changes nothing."""
+        """End an episode: now it takes no turn, and counts for its group. The same end again changes nothing."""
         row = {"outcome": str(outcome), "reward": reward, "cause": cause}
         self._store.retried(lambda db: _episodes.close(db, self._store.now(db), id, row, rewards or {}, meta or {}))
 
+    def revoke(self, id: str) -> None:
+        """Forget the secret of an episode: nobody can speak for it any more, though it may still be closed."""
+
+        def work(db: sa.Connection) -> None:
+            seq = _episodes.locked(db, id)["seq"]
+            db.execute(episodes.update().where(episodes.c.seq == seq).values(secret_sha256=""))
+
+        self._store.retried(work)
+
     def set_turn_rewards(self, id: str, rewards: Mapping[int, float], *, name: str = "judge") -> None:
-        """Rewards of single turns (index -> reward), given by ``name``; in pieces, before or after the episode is closed.
+        """Rewards of single turns (index -> reward), given by ``name``; in pieces, before or after the end.
 
         A value stands once it is given, and none is taken after the episode went to training: a judge that training
         must wait for scores before the episode is closed.
@@ -136,12 +146,77 @@ class Pool:
     def turn_rewards(self, id: str) -> dict[str, dict[int, float]]:
         """Name -> index of the turn -> reward."""
         with self._store.read() as db:
-            return _rewards_of(db, self._row(db, id)["seq"])
+            seq = _load.row(db, id)["seq"]
+            return _load.turn_rewards_of(db, [seq]).get(seq, {})
+
+    def fetch(
+        self,
+        consumer: str,
+        step: int,
+        *,
+        channel: str = "train",
+        groups: int = 1,
+        min_episodes: int = 2,
+        policy_version: int | None = None,
+        max_staleness: int | None = None,
+        roles: Sequence[Role] = ("main",),
+        lease_seconds: float = 600,
+        wait: float = 0,
+    ) -> Batch | None:
+        """``groups`` groups for a step of a consumer, those first that were ready first; ``None`` if so many are not
+        ready within ``wait`` seconds.
+
+        The same consumer and step get the same batch again, acked or not, so a consumer that was killed goes on with
+        the step of its last checkpoint. Left out of a group, and counted: ``infra`` episodes, those that curation calls
+        not trainable, those without a row of training of ``roles``, and, if ``max_staleness`` is given, those with ids
+        that were sampled more than so many versions before ``policy_version`` (or by an unknown version). A group with
+        fewer than ``min_episodes`` left (or its size, if that is less) is dropped for good.
+
+        Others get the groups ``lease_seconds`` later unless they are acked (:meth:`ack`) or renewed by then. Raises
+        :class:`ValueError` for arguments that make no sense, :class:`~clawgym.errors.PoolError` if the step was
+        fetched before from another channel or with other roles.
+        """
+        want = _fetch.Wanted(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
+                             tuple(roles), lease_seconds)  # fmt: skip
+        end, pause = time.monotonic() + wait, 0.02
+        row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want))
+        while row is None and time.monotonic() < end:
+            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            pause = min(2 * pause, 0.5)
+            with self._store.read() as db:
+                worth_it = _fetch.worth_trying(db, self._store.now(db), want)
+            if worth_it:
+                row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want))
+        if row is None:
+            return None
+        with self._store.read() as db:
+            return _load.batch(db, row)
+
+    def ack(self, consumer: str, step: int) -> None:
+        """The batch of this step is learnt: it is never delivered to anybody else. To call after the checkpoint that
+        holds what was learnt is on disk; twice is no error.
+
+        Raises :class:`~clawgym.errors.PoolError` if the lease ran out and somebody else got a group of it.
+        """
+        self._store.retried(lambda db: _fetch.ack(db, consumer, step))
+
+    def release(self, consumer: str, step: int) -> None:
+        """Give a batch back unlearnt; its groups are delivered to whoever fetches next."""
+        self._store.retried(lambda db: _fetch.release(db, consumer, step))
+
+    def renew(self, consumer: str, step: int, lease_seconds: float = 600) -> float:
+        """Keep a batch for ``lease_seconds`` from now. Returns until when; raises as :meth:`ack` does."""
+        return self._store.retried(lambda db: _fetch.renew(db, self._store.now(db), consumer, step, lease_seconds))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of everything, by channel; see ``docs/pool.md``. Takes milliseconds."""
+        with self._store.read() as db:
+            return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
 
     def curate(
         self, id: str, *, trainable: bool | None = None, tags: Iterable[str] | None = None, note: str | None = None
     ) -> None:
-        """What a person or a program thinks of an episode; what is ``None`` stays as it is. Not trainable: never fetched."""
+        """What a person or a program thinks of an episode; ``None`` changes nothing. Not trainable: never fetched."""
         change: dict[str, Any] = {}
         if trainable is not None:
             change["trainable"] = trainable
@@ -160,31 +235,27 @@ class Pool:
     def episode(self, id: str) -> PooledEpisode:
         """One episode without its turns. Raises :class:`~clawgym.errors.PoolError` if it is not here."""
         with self._store.read() as db:
-            return _episodes.pooled(self._row(db, id))
+            return _load.pooled(_load.row(db, id))
 
     def turns(self, id: str) -> tuple[Turn, ...]:
         """The turns of an episode, as they were stored."""
         with self._store.read() as db:
-            return _episodes.read_turns(db, id, self._row(db, id)["seq"])
+            seq = _load.row(db, id)["seq"]
+            return _load.turns_of(db, {seq: id})[seq]
 
     def episodes(
         self, *, channel: str | None = None, state: str | None = None, task_id: str | None = None
     ) -> Iterator[PooledEpisode]:
         """All episodes, in the order in which they were opened, a page at a time."""
+        where = {"channel": channel, "state": state, "task_id": task_id}
         after = 0
-        narrow = [
-            episodes.c[name] == value
-            for name, value in (("channel", channel), ("state", state), ("task_id", task_id))
-            if value is not None
-        ]
         while True:
-            query = _joined().where(episodes.c.seq > after, *narrow).order_by(episodes.c.seq).limit(_PAGE)
             with self._store.read() as db:
-                page = db.execute(query).mappings().all()
+                page = _load.page(db, after, _PAGE, {name: v for name, v in where.items() if v is not None})
             if not page:
                 return
-            yield from map(_episodes.pooled, page)
-            after = page[-1]["seq"]
+            yield from (episode for _, episode in page)
+            after = page[-1][0]
 
     def close(self) -> None:
         """Give the database back. Everything stored is safe without it."""
@@ -197,20 +268,3 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _row(self, db: sa.Connection, id: str) -> sa.RowMapping:
-        row = db.execute(_joined().where(episodes.c.id == id)).mappings().first()
-        if row is None:
-            raise PoolError(f"no episode {id!r} in this pool: open it first")
-        return row
-
-
-def _joined() -> sa.Select[Any]:
-    return sa.select(*episodes.c, groups.c.id.label("group")).join(groups, groups.c.seq == episodes.c.group_seq)
-
-
-def _rewards_of(db: sa.Connection, seq: int) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for row in db.execute(sa.select(turn_rewards).where(turn_rewards.c.episode_seq == seq)):
-        found.setdefault(row.name, {})[row.index] = row.value
-    return found

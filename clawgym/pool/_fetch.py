@@ -1,0 +1,261 @@
+"""Batches: which groups a step of a consumer gets, and what becomes of them.
+
+Invariants: a group is in one batch at most; once acked it is consumed for ever; the same step of the same consumer gets
+the same batch until it is released, or lost to somebody else after its lease ran out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from clawgym.errors import PoolError
+from clawgym.pool._episodes import TRAINABLE_ROLES
+from clawgym.pool._pack import from_json, text, to_json
+from clawgym.pool._schema import batches, episodes, groups
+
+__all__ = ["Wanted", "ack", "claim", "release", "renew", "worth_trying"]
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a consumer asks for; see :meth:`~clawgym.pool.Pool.fetch`."""
+
+    consumer: str
+    step: int
+    channel: str
+    groups: int
+    min_episodes: int
+    policy_version: int | None
+    max_staleness: int | None
+    roles: tuple[str, ...]
+    lease_seconds: float
+
+    def __post_init__(self) -> None:
+        text("consumer", self.consumer)
+        if self.groups < 1 or self.min_episodes < 1 or self.lease_seconds <= 0:
+            raise ValueError("groups, min_episodes and lease_seconds must be positive: correct them")
+        if self.max_staleness is not None and self.policy_version is None:
+            raise ValueError("max_staleness needs policy_version: give the version that is being trained")
+        if not self.roles or set(self.roles) - set(TRAINABLE_ROLES):
+            raise ValueError(f"roles {self.roles} cannot be trained: choose among {', '.join(TRAINABLE_ROLES)}")
+
+
+def worth_trying(db: sa.Connection, now: float, want: Wanted) -> bool:
+    """Whether a claim may succeed now: a cheap look before taking the write lock."""
+    g = groups.c
+    ready = sa.select(g.seq).where(g.channel == want.channel, g.state == "ready").limit(want.groups)
+    due = sa.select(g.seq).where(g.state == "open", g.deadline <= now).limit(1)
+    expired = sa.select(batches.c.seq).where(batches.c.state == "leased", batches.c.lease_until < now).limit(1)
+    return len(db.execute(ready).all()) >= want.groups or any(db.execute(q).first() for q in (due, expired))
+
+
+def claim(db: sa.Connection, now: float, want: Wanted) -> sa.RowMapping | None:
+    """The row of the batch for this step, made now if there is none and enough groups are ready."""
+    known = _batch(db, want.consumer, want.step, missing_ok=True)
+    if known is not None:
+        roles = json.dumps(sorted(want.roles))
+        if known["channel"] != want.channel or known["roles"] != roles:
+            raise PoolError(
+                f"step {want.step} of {want.consumer}: fetched before from channel {known['channel']!r} with roles "
+                f"{known['roles']}: ask for the same, or release it"
+            )
+        if known["state"] == "acked":
+            return known
+        if _intact(db, known):
+            _lease(db, known, now + want.lease_seconds)
+            return _batch(db, want.consumer, want.step)
+        _give_back(db, known)
+    _expire(db, now)
+    _ripen(db, now, want.channel)
+    contents = _choose(db, want)
+    if contents is None:
+        return None
+    db.execute(
+        batches.insert().values(
+            consumer=want.consumer,
+            step=want.step,
+            channel=want.channel,
+            roles=json.dumps(sorted(want.roles)),
+            state="leased",
+            lease_until=now + want.lease_seconds,
+            fetched_at=now,
+            contents=to_json("batch", contents),
+        )
+    )
+    made = _batch(db, want.consumer, want.step)
+    assert made is not None
+    taken = [seq for seq, _ in contents]
+    db.execute(groups.update().where(groups.c.seq.in_(taken)).values(batch=made["seq"]))
+    _lease(db, made, now + want.lease_seconds)
+    return made
+
+
+def ack(db: sa.Connection, consumer: str, step: int) -> None:
+    """Consume the groups of a batch for ever."""
+    row = _held(db, consumer, step)
+    if row["state"] != "acked":
+        _lease(db, row, row["lease_until"])
+        db.execute(groups.update().where(groups.c.batch == row["seq"]).values(state="consumed"))
+        db.execute(batches.update().where(batches.c.seq == row["seq"]).values(state="acked"))
+
+
+def renew(db: sa.Connection, now: float, consumer: str, step: int, lease_seconds: float) -> float:
+    """Extend a lease; returns until when."""
+    row = _held(db, consumer, step)
+    if row["state"] == "acked":
+        raise PoolError(f"step {step} of {consumer}: acked already: there is nothing to renew")
+    _lease(db, row, now + lease_seconds)
+    return now + lease_seconds
+
+
+def release(db: sa.Connection, consumer: str, step: int) -> None:
+    """Give the groups of a batch back, to whoever fetches next."""
+    row = _batch(db, consumer, step)
+    assert row is not None
+    if row["state"] == "acked":
+        raise PoolError(f"step {step} of {consumer}: acked already: what was consumed does not come back")
+    _give_back(db, row)
+
+
+def _batch(db: sa.Connection, consumer: str, step: int, *, missing_ok: bool = False) -> sa.RowMapping | None:
+    at = (batches.c.consumer == consumer) & (batches.c.step == step)
+    row = db.execute(sa.select(batches).where(at).with_for_update()).mappings().first()
+    if row is None and not missing_ok:
+        raise PoolError(f"step {step} of {consumer}: not fetched, or released: fetch it first")
+    return row
+
+
+def _held(db: sa.Connection, consumer: str, step: int) -> sa.RowMapping:
+    row = _batch(db, consumer, step)
+    assert row is not None
+    if row["state"] != "acked" and not _intact(db, row):
+        raise PoolError(
+            f"step {step} of {consumer}: its lease ran out and its groups were given to somebody else: throw away what "
+            "was learnt from them, and fetch again"
+        )
+    return row
+
+
+def _intact(db: sa.Connection, row: sa.RowMapping) -> bool:
+    """Whether all groups of a batch are still its own; holds them until the transaction ends."""
+    g = groups.c
+    own = sa.select(g.seq).where(g.batch == row["seq"], g.state.in_(("leased", "ready"))).with_for_update()
+    return len(db.execute(own).all()) == len(from_json(row["contents"]))
+
+
+def _lease(db: sa.Connection, row: sa.RowMapping, until: float) -> None:
+    db.execute(groups.update().where(groups.c.batch == row["seq"]).values(state="leased"))
+    db.execute(batches.update().where(batches.c.seq == row["seq"]).values(state="leased", lease_until=until))
+    for _, fates in from_json(row["contents"]):
+        _mark(db, fates)
+
+
+def _give_back(db: sa.Connection, row: sa.RowMapping) -> None:
+    _free(db, row)
+    db.execute(groups.update().where(groups.c.batch == row["seq"]).values(batch=None))
+    db.execute(batches.delete().where(batches.c.seq == row["seq"]))
+
+
+def _free(db: sa.Connection, row: sa.RowMapping) -> None:
+    """The groups of a batch are ready again, at the place that they had."""
+    own = groups.c.batch == row["seq"], groups.c.state == "leased"
+    seqs = list(db.scalars(sa.select(groups.c.seq).where(*own).with_for_update()))
+    db.execute(groups.update().where(groups.c.seq.in_(seqs)).values(state="ready"))
+    db.execute(episodes.update().where(episodes.c.group_seq.in_(seqs)).values(fate=None))
+
+
+def _expire(db: sa.Connection, now: float) -> None:
+    over = sa.select(batches).where(batches.c.state == "leased", batches.c.lease_until < now)
+    for row in db.execute(over.with_for_update(skip_locked=True)).mappings().all():
+        _free(db, row)
+        db.execute(batches.update().where(batches.c.seq == row["seq"]).values(state="expired"))
+
+
+def _ripen(db: sa.Connection, now: float, channel: str) -> None:
+    """A group at its deadline waits no longer."""
+    g = groups.c
+    due = (g.state == "open") & (g.deadline <= now) & (g.channel == channel)
+    db.execute(groups.update().where(due).values(state="ready", ready_at=g.deadline))
+
+
+def _choose(db: sa.Connection, want: Wanted) -> list[tuple[int, dict[str, list[int]]]] | None:
+    """The groups for one batch, each with the fates of its episodes, first ready first; ``None`` if too few are ready.
+
+    What can never be delivered is dropped on the way."""
+    g = groups.c
+    taken: list[tuple[int, dict[str, list[int]]]] = []
+    after = (float("-inf"), 0)
+    while len(taken) < want.groups:
+        page = db.execute(
+            sa.select(g.seq, g.size, g.ready_at)
+            .where(g.channel == want.channel, g.state == "ready", g.ready_at >= after[0])
+            .where(sa.or_(g.ready_at > after[0], g.seq > after[1]))
+            .order_by(g.ready_at, g.seq)
+            .limit(_AT_ONCE)
+            .with_for_update(skip_locked=True)
+        ).all()
+        if not page:
+            return None
+        members = _members(db, [row.seq for row in page])
+        for row in page:
+            fates: dict[str, list[int]] = {}
+            for member in members[row.seq]:
+                fates.setdefault(_fate(member, want), []).append(member["seq"])
+            if len(fates.get("delivered", ())) >= min(want.min_episodes, row.size):
+                taken.append((row.seq, fates))
+                if len(taken) == want.groups:
+                    break
+            else:
+                _drop(db, row.seq, fates)
+        after = (page[-1].ready_at, page[-1].seq)
+    return taken
+
+
+def _members(db: sa.Connection, seqs: list[int]) -> dict[int, list[sa.RowMapping]]:
+    e = episodes.c
+    found: dict[int, list[sa.RowMapping]] = {seq: [] for seq in seqs}
+    query = sa.select(e.seq, e.group_seq, e.state, e.outcome, e.trainable, e.rows)
+    for row in db.execute(query.where(e.group_seq.in_(seqs)).order_by(e.seq)).mappings():
+        found[row["group_seq"]].append(row)
+    return found
+
+
+def _fate(member: sa.RowMapping, want: Wanted) -> str:
+    if member["state"] == "open":
+        return "late"
+    if member["outcome"] == "infra":
+        return "infra"
+    if member["trainable"] is False:
+        return "curated"
+    rows = json.loads(member["rows"])
+    oldest = [rows[role][2] for role in want.roles if role in rows]
+    if not oldest:
+        return "empty"
+    if want.max_staleness is None or want.policy_version is None:
+        return "delivered"
+    least = want.policy_version - want.max_staleness
+    return "stale" if any(version is None or version < least for version in oldest) else "delivered"
+
+
+def _drop(db: sa.Connection, seq: int, fates: dict[str, list[int]]) -> None:
+    counts = Counter({fate: len(seqs) for fate, seqs in fates.items() if fate != "delivered"})
+    reason = counts.most_common(1)[0][0] if counts else "late"
+    db.execute(groups.update().where(groups.c.seq == seq).values(state="dropped", reason=reason))
+    _mark(db, {("dropped" if fate == "delivered" else fate): seqs for fate, seqs in fates.items()})
+
+
+def _mark(db: sa.Connection, fates: dict[str, list[int]]) -> None:
+    for fate, seqs in fates.items():
+        db.execute(episodes.update().where(episodes.c.seq.in_(list(seqs))).values(fate=fate))
+
+
+def delivered(row: Any) -> list[tuple[int, list[int]]]:
+    """(group, its delivered episodes) of a batch, in order."""
+    return [(seq, fates["delivered"]) for seq, fates in from_json(row["contents"])]

@@ -1,0 +1,147 @@
+"""Reading: episodes, their turns, batches, counts. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from clawgym.errors import PoolError
+from clawgym.pool._fetch import delivered
+from clawgym.pool._pack import from_json, unpack
+from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
+from clawgym.pool.samples import samples_of
+from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
+from clawgym.records import Turn
+
+__all__ = ["batch", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
+
+_T = TypeVar("_T")
+_AT_ONCE = 500
+_JOINED = sa.select(*episodes.c, groups.c.id.label("group")).join(groups, groups.c.seq == episodes.c.group_seq)
+_SAME = [f.name for f in fields(PooledEpisode) if f.name not in ("rewards", "tags", "meta")]
+_TURN = [c for c in turns.c if c.name != "n_sampled"]
+
+
+def row(db: sa.Connection, id: str) -> sa.RowMapping:
+    """The row of an episode, with the id of its group."""
+    found = db.execute(_JOINED.where(episodes.c.id == id)).mappings().first()
+    if found is None:
+        raise PoolError(f"no episode {id!r} in this pool: open it first")
+    return found
+
+
+def pooled(found: Any) -> PooledEpisode:
+    """The record of such a row."""
+    closing = {"rewards": {}, "meta": {}} if found["closing"] is None else from_json(found["closing"])
+    return PooledEpisode(
+        **{name: found[name] for name in _SAME},
+        rewards=closing["rewards"],
+        tags=tuple(json.loads(found["tags"])),
+        meta={**from_json(found["meta"]), **closing["meta"]},
+    )
+
+
+def page(db: sa.Connection, after: int, size: int, where: Mapping[str, Any]) -> list[tuple[int, PooledEpisode]]:
+    """Episodes behind ``after``, each with its number."""
+    narrow = [episodes.c[name] == value for name, value in where.items()]
+    query = _JOINED.where(episodes.c.seq > after, *narrow).order_by(episodes.c.seq).limit(size)
+    return [(found["seq"], pooled(found)) for found in db.execute(query).mappings()]
+
+
+def turns_of(db: sa.Connection, names: Mapping[int, str]) -> dict[int, tuple[Turn, ...]]:
+    """The turns of the episodes with these numbers (and ids). Raises :class:`PoolError` if one was changed since."""
+    found: dict[int, list[Turn]] = {seq: [] for seq in names}
+    for some in _pieces(list(names)):
+        query = sa.select(*_TURN).where(turns.c.episode_seq.in_(some)).order_by(turns.c.episode_seq, turns.c["index"])
+        for line in db.execute(query).mappings():
+            seq, index = line["episode_seq"], line["index"]
+            found[seq].append(unpack(names[seq], index, line))
+    return {seq: tuple(those) for seq, those in found.items()}
+
+
+def turn_rewards_of(db: sa.Connection, seqs: Sequence[int]) -> dict[int, dict[str, dict[int, float]]]:
+    """Episode -> name -> index -> reward."""
+    found: dict[int, dict[str, dict[int, float]]] = {}
+    for some in _pieces(seqs):
+        query = sa.select(turn_rewards).where(turn_rewards.c.episode_seq.in_(some))
+        for line in db.execute(query).mappings():
+            seq, name, index, value = (line[key] for key in ("episode_seq", "name", "index", "value"))
+            found.setdefault(seq, {}).setdefault(name, {})[index] = value
+    return found
+
+
+def batch(db: sa.Connection, claimed: Any) -> Batch:
+    """A claimed batch with everything in it."""
+    roles = json.loads(claimed["roles"])
+    wanted = delivered(claimed)
+    seqs = [seq for _, members in wanted for seq in members]
+    records = {
+        found["seq"]: pooled(found)
+        for some in _pieces(seqs)
+        for found in db.execute(_JOINED.where(episodes.c.seq.in_(some))).mappings()
+    }
+    histories = turns_of(db, {seq: records[seq].id for seq in seqs})
+    rewards = turn_rewards_of(db, seqs)
+
+    def member(seq: int) -> BatchEpisode:
+        return BatchEpisode(records[seq], tuple(samples_of(histories[seq], roles=roles)), rewards.get(seq, {}))
+
+    made = tuple(
+        BatchGroup(records[members[0]].group, records[members[0]].task_id, tuple(map(member, members)))
+        for _, members in wanted
+    )
+    return Batch(claimed["consumer"], claimed["step"], made, claimed["lease_until"], claimed["state"] == "acked")
+
+
+def stats(db: sa.Connection) -> dict[str, Any]:
+    """Counts by channel, and of batches and images."""
+    e, g = episodes.c, groups.c
+    channels: dict[str, dict[str, Any]] = {}
+
+    def of(channel: str) -> dict[str, Any]:
+        empty: dict[str, Any] = {"episodes": {}, "fates": {}, "groups": {}, "dropped": {}}
+        return channels.setdefault(
+            channel, empty | dict.fromkeys(("turns", "flawed_turns", "samples", "trained_ids"), 0)
+        )
+
+    sums = (sa.func.sum(c) for c in (e.n_turns, e.n_flawed, e.n_samples, e.n_trained))
+    counted = sa.select(e.channel, e.state, e.outcome, e.fate, sa.func.count(), *sums)
+    sampled: dict[str, tuple[int, int]] = {}
+    for line in db.execute(counted.group_by(e.channel, e.state, e.outcome, e.fate)):
+        channel, state, outcome, fate, count, *totals = tuple(line)
+        into = of(channel)
+        key = outcome or state
+        into["episodes"][key] = into["episodes"].get(key, 0) + count
+        if fate is not None:
+            into["fates"][fate] = into["fates"].get(fate, 0) + count
+        for name, total in zip(("turns", "flawed_turns", "samples", "trained_ids"), totals, strict=True):
+            into[name] += int(total or 0)
+        if state == "closed" and outcome != "infra":
+            rows, ended = sampled.get(channel, (0, 0))
+            sampled[channel] = rows + int(totals[2] or 0), ended + count
+    for channel, state, reason, count in db.execute(
+        sa.select(g.channel, g.state, g.reason, sa.func.count()).group_by(g.channel, g.state, g.reason)
+    ):
+        into = of(channel)
+        into["groups"][state] = into["groups"].get(state, 0) + count
+        if reason is not None:
+            into["dropped"][reason] = count
+    for channel, into in channels.items():
+        rows, ended = sampled.get(channel, (0, 0))
+        into["samples_per_episode"] = rows / ended if ended else None
+    by_state = sa.select(batches.c.state, sa.func.count()).group_by(batches.c.state)
+    return {
+        "channels": channels,
+        "batches": dict(db.execute(by_state).tuples().all()),
+        "images": db.scalar(sa.select(sa.func.count()).select_from(images)),
+    }
+
+
+def _pieces(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Few enough at once for any database's limit on parameters."""
+    for start in range(0, len(values), _AT_ONCE):
+        yield values[start : start + _AT_ONCE]
