@@ -82,12 +82,15 @@ class InfraError(ClawGymError):
 
 class EngineError(ClawGymError):
     """A model endpoint failed after its retries. ``retryable`` says whether a later try may work, ``status`` is
-    the HTTP status that the endpoint gave, if any."""
+    the HTTP status that the endpoint gave, if any, and ``retry_after`` the seconds it asked to wait, if it did."""
 
-    def __init__(self, message: str, *, retryable: bool = False, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, retryable: bool = False, status: int | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.status = status
+        self.retry_after = retry_after
 
 
 class TokenIdsStripped(EngineError):

@@ -1,5 +1,7 @@
-"""The scripted endpoint, for every test of this room."""
+"""The scripted servers, for every test of this room."""
 
 from .fake_openai import fake_openai
+from .fake_sglang import fake_sglang
+from .fake_vllm import fake_vllm
 
-__all__ = ["fake_openai"]
+__all__ = ["fake_openai", "fake_sglang", "fake_vllm"]

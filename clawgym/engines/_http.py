@@ -1,0 +1,199 @@
+"""One HTTP upstream: a pooled client, time limits, JSON and event streams, errors in words.
+
+Invariants: one client session an engine; the API key is in no message and goes to no other host (redirects are not
+followed); closing a stream closes its connection, which is how servers learn that nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from clawgym.engines._failures import Failure, error_of, host_of, message_of
+from clawgym.engines._retry import is_retryable, retry_after
+from clawgym.engines._sse import EventReader
+from clawgym.errors import ClawGymError, MissingDependency
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Upstream"]
+
+_T = TypeVar("_T")
+_LONGEST_ERROR = 1 << 16
+"""Bytes read of an answer that is an error."""
+
+
+class Upstream:
+    """A server at ``base_url`` (with or without ``/v1``), serving ``model``.
+
+    Times in seconds: ``connect``, ``first`` (from sending a request to the first event), ``between`` (two events), and
+    ``patience`` (how long a request is tried again after it first failed). Of the event loop that first uses it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        patience: float = 120.0,
+        connect: float = 10.0,
+        first: float = 300.0,
+        between: float = 60.0,
+    ) -> None:
+        try:
+            import aiohttp
+            import orjson
+        except ImportError as error:
+            raise MissingDependency("this engine needs aiohttp and orjson: pip install 'clawgym[gateway]'") from error
+        self._aiohttp = aiohttp
+        self.loads = orjson.loads
+        self._dumps = orjson.dumps
+        self.host = host_of(base_url)
+        self.hostname = urlsplit(base_url).hostname
+        self.model = model
+        self.patience = patience
+        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._key = api_key or ""
+        self._connect = connect
+        self._first = first
+        self._between = between
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"Upstream(host={self.host!r}, model={self.model!r})"
+
+    def error(self, failure: Failure) -> ClawGymError:
+        """What ``failure`` means."""
+        return error_of(failure, host=self.host, model=self.model, key=self._key)
+
+    def said(self, error: Any) -> Failure:
+        """An error object that came inside an answer."""
+        code = error.get("code", error.get("status_code")) if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else None
+        text = message_of(error) or "an error without a message"
+        return Failure(text, status, retryable=status is None or is_retryable(status))
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """The JSON at ``path``. One try."""
+        return await self._json("GET", path, None)
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON that answers ``body``. One try."""
+        return await self._json("POST", path, body)
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The JSON of each event that answers ``body``, up to ``[DONE]`` or the end. One try.
+
+        Raises :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
+        """
+        clock = asyncio.get_running_loop().time
+        seconds, what = self._first, "first answer"
+        due = clock() + seconds  # of the next event: comments that keep a connection alive are none
+        response = await self._within(seconds, self._request("POST", path, body), what)
+        try:
+            await self._refuse(response)
+            reader = EventReader()
+            while True:
+                piece = await self._within(seconds, response.content.readany(), what, due)
+                if not piece:
+                    return
+                for data in reader.feed(piece):
+                    if data == b"[DONE]":
+                        await self._finish(response)
+                        return
+                    yield self._decoded(data)
+                    seconds, what = self._between, "next part of the answer"
+                    due = clock() + seconds
+        finally:
+            response.close()  # nothing to close once it was read to its end
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        response = await self._within(self._first, self._request(method, path, body), "answer")
+        async with response:
+            await self._refuse(response)
+            return self._decoded(await self._within(self._first, response.read(), "answer"))
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
+        if self._session is None:
+            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+            self._session = self._aiohttp.ClientSession(
+                headers=headers,
+                connector=self._aiohttp.TCPConnector(limit=0),
+                cookie_jar=self._aiohttp.DummyCookieJar(),
+                timeout=self._aiohttp.ClientTimeout(total=None, sock_connect=self._connect),
+            )
+        data = None if body is None else self._dumps(body)
+        headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
+        return await self._session.request(method, self._root + path, data=data, headers=headers, allow_redirects=False)
+
+    async def _within(self, seconds: float, what: Awaitable[_T], named: str, due: float | None = None) -> _T:
+        """``what``, with transport failures as errors that may be tried again. ``due`` is when ``seconds`` end, on
+        the loop's clock, where they began before."""
+        try:
+            async with asyncio.timeout(seconds) if due is None else asyncio.timeout_at(due):
+                return await what
+        except self._aiohttp.ConnectionTimeoutError:
+            failure = Failure(f"no connection within {self._connect:g} s", 503, retryable=True)
+        except TimeoutError:
+            failure = Failure(f"no {named} within {seconds:g} s", 504, retryable=True)
+        except (self._aiohttp.ClientError, OSError) as error:
+            failure = Failure(f"no connection ({type(error).__name__}: {error})", 503, retryable=True)
+        # Out here, so that no chain of exceptions holds the request, and with it the key.
+        raise self.error(failure)
+
+    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
+        """Raise what an answer other than 200 means."""
+        if response.status == 200:
+            return
+        raw = await self._within(self._first, response.content.read(_LONGEST_ERROR), "answer")
+        try:
+            body: Any = self.loads(raw)
+        except ValueError:
+            body = raw.decode("utf-8", "replace")
+        inner = body.get("error") if isinstance(body, dict) else None
+        detail = inner if isinstance(inner, dict) else body if isinstance(body, dict) else {}
+        text = message_of(inner) or message_of(body) or str(response.reason)
+        if 300 <= response.status < 400:
+            text = f"a redirect to {response.headers.get('location', 'nowhere')}, which is not followed"
+        code = str(detail.get("code") or detail.get("type") or "")
+        raise self.error(
+            Failure(
+                text,
+                response.status,
+                code=code,
+                asked_wait=retry_after(response.headers),
+                retryable=is_retryable(response.status) and code != "insufficient_quota",
+            )
+        )
+
+    async def _finish(self, response: aiohttp.ClientResponse) -> None:
+        """Read what is left, so that the connection can be used again; nothing should be."""
+        try:
+            async with asyncio.timeout(1.0):
+                while await response.content.readany():
+                    pass
+        except (TimeoutError, self._aiohttp.ClientError, OSError):
+            pass  # the answer is whole; the connection is closed
+
+    def _decoded(self, data: bytes) -> dict[str, Any]:
+        """The JSON object in ``data``."""
+        try:
+            decoded = self.loads(data)
+            if isinstance(decoded, dict):
+                return decoded
+            raise ValueError
+        except ValueError:
+            shown = data[:80].decode("utf-8", "replace")
+            raise self.error(
+                Failure(f"an answer that is no JSON object ({shown!r})", 502, do="check base_url")
+            ) from None

@@ -1,0 +1,271 @@
+"""What the engines on a server have in common: the first look at it, and the checks on what it streams.
+
+Invariants: ids are never made here, only passed on; a stream that breaks the contract (another prompt, ids left out, a
+second version of the weights, something after a stop id) ends in an error; log-probs are given only where they are
+known to be those of the contract, and left out otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+from clawgym.engines._failures import Failure
+from clawgym.engines._http import Upstream
+from clawgym.engines._retry import persist, persist_call
+from clawgym.engines._scale import Scale, is_exact
+from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.errors import ContextLengthExceeded, EngineError, TokenIdsStripped
+
+__all__ = ["Ask", "Checked", "ServedEngine"]
+
+_log = logging.getLogger("clawgym.engines")
+
+PROBE = (1, 2, 3, 4)
+"""Ids that every vocabulary has."""
+
+
+class Ask:
+    """One request, with every setting named: what is left out would be filled in from the model's
+    ``generation_config`` by the server, unseen."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        room: int,
+        stop_ids: frozenset[int],
+        adapter: str | None,
+        schema: Mapping[str, Any] | None,
+    ) -> None:
+        self.prompt = list(prompt)
+        self.sampling = sampling
+        self.stop_ids = stop_ids
+        self.adapter = adapter
+        self.schema = schema
+        self.temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        self.top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        self.top_k = sampling.top_k or 0
+        """0: not cut."""
+        self.max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+
+
+class Checked:
+    """One stream, held to what was asked."""
+
+    def __init__(self, upstream: Upstream, ask: Ask, version: int | None, exact: bool) -> None:
+        self._upstream = upstream
+        self._ask = ask
+        self._exact = exact
+        self._last: int | None = None
+        self.version = version
+        self.count = 0
+
+    def take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Tokens:
+        """What one event brought. Raises :class:`~clawgym.errors.EngineError`."""
+        if len(logprobs) != len(ids) or any(type(value) not in (float, int) for value in logprobs):
+            self.broken(
+                f"{len(ids)} ids with the log-probs {list(logprobs)[:3]!r}...", "a current version of the server"
+            )
+        if any(type(token) is not int or token < 0 for token in ids):
+            self.broken("token ids that are no whole numbers", "a current version of the server")
+        stop_ids = self._ask.stop_ids
+        if ids and (self._last in stop_ids or any(token in stop_ids for token in ids[:-1])):
+            self.broken("more ids after a stop id: stop_token_ids were not heeded", "a server that heeds them")
+        if any(value > 1e-2 for value in logprobs):
+            self.broken("log-probs above 0", "--logprobs-mode processed_logprobs or raw_logprobs")
+        self.count += len(ids)
+        if ids:
+            self._last = ids[-1]
+        return Tokens(tuple(ids), tuple(map(float, logprobs)) if self._exact else (), self.version)
+
+    def end(self, tokens: Tokens, reason: str, cached: int) -> Tokens:
+        """``tokens`` as the last of the stream. Raises :class:`~clawgym.errors.EngineError`."""
+        if reason not in ("stop", "length"):
+            raise self._upstream.error(Failure(f"the answer ended with {reason!r}", 503, retryable=not self.count))
+        if reason == "stop" and self._last not in self._ask.stop_ids:
+            self.broken(f"a stop after id {self._last}, which is no stop id", "a server that heeds ignore_eos")
+        return Tokens(tokens.ids, tokens.logprobs, tokens.policy_version, reason, cached)
+
+    def broken(self, what: str, use: str) -> NoReturn:
+        """The stream is not what was asked for, and would not be the next time."""
+        raise self._upstream.error(Failure(what, 502, do=f"use {use}"))
+
+
+class ServedEngine:
+    """A model behind a server. Left to write: ``_first_look`` and ``_stream``."""
+
+    name = ""
+    takes_schema = True
+    """``generate`` has ``schema=``: the answer is JSON that fits it. Its log-probs are of a cut vocabulary, and so
+    left out."""
+    _cut_after = False
+    """See :func:`~clawgym.engines._scale.is_exact`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        tokenizer: str,
+        api_key: str | None = None,
+        context_window: int | None = None,
+        policy_version: int = 0,
+        patience: float = 120.0,
+        first_token_seconds: float = 300.0,
+        between_seconds: float = 60.0,
+    ) -> None:
+        if not model:
+            raise EngineError(f"the {self.name} engine needs the model's name: pass model=")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_window = context_window or 0
+        """0 until :meth:`ready` has asked the server."""
+        self.policy_version: int | None = policy_version
+        """Of the weights that are being served; whoever changes them sets it, while nothing is being sampled."""
+        self.scale: Scale = "unknown"
+        self._upstream = Upstream(
+            base_url, model, api_key=api_key, patience=patience, first=first_token_seconds, between=between_seconds
+        )
+        self._looked: asyncio.Task[None] | None = None
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(model={self.model!r}, host={self._upstream.host!r})"
+
+    async def ready(self) -> None:
+        """Look at the server, once: is it up, does it serve the model, how much fits in, do token ids come through,
+        and which log-probs. Waits for a server that is still starting. Raises
+        :class:`~clawgym.errors.TokenIdsStripped` and :class:`~clawgym.errors.EngineError`."""
+        await persist_call(self._look, self._upstream.patience)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Tokens, None]:
+        """See :class:`~clawgym.engines.protocol.TokenEngine`. A setting left out is neutral here (temperature 1, no
+        cut), whatever the server's defaults."""
+        if images:
+            raise EngineError(
+                f"the {self.name} engine sends token ids, and images do not go with them: use the openai engine "
+                "(text only), or a model without images",
+                status=400,
+            )
+        if not prompt_ids:
+            raise EngineError("an empty prompt: give at least one token id", status=400)
+
+        async def attempt() -> AsyncGenerator[Tokens, None]:
+            await self._look()
+            room = self.context_window - len(prompt_ids)
+            if room < 1:
+                raise ContextLengthExceeded(
+                    f"{self._upstream.host}: a prompt of {len(prompt_ids)} tokens leaves no room in the context window "
+                    f"of {self.context_window} of {self.model}: shorten the conversation, or use a model with a larger "
+                    "window"
+                )
+            ask = Ask(prompt_ids, sampling, room, stop_ids, adapter, schema)
+            checked = Checked(self._upstream, ask, self.policy_version, self._exact(ask))
+            try:
+                async with aclosing(self._stream(ask, checked)) as items:
+                    async for tokens in items:
+                        yield tokens
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                checked.broken(f"an answer of another form ({error!r})", "a current version of the server")
+
+        async with aclosing(persist(attempt, self._upstream.patience, self._failed)) as items:
+            async for tokens in items:
+                yield tokens
+
+    def receipt(self) -> dict[str, Any]:
+        """Model, host (without the port), context window, and which log-probs the server gives."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "host": self._upstream.hostname,
+            "context_window": self.context_window,
+            "log_probs": self.scale,
+            "policy_version": self.policy_version,
+        }
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._looked is not None:
+            self._looked.cancel()
+            await asyncio.gather(self._looked, return_exceptions=True)
+        await self._upstream.aclose()
+
+    # -- to be written for each server
+
+    async def _first_look(self) -> Scale:
+        """Sample after :data:`PROBE`, check that ids come through, and say which log-probs come."""
+        raise NotImplementedError
+
+    def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
+        """One try."""
+        raise NotImplementedError
+
+    def _why_not(self) -> str:
+        """Why log-probs are left out, and what to do."""
+        raise NotImplementedError
+
+    # -- shared
+
+    async def _look(self) -> None:
+        """Look at the server, if nobody has; whoever comes meanwhile waits for the same look. One try."""
+        if self._looked is None:
+            self._looked = asyncio.create_task(self._look_once())
+            self._looked.add_done_callback(self._note_look)
+        await asyncio.shield(self._looked)
+
+    def _note_look(self, look: asyncio.Task[None]) -> None:
+        if (look.cancelled() or look.exception()) and self._looked is look:
+            self._looked = None  # the next call looks again
+
+    async def _look_once(self) -> None:
+        listed = await self._upstream.get("/v1/models")
+        rows = [row for row in listed.get("data") or () if isinstance(row, dict)]
+        mine = next((row for row in rows if self.model in (row.get("id"), row.get("root"))), None)
+        if mine is None:
+            names = ", ".join(repr(row.get("id")) for row in rows[:5]) or "nothing"
+            raise EngineError(
+                f"{self._upstream.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
+            )
+        if not self.context_window:
+            window = mine.get("max_model_len")
+            if type(window) is not int or window < 1:
+                raise EngineError(
+                    f"{self._upstream.host} does not say how long its context window is: pass context_window="
+                )
+            self.context_window = window
+        self.scale = await self._first_look()
+
+    def _exact(self, ask: Ask) -> bool:
+        """Whether log-probs are given for ``ask``; says once why not."""
+        exact = ask.schema is None and is_exact(self.scale, ask.sampling, cut_after=self._cut_after)
+        if not exact and not self._warned and ask.schema is None and ask.temperature > 0:
+            self._warned = True
+            _log.warning("%s: %s", self._upstream.host, self._why_not())
+        return exact
+
+    def _failed(self, error: EngineError) -> None:
+        """A server that went away may come back with other flags: look again."""
+        if error.status == 503 and error.retryable:
+            self._looked = None
+
+    def _stripped(self, missing: str, since: str) -> TokenIdsStripped:
+        return TokenIdsStripped(
+            f"{self._upstream.host} answers without {missing}, which training needs: use {since}, and connect to it "
+            "directly or through a router that passes unknown fields on in both directions; to evaluate without "
+            "token ids, use the openai engine",
+            status=502,
+        )

@@ -1,0 +1,163 @@
+"""Engine ``sglang``: token ids in, sampled ids and log-probs out, from an SGLang server (0.4.9 or newer).
+
+One streamed ``POST /generate`` a turn, with ``input_ids`` and ``return_logprob``. What comes is cumulative, or, of a
+server started with ``--incremental-streaming-output`` (``--stream-output`` before), only what is new: that costs less
+for long answers, and both are read. The ids are those beside the log-probs
+(``meta_info.output_token_logprobs``), which no stop handling trims.
+
+SGLang's log-probs are log softmax(logits / temperature) before top-p and top-k, unless
+``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set over there; that is found out at the first call (``_scale.py``). Where the
+server reports a whole number as ``weight_version``, that is the policy version of the tokens, and a change of it ends
+the stream with an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from clawgym.engines._failures import Failure
+from clawgym.engines._scale import COLD, TOP, Scale, scale_of
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
+from clawgym.engines.protocol import Tokens
+
+__all__ = ["SGLangEngine"]
+
+_SINCE = "SGLang 0.4.9 or newer"
+
+
+class SGLangEngine(ServedEngine):
+    """``model`` on the SGLang server at ``base_url`` (``http://127.0.0.1:30000``).
+
+    Everything else is as in :class:`~clawgym.engines.vllm.VLLMEngine`. ``seed`` is heeded by servers that were started
+    with ``--enable-deterministic-inference``.
+    """
+
+    name = "sglang"
+    _cut_after = True
+
+    async def _first_look(self) -> Scale:
+        tops: list[list[float]] = []
+        for temperature in (1.0, COLD):
+            body = _body(list(PROBE), {"temperature": temperature, "max_new_tokens": 1, "ignore_eos": True})
+            answer = await self._upstream.post("/generate", body | {"top_logprobs_num": TOP})
+            meta = answer.get("meta_info") or {}
+            if not meta.get("output_token_logprobs"):
+                raise self._stripped("meta_info.output_token_logprobs", _SINCE)
+            top = (meta.get("output_top_logprobs") or [None])[0] or []
+            tops.append([float(row[0]) for row in top if row and row[0] is not None])
+        return scale_of(*tops)
+
+    async def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
+        params: dict[str, Any] = {
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "top_k": ask.top_k or -1,
+            "max_new_tokens": ask.max_tokens,
+            "stop_token_ids": sorted(ask.stop_ids),
+            "ignore_eos": True,  # the caller says what ends a turn
+        }
+        if ask.sampling.seed is not None:
+            params["sampling_seed"] = ask.sampling.seed
+        if ask.schema is not None:
+            params["json_schema"] = json.dumps(ask.schema)
+        body = _body(ask.prompt, params) | {"stream": True}
+        if ask.adapter is not None:
+            body["lora_path"] = ask.adapter
+        pairs = _Pairs(checked)
+        async with aclosing(self._upstream.events("/generate", body)) as events:
+            async for event in events:
+                if event.get("error"):
+                    raise self._upstream.error(self._upstream.said(event["error"]))
+                meta = event.get("meta_info") or {}
+                finish = meta.get("finish_reason")
+                if isinstance(finish, dict) and finish.get("type") == "abort":
+                    said = self._upstream.said(finish)
+                    raise self._upstream.error(Failure(said.text, said.status or 503, retryable=said.retryable))
+                if meta.get("output_token_logprobs") is None:
+                    raise self._stripped("meta_info.output_token_logprobs", _SINCE)
+                self._check_prompt(event, meta, ask, checked)
+                self._check_version(meta, checked)
+                ids, logprobs = pairs.new(event, meta)
+                tokens = checked.take(ids, logprobs)
+                if finish:
+                    reason = finish.get("type") if isinstance(finish, dict) else finish
+                    yield checked.end(tokens, str(reason), meta.get("cached_tokens") or 0)
+                    return
+                if tokens.ids:
+                    yield tokens
+        raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
+
+    def _check_prompt(self, event: dict[str, Any], meta: dict[str, Any], ask: Ask, checked: Checked) -> None:
+        echo, count = event.get("prompt_token_ids"), meta.get("prompt_tokens")
+        if (echo is not None and echo != ask.prompt) or count != len(ask.prompt):
+            checked.broken(
+                f"it worked on another prompt ({count} ids) than it was sent ({len(ask.prompt)} ids)",
+                "a server without --allow-auto-truncate",
+            )
+
+    def _check_version(self, meta: dict[str, Any], checked: Checked) -> None:
+        try:
+            version = int(meta.get("weight_version"))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return  # "default": the server does not count
+        if checked.count and version != checked.version:
+            raise self._upstream.error(
+                Failure(
+                    f"the weights changed from version {checked.version} to {version} in the middle of an answer",
+                    409,
+                    do="let answers end before the weights change",
+                )
+            )
+        checked.version = version
+
+    def _why_not(self) -> str:
+        mend = {
+            "raw": "its log-probs ignore the temperature; start it without SGLANG_RETURN_ORIGINAL_LOGPROB",
+            "logits": "it gives logits for log-probs; use " + _SINCE,
+        }
+        unknown = "which log-probs it gives could not be found out; sample at temperature 1"
+        return f"log-probs are left out, and turns cannot be trained on: {mend.get(self.scale, unknown)}"
+
+
+class _Pairs:
+    """Finds what is new in an event, whether events are cumulative or not."""
+
+    def __init__(self, checked: Checked) -> None:
+        self._checked = checked
+
+    def new(self, event: dict[str, Any], meta: dict[str, Any]) -> tuple[list[int], list[float]]:
+        seen = self._checked.count
+        rows = meta["output_token_logprobs"]
+        total = meta.get("completion_tokens")
+        if total != len(rows):
+            if total != seen + len(rows):
+                self._checked.broken(f"{len(rows)} log-probs for {total} tokens, {seen} of them known", _SINCE)
+        else:
+            rows = rows[seen:]
+        ids = [row[1] for row in rows]
+        given = event.get("output_ids")
+        if given is not None and given[len(given) - len(ids) :] != ids:
+            self._checked.broken("output_ids that are not the ids of the log-probs", _SINCE)
+        return ids, [row[0] for row in rows]
+
+
+def _body(prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+    neutral = {
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "skip_special_tokens": False,
+        "n": 1,
+    }
+    return {
+        "input_ids": prompt,
+        "sampling_params": neutral | params,
+        "return_logprob": True,
+        "return_prompt_token_ids": True,
+    }

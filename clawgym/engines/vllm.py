@@ -1,0 +1,139 @@
+"""Engine ``vllm``: token ids in, sampled ids and log-probs out, from vLLM's OpenAI server (0.10.2 or newer).
+
+One streamed ``POST /v1/completions`` a turn, with ``prompt`` as ids and ``return_token_ids``: the first event repeats
+the prompt's ids, which must be those that were sent, and each brings ``token_ids`` and their log-probs. A LoRA adapter
+is a model name of the server's.
+
+Log-probs are by default those of temperature 1. Start the server with ``--logprobs-mode processed_logprobs`` to train
+on other temperatures; top-p and top-k then cut the vocabulary of the log-probs, too. What the server gives is found
+out at the first call (``_scale.py``); where it is not log softmax(logits / temperature) over the whole vocabulary,
+log-probs are left out, and the receipt and a warning say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from clawgym.engines._failures import Failure
+from clawgym.engines._scale import COLD, TOP, Scale, scale_of
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
+from clawgym.engines.protocol import Tokens
+
+__all__ = ["VLLMEngine"]
+
+_SINCE = "vLLM 0.10.2 or newer"
+
+
+class VLLMEngine(ServedEngine):
+    """``model`` on the vLLM server at ``base_url`` (``http://127.0.0.1:8000/v1``).
+
+    ``tokenizer`` is the folder (or hub name) that the server was started with. ``context_window`` defaults to the
+    server's ``max_model_len``. ``patience``: seconds for which a request waits for a server that is down, busy (429) or
+    failing (5xx), before its first token; later failures are final. One engine belongs to one event loop.
+    """
+
+    name = "vllm"
+
+    async def _first_look(self) -> Scale:
+        tops: list[list[float]] = []
+        for temperature in (1.0, COLD):
+            body = {"temperature": temperature, "max_tokens": 1, "logprobs": TOP, "ignore_eos": True}
+            answer = await self._upstream.post("/v1/completions", {**self._body(list(PROBE), None), **body})
+            choice = _choice(answer)
+            if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
+                missing = [name for name in ("prompt_token_ids", "token_ids") if choice.get(name) is None]
+                raise self._stripped(" and ".join(missing), _SINCE)
+            logprobs = choice.get("logprobs") or {}
+            if not logprobs.get("token_logprobs"):
+                raise self._stripped("log-probs", _SINCE)
+            top = (logprobs.get("top_logprobs") or [None])[0] or {}
+            tops.append([float(v) for v in top.values() if v is not None])
+        return scale_of(*tops)
+
+    def _body(self, prompt: list[int], adapter: str | None) -> dict[str, Any]:
+        return {
+            "model": adapter or self.model,
+            "prompt": prompt,
+            "n": 1,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    async def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
+        body = self._body(ask.prompt, ask.adapter) | {
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "top_k": ask.top_k,
+            "max_tokens": ask.max_tokens,
+            "logprobs": 0,  # of the sampled token alone
+            "stop_token_ids": sorted(ask.stop_ids),
+            "ignore_eos": True,  # the caller says what ends a turn
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ask.sampling.seed is not None:
+            body["seed"] = ask.sampling.seed
+        if ask.schema is not None:
+            schema = {"name": "answer", "schema": dict(ask.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        last: Tokens | None = None
+        reason, cached, echoed = "", 0, False
+        async with aclosing(self._upstream.events("/v1/completions", body)) as events:
+            async for event in events:
+                if event.get("error") or event.get("object") == "error":
+                    if last is not None:
+                        break  # the answer was whole
+                    raise self._upstream.error(self._upstream.said(event.get("error") or event))
+                if usage := event.get("usage"):
+                    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
+                choice = _choice(event)
+                if not choice:
+                    continue
+                if not echoed:
+                    self._check_prompt(choice, ask, checked)
+                    echoed = True
+                if choice.get("token_ids") is None:
+                    raise self._stripped("token_ids", _SINCE)
+                tokens = checked.take(choice["token_ids"], (choice.get("logprobs") or {}).get("token_logprobs") or ())
+                if choice.get("finish_reason"):
+                    last, reason = tokens, choice["finish_reason"]  # the usage is still to come
+                elif tokens.ids:
+                    yield tokens
+        if last is None:
+            raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
+        yield checked.end(last, reason, cached)
+
+    def _check_prompt(self, choice: dict[str, Any], ask: Ask, checked: Checked) -> None:
+        seen = choice.get("prompt_token_ids")
+        if seen is None:
+            raise self._stripped("prompt_token_ids", _SINCE)
+        if seen != ask.prompt:
+            checked.broken(
+                f"it worked on another prompt ({len(seen)} ids) than it was sent ({len(ask.prompt)} ids)",
+                "a server that takes token ids as they are",
+            )
+
+    def _why_not(self) -> str:
+        mend = {
+            "raw": "its log-probs ignore the temperature; start it with --logprobs-mode processed_logprobs, or sample "
+            "at temperature 1",
+            "scaled": "its log-probs are of the vocabulary that top_p and top_k leave; sample without them",
+            "logits": "it gives logits for log-probs; start it with --logprobs-mode processed_logprobs",
+            "unknown": "which log-probs it gives is not known; sample at temperature 1 without top_p and top_k",
+        }
+        return f"log-probs are left out, and turns cannot be trained on: {mend[self.scale]}"
+
+
+def _choice(answer: dict[str, Any]) -> dict[str, Any]:
+    """The first choice of a completion or of an event of one; {} where there is none."""
+    choices = answer.get("choices")
+    return choices[0] if choices else {}
