@@ -233,7 +233,7 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -
         raise PoolError(f"episode {id}: delivered to training already: judge it before it is fetched")
     c = turn_rewards.c
     at = (c.episode_seq == episode["seq"]) & (c.name == name)
-    there = dict(db.execute(sa.select(c["index"], c.value).where(at)).tuples().all())
+    there = {line[0]: line[1] for line in db.execute(sa.select(c["index"], c.value).where(at))}
     known = dict(there)
     fresh = []
     for index, given in values.items():

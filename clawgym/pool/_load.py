@@ -136,7 +136,7 @@ def stats(db: sa.Connection) -> dict[str, Any]:
     by_state = sa.select(batches.c.state, sa.func.count()).group_by(batches.c.state)
     return {
         "channels": channels,
-        "batches": dict(db.execute(by_state).tuples().all()),
+        "batches": {line[0]: line[1] for line in db.execute(by_state)},
         "images": db.scalar(sa.select(sa.func.count()).select_from(images)),
     }
 
