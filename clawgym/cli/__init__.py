@@ -13,6 +13,7 @@ from clawgym.cli.compare import compare_command
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
+from clawgym.cli.gateway import gateway_command
 from clawgym.cli.verify import verify_command
 from clawgym.errors import ClawGymError
 
@@ -31,6 +32,7 @@ app.command("demo")(demo)
 app.command("attack")(attack)
 app.command("audit")(audit_command)
 app.command("doctor")(doctor)
+app.command("gateway")(gateway_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")
 

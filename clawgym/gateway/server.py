@@ -139,7 +139,7 @@ class Gateway:
         self._writer = PoolWriter(pool)
         self.gate = Gate(streams=streams, waiting=waiting)
         self.core = Core(engine, self._writer, self.gate, renderer=renderer)
-        self.sessions = Sessions(self._writer)
+        self.sessions = Sessions(pool, self._writer)
         self._listeners = Listeners(self._app())
         self._address: Address | None = None
 
@@ -171,7 +171,7 @@ class Gateway:
 
     async def run_in_pool(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of the pool, after what was recorded before."""
-        return await self._writer.run(method, *args, **kwargs)
+        return await self._writer.run(getattr(self.pool, method), *args, **kwargs)
 
     def base_url(self, session: Opened | str, address: Address | None = None) -> str:
         """What an OpenAI client of this session takes as ``base_url`` (an Anthropic one without ``/v1``)."""

@@ -22,7 +22,7 @@ from clawgym.errors import GatewayError, PoolError
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.roles import opening_of, system_of
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
-from clawgym.pool import PoolWriter
+from clawgym.pool import Pool, PoolWriter
 from clawgym.records import Turn
 
 __all__ = ["Opened", "Session", "Sessions"]
@@ -84,7 +84,8 @@ class Session:
 class Sessions:
     """All sessions of a gateway. At most ``resident`` quiet ones stay in memory; the others are read again."""
 
-    def __init__(self, writer: PoolWriter, *, resident: int = 2048) -> None:
+    def __init__(self, pool: Pool, writer: PoolWriter, *, resident: int = 2048) -> None:
+        self._pool = pool
         self._writer = writer
         self._resident = resident
         self._here: OrderedDict[str, Session] = OrderedDict()
@@ -106,7 +107,7 @@ class Sessions:
         sampling = sampling or Sampling()
         about = {"sampling": asdict(sampling), "adapter": adapter}
         episode_id = await self._writer.run(
-            "open_episode", secret_sha256=_digest(secret), meta={**(meta or {}), "gateway": about}, **episode
+            self._pool.open_episode, secret_sha256=_digest(secret), meta={**(meta or {}), "gateway": about}, **episode
         )
         self._keep(Session(episode_id, _digest(secret), sampling, adapter))
         return Opened(episode_id, secret)
@@ -147,10 +148,10 @@ class Sessions:
         session.closed = True
         async with session.lock:  # a turn being stored goes first
             if outcome is not None:
-                await self._writer.run("close_episode", session_id, outcome=outcome, **result)
+                await self._writer.run(self._pool.close_episode, session_id, outcome=outcome, **result)
                 self._here.pop(session_id, None)
             else:
-                await self._writer.run("revoke_episode", session_id)
+                await self._writer.run(self._pool.revoke, session_id)
 
     def forget(self, session_id: str) -> None:
         """Read the session again with its next request."""
@@ -158,8 +159,8 @@ class Sessions:
 
     async def _read(self, session_id: str) -> Session | None:
         try:
-            episode = await self._writer.run("episode", session_id)
-            turns = await self._writer.run("turns", session_id)
+            episode = await self._writer.run(self._pool.episode, session_id)
+            turns = await self._writer.run(self._pool.turns, session_id)
         except PoolError:
             return None
         about = episode.meta.get("gateway")
@@ -168,7 +169,7 @@ class Sessions:
         known = {f.name for f in fields(Sampling)}
         sampling = Sampling(**{k: tuple(v) if k == "stop" else v for k, v in about["sampling"].items() if k in known})
         session = Session(session_id, episode.secret_sha256, sampling, about["adapter"])
-        session.closed = episode.closed
+        session.closed = episode.state != "open"
         nodes: dict[int, Node] = {}
         for index, turn in enumerate(turns):
             parent = None if turn.parent is None else nodes.get(turn.parent)

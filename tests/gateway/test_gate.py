@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 
 import pytest
-from clawgym.gateway.calls import Refusal
-from clawgym.gateway.gate import Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.gate import Gate
 
 
 async def settle():

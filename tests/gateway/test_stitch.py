@@ -7,9 +7,10 @@ import json
 from array import array
 
 import pytest
-from clawgym.gateway.stitch import Node, Tree, message_keys, same_reply, tools_key, with_our_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from clawgym.gateway.stitch import Node, Tree, message_keys, same_reply, tools_key, with_our_ids
 
 
 def said(content=None, *calls, reasoning=None):
@@ -213,7 +214,7 @@ def test_whatever_the_agent_rewrites_every_turn_is_found_again(session):
 @given(sessions(), st.data())
 def test_an_edited_history_never_continues_what_it_does_not_hold(session, data):
     tree, histories = session
-    node, history = data.draw(st.sampled_from(histories))
+    _, history = data.draw(st.sampled_from(histories))
     at = data.draw(st.integers(0, len(history) - 1))
     edited = copy.deepcopy(history)
     if edited[at]["role"] == "assistant":

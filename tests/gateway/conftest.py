@@ -1,0 +1,69 @@
+"""A gateway on a real port over a scripted engine and a real pool."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+
+from .scripted import ScriptedEngine
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with contextlib.closing(Pool(tmp_path / "pool.db")) as pool:
+        yield pool
+
+
+class Desk:
+    """A running gateway and one open session."""
+
+    def __init__(self, gateway, engine, session):
+        self.gateway, self.engine, self.session = gateway, engine, session
+        self.pool = gateway.pool
+        self.base_url = gateway.base_url(session)
+
+    @property
+    def turns(self):
+        return self.pool.turns(self.session.id)
+
+    @contextlib.asynccontextmanager
+    async def openai(self):
+        import openai
+
+        async with openai.AsyncOpenAI(base_url=self.base_url, api_key=self.session.secret, max_retries=0) as client:
+            yield client
+
+    async def chat(self, messages, **more):
+        """One non-streaming answer, as the SDK gives it."""
+        async with self.openai() as client:
+            return await client.chat.completions.create(model="policy", messages=messages, **more)
+
+
+@pytest.fixture
+async def desk(model_folder, pool):
+    """``await desk(say, **engine options)``: a gateway over a scripted engine, with a session."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(say, *, session=None, gateway=None, engine=None, **options):
+            if engine is None:
+                engine = ScriptedEngine(model_folder, say if callable(say) else lambda _, n: said(say, n), **options)
+            running = await stack.enter_async_context(Gateway(engine, pool, **(gateway or {})))
+            await running.listen()
+            return Desk(running, engine, await running.open_session(**(session or {})))
+
+        yield make
+
+
+def said(answers, n):
+    return answers if isinstance(answers, str) else answers[n]

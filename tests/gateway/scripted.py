@@ -1,0 +1,121 @@
+"""A token engine that says what a test tells it to, and remembers exactly what it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.errors import EngineError
+
+
+@dataclass
+class Seen:
+    """One call of the engine: what it was given and what it gave."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    session: str
+    adapter: str | None
+    images: tuple[str, ...]
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version: int = 0
+
+
+class ScriptedEngine:
+    """Answers with ``say(prompt text, number of the call)``: a text, or ids, or an exception to raise.
+
+    A text is tokenised by the model's tokenizer, or by ``spell`` (another spelling of the same text: what a model
+    samples is seldom what a tokenizer would make), and ends with the model's end of turn unless it runs out of
+    ``max_tokens``.
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str, int], str | Sequence[int] | Exception],
+        *,
+        spell: random.Random | None = None,
+        at_once: int = 1,
+        pause: float = 0.0,
+        context_window: int = 8192,
+    ) -> None:
+        self.tokenizer = str(folder)
+        self.context_window = context_window
+        self.policy_version = 0
+        self.seen: list[Seen] = []
+        self.open = 0
+        self.before_end: asyncio.Event | None = None
+        self._words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._say = say
+        self._spell = spell
+        self._at_once = at_once
+        self._pause = pause
+        self._end = self._words.token_to_id("<|im_end|>")
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+    ):
+        seen = Seen(tuple(prompt_ids), sampling, session, adapter, tuple(i.sha256 for i in images))
+        seen.version = self.policy_version
+        number = len(self.seen)
+        self.seen.append(seen)
+        said = self._say(self._words.decode(list(prompt_ids), skip_special_tokens=False), number)
+        if isinstance(said, Exception):
+            raise said
+        ids = list(said) if not isinstance(said, str) else [*self.encode(said), self._end]
+        cut = sampling.max_tokens is not None and len(ids) > sampling.max_tokens
+        ids = ids[: sampling.max_tokens]
+        self.open += 1
+        try:
+            for start in range(0, len(ids), self._at_once):
+                piece = tuple(ids[start : start + self._at_once])
+                last = start + len(piece) >= len(ids)
+                logprobs = tuple(-0.5 - 0.25 * ((number + start + n) % 7) for n in range(len(piece)))
+                if last and self.before_end is not None:
+                    await self.before_end.wait()
+                await asyncio.sleep(self._pause)
+                seen.sampled += piece
+                seen.logprobs += logprobs
+                yield Tokens(piece, logprobs, seen.version, ("length" if cut else "stop") if last else None)
+        finally:
+            self.open -= 1
+
+    def encode(self, text: str) -> list[int]:
+        ids = self._words.encode(text, add_special_tokens=False).ids
+        return ids if self._spell is None else self._respell(ids)
+
+    def _respell(self, ids: list[int]) -> list[int]:
+        """Other ids of the same text: some tokens in their parts."""
+        rng, out = self._spell, []
+        assert rng is not None
+        for token in ids:
+            text = self._words.decode([token], skip_special_tokens=False)
+            parts = [i for c in text for i in self._words.encode(c, add_special_tokens=False).ids]
+            whole = self._words.decode(parts, skip_special_tokens=False) == text
+            out += parts if whole and len(text) > 1 and text[0] != "<" and rng.random() < 0.5 else [token]
+        return out
+
+    def receipt(self):
+        return {"name": self.name}
+
+    async def aclose(self) -> None: ...
+
+
+def refused(status: int, *, retryable: bool = False) -> EngineError:
+    return EngineError(f"upstream said {status}: wait", retryable=retryable, status=status)
