@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ _log = logging.getLogger("clawgym.engines")
 
 PROBE = (1, 2, 3, 4)
 """Ids that every vocabulary has."""
+UNKNOWN_WINDOW = 1 << 30
 
 
 class Ask:
@@ -39,13 +40,11 @@ class Ask:
         room: int,
         stop_ids: frozenset[int],
         adapter: str | None,
-        schema: Mapping[str, Any] | None,
     ) -> None:
         self.prompt = list(prompt)
         self.sampling = sampling
         self.stop_ids = stop_ids
         self.adapter = adapter
-        self.schema = schema
         self.temperature = 1.0 if sampling.temperature is None else sampling.temperature
         self.top_p = 1.0 if sampling.top_p is None else sampling.top_p
         self.top_k = sampling.top_k or 0
@@ -99,9 +98,8 @@ class ServedEngine:
     """A model behind a server. Left to write: ``_first_look`` and ``_stream``."""
 
     name = ""
-    takes_schema = True
-    """``generate`` has ``schema=``: the answer is JSON that fits it. Its log-probs are of a cut vocabulary, and so
-    left out."""
+    constrains = True
+    """``sampling.json_schema`` is heeded. Log-probs are then of a cut vocabulary, and so left out."""
     _cut_after = False
     """See :func:`~clawgym.engines._scale.is_exact`."""
 
@@ -122,8 +120,8 @@ class ServedEngine:
             raise EngineError(f"the {self.name} engine needs the model's name: pass model=")
         self.model = model
         self.tokenizer = tokenizer
-        self.context_window = context_window or 0
-        """0 until :meth:`ready` has asked the server."""
+        self.context_window = context_window or UNKNOWN_WINDOW
+        """More than any until :meth:`ready` has asked the server, which then refuses what is too long."""
         self.policy_version: int | None = policy_version
         """Of the weights that are being served; whoever changes them sets it, while nothing is being sampled."""
         self.scale: Scale = "unknown"
@@ -151,7 +149,6 @@ class ServedEngine:
         session: str = "",
         adapter: str | None = None,
         images: Sequence[Image] = (),
-        schema: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Tokens, None]:
         """See :class:`~clawgym.engines.protocol.TokenEngine`. A setting left out is neutral here (temperature 1, no
         cut), whatever the server's defaults."""
@@ -173,7 +170,7 @@ class ServedEngine:
                     f"of {self.context_window} of {self.model}: shorten the conversation, or use a model with a larger "
                     "window"
                 )
-            ask = Ask(prompt_ids, sampling, room, stop_ids, adapter, schema)
+            ask = Ask(prompt_ids, sampling, room, stop_ids, adapter)
             checked = Checked(self._upstream, ask, self.policy_version, self._exact(ask))
             try:
                 async with aclosing(self._stream(ask, checked)) as items:
@@ -192,7 +189,7 @@ class ServedEngine:
             "name": self.name,
             "model": self.model,
             "host": self._upstream.hostname,
-            "context_window": self.context_window,
+            "context_window": None if self.context_window == UNKNOWN_WINDOW else self.context_window,
             "log_probs": self.scale,
             "policy_version": self.policy_version,
         }
@@ -240,7 +237,7 @@ class ServedEngine:
             raise EngineError(
                 f"{self._upstream.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
             )
-        if not self.context_window:
+        if self.context_window == UNKNOWN_WINDOW:
             window = mine.get("max_model_len")
             if type(window) is not int or window < 1:
                 raise EngineError(
@@ -251,8 +248,10 @@ class ServedEngine:
 
     def _exact(self, ask: Ask) -> bool:
         """Whether log-probs are given for ``ask``; says once why not."""
-        exact = ask.schema is None and is_exact(self.scale, ask.sampling, cut_after=self._cut_after)
-        if not exact and not self._warned and ask.schema is None and ask.temperature > 0:
+        if ask.sampling.json_schema is not None:
+            return False
+        exact = is_exact(self.scale, ask.sampling, cut_after=self._cut_after)
+        if not exact and not self._warned and ask.temperature > 0:
             self._warned = True
             _log.warning("%s: %s", self._upstream.host, self._why_not())
         return exact

@@ -61,8 +61,8 @@ class SGLangEngine(ServedEngine):
         }
         if ask.sampling.seed is not None:
             params["sampling_seed"] = ask.sampling.seed
-        if ask.schema is not None:
-            params["json_schema"] = json.dumps(ask.schema)
+        if ask.sampling.json_schema is not None:
+            params["json_schema"] = json.dumps(ask.sampling.json_schema or {"type": "object"})
         body = _body(ask.prompt, params) | {"stream": True}
         if ask.adapter is not None:
             body["lora_path"] = ask.adapter

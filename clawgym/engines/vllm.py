@@ -82,8 +82,8 @@ class VLLMEngine(ServedEngine):
         }
         if ask.sampling.seed is not None:
             body["seed"] = ask.sampling.seed
-        if ask.schema is not None:
-            schema = {"name": "answer", "schema": dict(ask.schema)}
+        if ask.sampling.json_schema is not None:
+            schema = {"name": "answer", "schema": ask.sampling.json_schema or {"type": "object"}}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         last: Tokens | None = None
         reason, cached, echoed = "", 0, False

@@ -69,7 +69,7 @@ async def test_log_probs_that_ignore_the_temperature_are_left_out(fake_sglang: F
 
 
 async def test_an_adapter_and_a_schema(fake_sglang: FakeSGLang, engine) -> None:
-    parts = await sample(engine(), adapter="lora-a", schema={"type": "object"})
+    parts = await sample(engine(), Sampling(max_tokens=6, json_schema={}), adapter="lora-a")
     assert fake_sglang.requests[-1]["lora_path"] == "lora-a"
     assert fake_sglang.requests[-1]["sampling_params"]["json_schema"] == '{"type": "object"}'
     assert joined(parts)[1] == []
