@@ -187,7 +187,11 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
         text(f"episode {id}: cause", row["cause"])
     named = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
     closing = json.loads(json.dumps({"rewards": named, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
+    at = sa.select(episodes.c.group_seq).where(episodes.c.id == id).scalar_subquery()
+    # The group before the episode, as a fetch locks them.
+    group = db.execute(sa.select(groups).where(groups.c.seq == at).with_for_update()).mappings().first()
     episode = locked(db, id)
+    assert group is not None
     if episode["state"] == "closed":
         if any(episode[name] != value for name, value in row.items()) or from_json(episode["closing"]) != closing:
             raise PoolError(
@@ -197,7 +201,6 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
     ended = {**row, **_summary(db, episode["seq"]), "state": "closed", "closed_at": now}
     ended["closing"] = to_json("closing", closing)
     db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(ended))
-    group = db.execute(sa.select(groups).where(groups.c.seq == episode["group_seq"]).with_for_update()).mappings().one()
     change: dict[str, Any] = {"closed": group["closed"] + 1, "infra": group["infra"] + (row["outcome"] == "infra")}
     if group["state"] == "open" and change["closed"] == group["members"] >= group["size"]:
         change |= {"state": "ready", "ready_at": now}

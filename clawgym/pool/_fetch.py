@@ -1,4 +1,4 @@
-"""Batches: which groups a step of a consumer gets, and what becomes of them.
+"""Batches: which groups a step of a consumer gets, and what becomes of them. Its transactions go one after the other.
 
 Invariants: a group is in one batch at most; once acked it is consumed for ever; the same step of the same consumer gets
 the same batch until it is released, or lost to somebody else after its lease ran out.
@@ -173,7 +173,7 @@ def _free(db: sa.Connection, row: sa.RowMapping) -> None:
 
 def _expire(db: sa.Connection, now: float) -> None:
     over = sa.select(batches).where(batches.c.state == "leased", batches.c.lease_until < now)
-    for row in db.execute(over.with_for_update(skip_locked=True)).mappings().all():
+    for row in db.execute(over.with_for_update()).mappings().all():
         _free(db, row)
         db.execute(batches.update().where(batches.c.seq == row["seq"]).values(state="expired"))
 
@@ -199,7 +199,7 @@ def _choose(db: sa.Connection, want: Wanted) -> list[tuple[int, dict[str, list[i
             .where(sa.or_(g.ready_at > after[0], g.seq > after[1]))
             .order_by(g.ready_at, g.seq)
             .limit(_AT_ONCE)
-            .with_for_update(skip_locked=True)
+            .with_for_update()
         ).all()
         if not page:
             return None

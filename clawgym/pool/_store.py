@@ -10,10 +10,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from clawgym.errors import MissingDependency, PoolError
 
@@ -27,10 +27,11 @@ from clawgym.pool import _schema
 
 __all__ = ["Store"]
 
+_R = TypeVar("_R")
 _BUSY_SECONDS = 60.0
 _TRIES = 8
 _APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
-_PG_LOCK = 0x436C617747796D  # "ClawGym": guards the making of the tables
+_MAKING, _LEASING = 0x436C617747796D01, 0x436C617747796D02  # PostgreSQL's advisory locks; any two numbers
 
 
 class Store:
@@ -59,8 +60,7 @@ class Store:
 
     def _prepare(self) -> None:
         with self.write() as db:
-            if self.postgres:
-                db.execute(sa.text(f"SELECT pg_advisory_xact_lock({_PG_LOCK})"))
+            self._lock(db, _MAKING)
             there = set(sa.inspect(db).get_table_names())
             if "clawgym_pool" not in there:
                 if there & set(_schema.metadata.tables) or (there and not self.postgres):
@@ -89,18 +89,25 @@ class Store:
         with self._explained(), self._alone(), self._writer.connect() as db, db.begin():
             yield db
 
-    def retried(self, work: Any) -> Any:
+    def retried(self, work: Callable[[sa.Connection], _R], *, leasing: bool = False) -> _R:
         """What ``work(db)`` gives in one write transaction, done anew when the database asks for that (deadlock, two at
-        the same key)."""
+        the same key). Those that change leases (``leasing``) go one after the other."""
         for attempt in range(_TRIES):
             try:
                 with self.write() as db:
+                    if leasing:
+                        self._lock(db, _LEASING)
                     return work(db)
             except PoolError as error:
                 if attempt == _TRIES - 1 or not _again(error.__cause__):
                     raise
                 time.sleep(0.01 * 2**attempt)
         raise AssertionError  # pragma: no cover
+
+    def _lock(self, db: sa.Connection, number: int) -> None:
+        """One at a time until the transaction ends; SQLite's write lock does that already."""
+        if self.postgres:
+            db.execute(sa.text(f"SELECT pg_advisory_xact_lock({number})"))
 
     def now(self, db: sa.Connection) -> float:
         """Seconds since 1970. Several machines go by the clock of their server."""

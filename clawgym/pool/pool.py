@@ -179,14 +179,14 @@ class Pool:
         want = _fetch.Wanted(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
                              tuple(roles), lease_seconds)  # fmt: skip
         end, pause = time.monotonic() + wait, 0.02
-        row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want))
+        row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
         while row is None and time.monotonic() < end:
             time.sleep(min(pause, max(0.0, end - time.monotonic())))
             pause = min(2 * pause, 0.5)
             with self._store.read() as db:
                 worth_it = _fetch.worth_trying(db, self._store.now(db), want)
             if worth_it:
-                row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want))
+                row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
         if row is None:
             return None
         with self._store.read() as db:
@@ -198,15 +198,19 @@ class Pool:
 
         Raises :class:`~clawgym.errors.PoolError` if the lease ran out and somebody else got a group of it.
         """
-        self._store.retried(lambda db: _fetch.ack(db, consumer, step))
+        self._store.retried(lambda db: _fetch.ack(db, consumer, step), leasing=True)
 
     def release(self, consumer: str, step: int) -> None:
         """Give a batch back unlearnt; its groups are delivered to whoever fetches next."""
-        self._store.retried(lambda db: _fetch.release(db, consumer, step))
+        self._store.retried(lambda db: _fetch.release(db, consumer, step), leasing=True)
 
     def renew(self, consumer: str, step: int, lease_seconds: float = 600) -> float:
         """Keep a batch for ``lease_seconds`` from now. Returns until when; raises as :meth:`ack` does."""
-        return self._store.retried(lambda db: _fetch.renew(db, self._store.now(db), consumer, step, lease_seconds))
+
+        def work(db: sa.Connection) -> float:
+            return _fetch.renew(db, self._store.now(db), consumer, step, lease_seconds)
+
+        return self._store.retried(work, leasing=True)
 
     def stats(self) -> dict[str, Any]:
         """Counts of everything, by channel; see ``docs/pool.md``. Takes milliseconds."""

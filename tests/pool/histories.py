@@ -37,9 +37,10 @@ def turn(dice: random.Random, index: int, *, parent: int | None, **changes: obje
 
 
 def chain(seed: int, length: int, **changes: object) -> list[Turn]:
-    """An episode without branches."""
+    """Turns that each continue the one before; the first one continues ``changes["parent"]``, if given."""
     dice = random.Random(seed)
-    return [turn(dice, n, parent=n - 1 if n else None, **changes) for n in range(length)]
+    first = changes.pop("parent", None)
+    return [turn(dice, n, parent=n - 1 if n else first, **changes) for n in range(length)]  # type: ignore[arg-type]
 
 
 @st.composite
