@@ -1,0 +1,132 @@
+"""Chat templates: what they are given, and texts that look like special tokens.
+
+A template belongs to the model's folder and is run in Jinja's immutable sandbox (that of transformers). Texts of users,
+tools and agents are hostile: :class:`Guard` breaks every text in them that a tokenizer would read as one of the tokens
+that structure a conversation, so that ``<|im_end|>`` in a file stays seven signs and never ends a turn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from clawgym.gateway.calls import Message, Refusal, storable
+
+__all__ = ["Guard", "Template", "for_template"]
+
+
+class Template:
+    """One chat template with its variables (``bos_token``, ..., and the caller's own)."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        self.source = source
+        self.variables = dict(variables)
+        self._render = render_jinja_template
+
+    def __call__(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, generation: bool = True
+    ) -> str:
+        """The text of ``messages``, with the opening of an assistant's turn if ``generation``. Raises
+        :class:`~clawgym.gateway.calls.Refusal` where the template refuses them."""
+        try:
+            rendered, _ = self._render(
+                conversations=[list(messages)],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self.source,
+                add_generation_prompt=generation,
+                **self.variables,
+            )
+        except Exception as error:  # a template is foreign code: it raises what it likes
+            raise Refusal(
+                400,
+                f"the model's chat template refuses this conversation ({error}): change its messages, or the template",
+                param="messages",
+            ) from error
+        return storable(rendered[0])
+
+
+def for_template(message: Message, where: str) -> dict[str, Any]:
+    """``message`` as templates want it: arguments as objects (as the string they are, where they are none), no
+    ``None`` for a text, image parts without our digest."""
+    content = message.get("content")
+    out: dict[str, Any] = {"role": message["role"], "content": "" if content is None else content}
+    if isinstance(content, list):
+        out["content"] = _parts(content)
+    if message.get("reasoning_content"):
+        out["reasoning_content"] = message["reasoning_content"]
+    if message.get("tool_call_id"):
+        out["tool_call_id"] = message["tool_call_id"]
+    if message.get("tool_calls"):
+        out["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return out
+
+
+def _parts(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return [dict(part) if part["type"] == "text" else {"type": "image"} for part in parts]
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    function = {"name": function["name"], "arguments": arguments}
+    return {"id": call.get("id", ""), "type": "function", "function": function}
+
+
+class Guard:
+    """Puts a mark, which nobody outside can guess, into texts that a tokenizer might read as one of ``tokens``;
+    :meth:`split` cuts the rendered text there."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        tokens = sorted({t for t in tokens if t.strip()}, key=len, reverse=True)
+        self.mark = "".join(secrets.choice("0123456789") for _ in range(32))  # digits: no filter changes their case
+        self._whole = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        # A token may also come about where a text meets what the template, or another text, puts beside it.
+        self._beginnings = tuple({t[:n] for t in tokens for n in range(1, len(t))})
+        self._endings = tuple({t[n:] for t in tokens for n in range(1, len(t))})
+        middles = {t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t))}
+        self._middles = frozenset(m for m in middles if not m.isalnum())
+
+    def text(self, text: str) -> str:
+        """``text``, marked where it must be."""
+        inner = text.strip()
+        if not inner:
+            return text
+        head = inner.startswith(self._endings) or inner in self._middles
+        tail = inner.endswith(self._beginnings)
+        guarded = self._whole.sub(self._broken, inner)
+        if not head and not tail and guarded is inner:
+            return text
+        start = text.index(inner)
+        guarded = self.mark * head + guarded + self.mark * tail
+        return text[:start] + guarded + text[start + len(inner) :]
+
+    def _broken(self, match: re.Match[str]) -> str:
+        return match.group()[0] + self.mark + match.group()[1:]
+
+    def value(self, value: Any) -> Any:
+        """All texts in ``value``, keys included."""
+        match value:
+            case str():
+                return self.text(value)
+            case Mapping():
+                return {self.value(key): self.value(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self.value(item) for item in value]
+        return value
+
+    def split(self, text: str) -> list[str]:
+        """``text`` without the marks, cut where they were."""
+        return text.split(self.mark)

@@ -1,0 +1,241 @@
+"""Conversations to token ids, and sampled ids back to messages.
+
+Invariants: a text from outside never becomes a token that structures a conversation; what :meth:`Renderer.increment`
+appends depends on the new messages and on how the turn before ended, never on the history, so a stored history is
+never rendered again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import GatewayError, MissingDependency
+from clawgym.gateway._template import Guard, Template, for_template
+from clawgym.gateway.calls import Message, Refusal
+from clawgym.gateway.decode import Alphabet, Decoder
+from clawgym.gateway.parsers import CallStyle, ReplyParser
+
+__all__ = ["Renderer"]
+
+_SEEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens that are text to a reply's parser, even where a tokenizer hides them."""
+_ASKED: Message = {"role": "user", "content": "x"}
+_TOOL: Message = {"role": "tool", "tool_call_id": "call0", "content": "x"}
+
+
+class Renderer:
+    """The tokenizer and the chat template of one model."""
+
+    def __init__(
+        self,
+        tokenizer: str | Path,
+        *,
+        chat_template: str | None = None,
+        call_style: CallStyle | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load the folder (or hub name) ``tokenizer``. ``call_style`` is found out from the template where it is
+        ``None``.
+
+        Raises :class:`~clawgym.errors.GatewayError` if it cannot be used, and
+        :class:`~clawgym.errors.MissingDependency` without transformers."""
+        self.tokenizer = str(tokenizer)
+        loaded = _load(self.tokenizer)
+        source = chat_template or _template_of(loaded, self.tokenizer)
+        self._backend = loaded.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.template = Template(source, {**loaded.special_tokens_map, **(template_kwargs or {})})
+        self.call_style: CallStyle | None = call_style or _style_of(source)
+        """How the model writes calls; ``None`` where the template shows no style that is known here."""
+        added = {i: token for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
+        structure = {t.content for t in added.values() if t.special or t.content in source or t.content in _SEEN}
+        hidden = {i for i, t in added.items() if t.special and t.content not in _SEEN}
+        self._guard = Guard(structure)
+        self._guard_replies = Guard(t.content for i, t in added.items() if i in hidden)
+        self._guard_replies.mark = self._guard.mark
+        self._texts = {t.content: i for i, t in added.items()}
+        self._sentinel = f"reply{self._guard.mark[::-1]}"
+        self._end = self._turn_end()
+        stop = set(_eos_of(loaded, self.tokenizer))
+        if self._end is not None:
+            stop.add(self._texts[self._end])
+        self.stop_ids = frozenset(stop)
+        """Ids that end a reply: those of the generation config, and the one that the template ends a turn with."""
+        if not self.stop_ids:
+            raise GatewayError(f"{self.tokenizer}: nothing says which token ends a reply: add eos_token_id to it")
+        self._ends_here = frozenset(
+            i for text, i in self._texts.items() if i in stop and text in source + str(self._end)
+        )
+        self._alphabet = Alphabet(self._backend, frozenset(hidden | stop))
+        self._needs_calls = self._tail_needs_calls()
+        self._needs_tools = self._tail_needs_tools()
+
+    # To ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The ids of a whole conversation and the opening of the reply. Raises
+        :class:`~clawgym.gateway.calls.Refusal` where the template refuses it."""
+        text = self.template(self._converted(messages), self._guard.value(tools))
+        return tuple(self._encode(text))
+
+    def increment(
+        self,
+        sampled_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """The ids after a reply of which ``sampled_ids`` are stored: what the template puts after a reply (without
+        its end, where that was sampled), ``messages``, and the opening of the next reply. Raises as :meth:`prompt`
+        does."""
+        after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
+        end = self._end
+        at = -1 if end is None else after.find(end)
+        if end is None or at < 0:
+            return tuple(self._encode(after))
+        if len(sampled_ids) and sampled_ids[-1] in self._ends_here:
+            # The end is put in front and taken off again: some tokenizers treat the beginning of a text differently.
+            return tuple(self._encode(after[at:])[1:])
+        return tuple(self._encode(after))
+
+    def _after(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the template puts after the text of a reply that ``messages`` follow."""
+        stand_in: Message = {"role": "assistant", "content": self._sentinel}
+        called = 0
+        while self._needs_calls and called < len(messages) and messages[called]["role"] == "tool":
+            called += 1
+        if called:
+            ids = [message["tool_call_id"] for message in messages[:called]]
+            function = {"name": "f", "arguments": "{}"}
+            stand_in["tool_calls"] = [{"id": i, "type": "function", "function": function} for i in ids]
+        text = self.template([_ASKED, for_template(stand_in, ""), *self._converted(messages)], tools)
+        at = text.find(self._sentinel)
+        if at < 0:
+            raise GatewayError("the chat template drops replies, so no turn can continue another: use another template")
+        after = text[at + len(self._sentinel) :]
+        return after[after.find(self._end) :] if called and self._end and self._end in after else after
+
+    def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        converted: list[dict[str, Any]] = []
+        for n, message in enumerate(messages):
+            plain = for_template(message, f"messages[{n}]")
+            # What a model said may hold its own markers; what others said may hold none.
+            guard = self._guard_replies if plain["role"] == "assistant" else self._guard
+            plain["content"] = guard.value(plain["content"])
+            if "reasoning_content" in plain:
+                plain["reasoning_content"] = guard.text(plain["reasoning_content"])
+            for name in ("tool_calls", "tool_call_id"):
+                if name in plain:
+                    plain[name] = self._guard.value(plain[name])
+            converted.append(plain)
+        return converted
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in self._guard.split(text):
+            ids += self._backend.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    # Back to messages
+
+    def decoder(self) -> Decoder:
+        """For the ids of one reply."""
+        return Decoder(self._alphabet)
+
+    def parser(self, tools: Sequence[Mapping[str, Any]] = (), prompt: Sequence[int] = ()) -> ReplyParser:
+        """For the text of one reply to ``prompt``. Without ``tools``, calls are text."""
+        opening = self._backend.decode(list(prompt[-8:]), skip_special_tokens=False)
+        return ReplyParser(self.call_style, tools, reasoning=opening.rstrip().endswith("<think>"))
+
+    # About itself
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of tokenizer, template and its variables."""
+        about = [self._backend.to_str(), self.template.source, self.template.variables]
+        return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
+
+    def receipt(self) -> dict[str, Any]:
+        """What identifies this renderer in a receipt."""
+        template = hashlib.sha256(self.template.source.encode()).hexdigest()
+        return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_style}
+
+    def _turn_end(self) -> str | None:
+        """The token that the template ends a reply with."""
+        said = {"role": "assistant", "content": self._sentinel}
+        after = self.template([_ASKED, said], (), generation=False).partition(self._sentinel)[2]
+        tokens = sorted(self._texts, key=len, reverse=True)
+        match = re.search("|".join(map(re.escape, tokens)), after) if tokens else None
+        return match.group() if match else None
+
+    def _tail_needs_calls(self) -> bool:
+        """Whether a tool's result is rendered otherwise after a reply that called."""
+        self._needs_calls = True
+        try:
+            with_calls = self._after([_TOOL], ())
+        except Refusal:
+            return False  # no tools at all, or not this way
+        self._needs_calls = False
+        try:
+            return self._after([_TOOL], ()) != with_calls
+        except Refusal:
+            return True
+
+    def _tail_needs_tools(self) -> bool:
+        """Whether tools are rendered anywhere after a reply."""
+        tool = {"type": "function", "function": {"name": "f", "description": "x", "parameters": {"type": "object"}}}
+        for messages in ([_ASKED], [_TOOL]):
+            try:
+                if self._after(messages, ()) != self._after(messages, [tool]):
+                    return True
+            except Refusal:
+                continue
+        return False
+
+
+def _load(name: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependency(
+            f"the gateway renders with transformers ({error}): pip install 'clawgym[gateway]'"
+        ) from error
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
+    except Exception as error:  # the library raises many kinds
+        raise GatewayError(f"{name}: no tokenizer can be loaded ({error}): name a model's folder") from error
+    if not hasattr(loaded, "backend_tokenizer"):
+        raise GatewayError(f"{name}: its tokenizer has no fast form: save it with a tokenizer.json beside it")
+    return loaded
+
+
+def _template_of(loaded: Any, name: str) -> str:
+    try:
+        return loaded.get_chat_template(tools=[{}])
+    except ValueError as error:
+        raise GatewayError(f"{name}: has no chat template ({error}): name one with chat_template") from error
+
+
+def _style_of(source: str) -> CallStyle | None:
+    if "<function=" in source and "<parameter=" in source:
+        return "qwen3-coder"
+    return "hermes" if "<tool_call>" in source else None
+
+
+def _eos_of(loaded: Any, name: str) -> set[int]:
+    """What the generation config and the tokenizer say ends a reply."""
+    found = {loaded.eos_token_id} - {None}
+    try:
+        config = json.loads((Path(name) / "generation_config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return found
+    except (OSError, ValueError) as error:
+        raise GatewayError(f"{name}: generation_config.json cannot be read ({error}): correct it") from error
+    eos = config.get("eos_token_id")
+    return found | set(eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [])
