@@ -1,0 +1,314 @@
+"""The sequences that a model runs at the moment, and one step of all of them.
+
+Each step takes one token of every sequence that decodes, and up to ``chunk`` tokens of prompts that are not computed
+yet, so that a long prompt stalls nobody for long. What a prompt shares with an earlier sequence is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from clawgym.engines._lora import Adapter, AdapterHooks
+from clawgym.engines._prefix import BLOCK, PrefixStore, packed
+from clawgym.engines._sample import sample
+from clawgym.engines._slots import Decode, KVShape, Plan, Prefill, Slab, capacity_for
+
+__all__ = ["Batch", "OutOfMemory", "Sequence"]
+
+WORTH_WAITING = 64
+"""A prompt waits for another that is being computed if it shares at least so many more ids with it."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One prompt and what is sampled after it."""
+
+    ids: list[int]
+    """The prompt, then what was sampled."""
+    temperature: float
+    top_k: int
+    """0 for all."""
+    top_p: float
+    uniform: Callable[[], float]
+    """The next of its own random numbers, in [0, 1)."""
+    prompt: int = field(init=False)
+    """How many ids the prompt has."""
+    length: int = field(default=0, init=False)
+    """How many of ``ids`` have their keys and values here."""
+    cached: int = field(default=0, init=False)
+    """How many of them were copied when it began."""
+    adapter: Adapter | None = field(default=None, init=False)
+    root: int = field(default=0, init=False)
+    buffer: torch.Tensor | None = field(default=None, init=False)
+    """(layers, 2, kv_heads, capacity, head_dim), until the prompt is computed."""
+    slab: Any = field(default=None, init=False)
+    row: int = field(default=-1, init=False)
+
+    number: float = field(init=False)
+    """The random number of its next token."""
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+        self.number = self.uniform()
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """Its keys and values, in place: (layers, 2, kv_heads, capacity, head_dim)."""
+        if self.slab is not None:
+            return self.slab.view(self)
+        assert self.buffer is not None
+        return self.buffer
+
+
+_S = TypeVar("_S", bound=Sequence)
+
+
+class OutOfMemory(Exception):
+    """There is no memory for this sequence; without it the others can go on."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__("out of memory")
+        self.sequence = sequence
+
+
+class Batch(Generic[_S]):
+    """Owned by one thread, which calls it inside ``torch.inference_mode()``."""
+
+    def __init__(self, model: Any, shape: KVShape, *, window: int, rows: int, kv_tokens: int, chunk: int) -> None:
+        self.prefixes = PrefixStore()
+        self.hooks = AdapterHooks(model)
+        self._model, self._shape, self._window = model, shape, window
+        self._rows, self._kv_tokens, self._chunk = rows, kv_tokens, chunk
+        self._computing: list[_S] = []
+        self._slabs: dict[int, Slab[_S]] = {}
+        self._running = 0
+        # The mask is our own attention's business; a tensor with four dimensions is handed on unread.
+        self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=shape.device)
+
+    def __len__(self) -> int:
+        return self._running
+
+    @property
+    def sequences(self) -> list[_S]:
+        return self._computing + [s for slab in self._slabs.values() for s in slab.sequences]
+
+    @property
+    def held(self) -> int:
+        """How many tokens the running sequences have room for."""
+        slabs = sum(slab.capacity * slab.kv.shape[2] for slab in list(self._slabs.values()))
+        return slabs + sum(s.buffer.shape[3] for s in list(self._computing) if s.buffer is not None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a prompt that begins now would be part of the next step."""
+        waiting = sum(len(s.ids) - s.length for s in self._computing)
+        return self._running < self._rows and waiting < self._chunk
+
+    def fits(self, sequence: _S) -> bool:
+        """Whether there is room for its prompt beside what runs; always, if nothing runs."""
+        return not self._running or self.held + capacity_for(sequence.prompt + 1, self._window) <= self._kv_tokens
+
+    def begin(self, sequence: _S, adapter: Adapter | None, root: int) -> bool:
+        """Let ``sequence`` run with ``adapter``; False if it had better wait for the prompt of another that begins
+        alike. Raises :class:`OutOfMemory`."""
+        packed_ids = packed(sequence.ids)
+        blocks = self.prefixes.match(root, packed_ids, sequence.prompt - 1)
+        cached = BLOCK * len(blocks)
+        for other in self._computing:
+            if other.root == root and _common(other.ids, sequence.ids) >= cached + WORTH_WAITING:
+                return False
+        capacity = capacity_for(sequence.prompt + 1, self._window)
+        self.prefixes.trim(self._kv_tokens - self.held - capacity)
+        buffer = self._with_memory(sequence, lambda: self._shape.buffer(capacity))
+        for index, block in enumerate(blocks):
+            buffer[:, :, :, index * BLOCK : (index + 1) * BLOCK].copy_(block)
+        sequence.buffer, sequence.adapter, sequence.root = buffer, adapter, root
+        sequence.length = sequence.cached = cached
+        self._computing.append(sequence)
+        self._running += 1
+        return True
+
+    def leave(self, sequence: _S, *, keep: bool = True) -> None:
+        """Let ``sequence`` go; what it computed is kept for others, if ``keep``."""
+        if keep:
+            self._publish(sequence)
+        if sequence.slab is not None:
+            sequence.slab.remove(sequence)
+            sequence.slab = None
+        else:
+            self._computing.remove(sequence)
+            sequence.buffer = None
+        self._running -= 1
+        self.prefixes.trim(self._kv_tokens - self.held)
+
+    def close(self) -> None:
+        """Let go of all that is held."""
+        self.forget()
+        self._computing.clear()
+        self._running = 0
+        self.hooks.remove()
+
+    def forget(self) -> None:
+        """Drop all that is kept. Only while nothing runs."""
+        self.prefixes.clear()
+        self._slabs.clear()  # also of numbers that damaged weights may have left in it
+
+    def step(self) -> list[tuple[_S, float]]:
+        """Run each sequence on. Those that got a token (the last of their ``ids``), with its log-probability.
+
+        Raises :class:`OutOfMemory`; then nothing has changed but the prefixes, which are gone.
+        """
+        self._make_places()
+        planned = self._plan()
+        if not planned.ids:
+            return []
+        victim = self._computing[-1] if self._computing else max(self.sequences, key=lambda s: s.length)
+        tokens, logprobs = self._with_memory(victim, lambda: self._compute(planned))
+        for sequence, count in planned.counts:
+            sequence.length += count
+        for sequence, token in zip(planned.ending, tokens, strict=True):
+            sequence.ids.append(token)
+            sequence.number = sequence.uniform()
+            if sequence.length == sequence.prompt:
+                self._publish(sequence)  # others may be waiting for just this prompt
+        return list(zip(planned.ending, logprobs, strict=True))
+
+    def _compute(self, step: _Step[_S]) -> tuple[list[int], list[float]]:
+        device = self._shape.device
+        ends = torch.tensor(step.ends, device=device) if step.ends else 1
+        with self.hooks.using(step.adapters, device):
+            logits = self._model(
+                input_ids=torch.tensor([step.ids], device=device),
+                position_ids=torch.tensor([step.positions], device=device),
+                attention_mask=self._no_mask,
+                use_cache=False,
+                logits_to_keep=ends,
+                slots=Plan(step.parts),
+            ).logits[0]
+        going = step.ending
+        if not going:
+            return [], []
+        return sample(
+            logits,
+            [s.temperature for s in going],
+            [s.top_k for s in going],
+            [s.top_p for s in going],
+            [s.number for s in going],
+        )
+
+    def _plan(self) -> _Step[_S]:
+        step: _Step[_S] = _Step()
+        for slab in self._slabs.values():
+            if slab.sequences:
+                step.parts.append(Decode(slab, len(step.ids)))
+                for sequence in slab.sequences:
+                    step.add(sequence, sequence.ids[-1:], True)
+        room = self._chunk
+        for sequence in self._computing:
+            ids = sequence.ids[sequence.length : sequence.length + room]
+            if not ids or sequence.buffer is None:
+                break
+            room -= len(ids)
+            step.parts.append(Prefill(sequence.buffer, sequence.length, len(ids), len(step.ids)))
+            step.add(sequence, ids, sequence.length + len(ids) == len(sequence.ids))
+        return step
+
+    def _make_places(self) -> None:
+        """Put what has outgrown its place, and what has its prompt computed, into the slab where it fits."""
+        for slab in list(self._slabs.values()):
+            for sequence in [s for s in slab.sequences if s.length == slab.capacity]:
+                self._join(sequence)
+        for sequence in [s for s in self._computing if s.length >= s.prompt]:
+            self._join(sequence)
+
+    def _join(self, sequence: _S) -> None:
+        """Move ``sequence`` from its buffer, or from a slab that it has outgrown, to the slab where it fits."""
+        capacity = capacity_for(sequence.length + 1, self._window)
+        kv = sequence.kv
+
+        def move() -> None:
+            slab = self._slabs.get(capacity)
+            if slab is None:
+                slab = self._slabs[capacity] = Slab(self._shape, capacity)
+            row = sequence.row
+            slab.add(sequence, kv)
+            if sequence.slab is None:
+                self._computing.remove(sequence)
+                sequence.buffer = None
+            else:
+                new, sequence.row = sequence.row, row
+                sequence.slab.remove(sequence)
+                sequence.row = new
+            sequence.slab = slab
+
+        self._with_memory(sequence, move)
+
+    def _publish(self, sequence: _S) -> None:
+        try:
+            self.prefixes.add(sequence.root, packed(sequence.ids), sequence.kv, sequence.length)
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            self.prefixes.clear()
+
+    def _with_memory(self, victim: _S, do: Callable[[], Any]) -> Any:
+        """``do()``; again without the prefixes if there is no memory; then :class:`OutOfMemory`."""
+        for last in (False, True):
+            try:
+                return do()
+            except Exception as error:
+                if not _out_of_memory(error):
+                    raise
+            self.prefixes.clear()
+            if self._shape.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if last:
+                raise OutOfMemory(victim)
+        raise AssertionError
+
+
+class _Step(Generic[_S]):
+    """What goes through the model together."""
+
+    def __init__(self) -> None:
+        self.parts: list[Decode | Prefill] = []
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.counts: list[tuple[_S, int]] = []
+        self.ending: list[_S] = []
+        """Those whose next token is sampled, and in ``ends`` where their last one stands."""
+        self.ends: list[int] = []
+        self.adapters: dict[Adapter, list[int]] = {}
+
+    def add(self, sequence: _S, ids: list[int], whole: bool) -> None:
+        start = len(self.ids)
+        self.ids += ids
+        self.positions += range(sequence.length, sequence.length + len(ids))
+        self.counts.append((sequence, len(ids)))
+        if sequence.adapter is not None:
+            self.adapters.setdefault(sequence.adapter, []).extend(range(start, len(self.ids)))
+        if whole:
+            self.ending.append(sequence)
+            self.ends.append(len(self.ids) - 1)
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many ids the two begin with in common, at most their prompts' worth."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # whole slices are compared in C
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))

@@ -1,0 +1,188 @@
+"""Loading a model, finding out whether it can be sampled exactly, and setting its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
+from clawgym.errors import EngineError
+
+__all__ = ["load_model", "prepare", "read_weights", "set_weights"]
+
+
+def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
+    """The model of a folder or hub name. Without ``dtype``: float32 on a CPU, the model's own on a GPU."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    local = Path(model).is_dir()
+    auto: Any = AutoModelForCausalLM
+    try:
+        loaded = auto.from_pretrained(
+            str(model),
+            dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto"),
+            local_files_only=local,
+        )
+        return loaded.to(device)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
+
+
+def prepare(module: torch.nn.Module) -> tuple[Any, KVShape, int, Callable[[], None]]:
+    """The model itself, the shape of its keys and values, its context window, and what undoes the change of its
+    attention. Raises :class:`~clawgym.errors.EngineError` for a model that this engine would not run exactly."""
+    model: Any = module
+    if hasattr(model, "get_base_model"):  # peft's wrapper: its layers stay where they are
+        model = model.get_base_model()
+    what = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or not hasattr(model, "lm_head"):
+        raise EngineError(f"{what} is no causal language model of transformers: load one")
+    config: Any = model.config.get_text_config()
+    odd = {str(kind) for kind in getattr(config, "layer_types", None) or ()} - {"full_attention"}
+    if odd:
+        raise EngineError(f"{what} has layers of kind {', '.join(sorted(odd))}: {_REFUSED}")
+    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if rope in ("dynamic", "longrope"):
+        raise EngineError(f"{what}: its {rope} positions depend on how long the text will be: {_REFUSED}")
+    window = getattr(config, "max_position_embeddings", None)
+    if not isinstance(window, int):
+        raise EngineError(f"{what} names no max_position_embeddings: {_REFUSED}")
+    register_attention()
+    before: Any = model.config._attn_implementation
+
+    def undo() -> None:
+        model.set_attn_implementation(before)
+
+    model.eval()
+    try:
+        model.set_attn_implementation(ATTENTION)
+        shape = _try_out(model, int(config.num_hidden_layers), what)
+    except BaseException:
+        undo()
+        raise
+    return model, shape, window, undo
+
+
+_REFUSED = "the transformers engine runs only full attention over all earlier tokens; serve this model with vLLM"
+
+
+class _Recorder:
+    """Stands in for a plan, and notes the shapes that attention is given."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, tuple[torch.Size, torch.Size]] = {}
+        self.kind: tuple[torch.dtype, torch.device] | None = None
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None):
+        self.keys[layer] = (key.shape, value.shape)
+        self.kind = (key.dtype, key.device)
+        # What attention over a single token gives: the token's own value.
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
+
+
+class _Place:
+    """A sequence, as far as slabs go."""
+
+    length = 0
+    row = 0
+
+
+@torch.inference_mode()
+def _try_out(model: Any, layers: int, what: str) -> KVShape:
+    """Run a few ids through the model in one row, in pieces and beside others, and plainly; both must agree."""
+    device = next(model.parameters()).device
+
+    def forward(ids: list[int], positions: list[int], plan: Any) -> torch.Tensor:
+        return model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            attention_mask=torch.empty(1, 1, 1, 1, dtype=torch.bool, device=device),
+            use_cache=False,
+            slots=plan,
+        ).logits[0]
+
+    recorder = _Recorder()
+    vocab = model.get_input_embeddings().num_embeddings
+    try:
+        forward([0], [0], recorder)
+        if len(recorder.keys) != layers or len(set(recorder.keys.values())) != 1 or recorder.kind is None:
+            raise EngineError(f"{what}: {len(recorder.keys)} of {layers} layers attend the usual way: {_REFUSED}")
+        (keys, values) = recorder.keys[min(recorder.keys)]
+        if keys != values or set(recorder.keys) != set(range(layers)):
+            raise EngineError(f"{what}: its keys are {tuple(keys)} and its values {tuple(values)}: {_REFUSED}")
+        shape = KVShape(layers, keys[1], keys[3], *recorder.kind)
+
+        first, second = [[(7 * i + j) % vocab for i in range(9)] for j in (3, 5)]
+        plain = [
+            model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0] for ids in (first, second)
+        ]
+        buffers = [shape.buffer(16), shape.buffer(16)]
+        slab: Slab[Any] = Slab(shape, 16)
+        # 5 tokens of the first; then 3 more of it beside 6 of the second; then one of each.
+        rows = [forward(first[:5], list(range(5)), Plan([Prefill(buffers[0], 0, 5, 0)]))]
+        plan = Plan([Prefill(buffers[0], 5, 3, 0), Prefill(buffers[1], 0, 6, 3)])
+        rows += forward(first[5:8] + second[:6], [*range(5, 8), *range(6)], plan).split([3, 6])
+        for buffer, length in zip(buffers, (8, 6), strict=True):
+            place = _Place()
+            place.length = length
+            slab.add(place, buffer)
+        rows += forward([first[8], second[6]], [8, 6], Plan([Decode(slab, 0)])).split([1, 1])
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
+        raise EngineError(f"{what}: does not run several sequences in one row ({error}): {_REFUSED}") from error
+    want = torch.cat([plain[0][:8], plain[1][:6], plain[0][8:9], plain[1][6:7]]).float().log_softmax(-1)
+    apart = float((torch.cat(rows).float().log_softmax(-1) - want).exp().sub(1).abs().max())
+    exact = 1e-3 if shape.dtype == torch.float32 else 0.2
+    if not apart <= exact:
+        raise EngineError(
+            f"{what}: run piece by piece, its probabilities differ by {apart:.2g} of themselves: {_REFUSED}"
+        )
+    return shape
+
+
+def read_weights(source: str | Path | Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """All parameters of ``model``, by name, from a folder or a state dict."""
+    if isinstance(source, Mapping):
+        where, given = "state dict", dict(source)
+    else:
+        where, given = str(source), {}
+        files = sorted(Path(source).glob("*.safetensors"))
+        if not files or (Path(source) / "adapter_config.json").exists():
+            raise EngineError(f"{where}: holds no safetensors of a whole model: check the folder, or use load_adapter")
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        for file in files:
+            try:
+                given.update(load_file(file))
+            except (OSError, SafetensorError) as error:
+                raise EngineError(f"{file}: cannot be read ({error}): write it again") from error
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    chosen: dict[str, torch.Tensor] = {}
+    set_by: set[int] = set()
+    for name, tensor in given.items():
+        target = mine.get(name, buffers.get(name))
+        if target is None:
+            raise EngineError(f"{where}: the model has no weight {name!r}: these weights are for another model")
+        if target.shape != tensor.shape:
+            raise EngineError(
+                f"{where}: {name} has the shape {tuple(tensor.shape)}, the model's has {tuple(target.shape)}: these "
+                "weights are for another model"
+            )
+        chosen[name] = tensor
+        set_by.add(id(target))
+    missing = [name for name, parameter in mine.items() if id(parameter) not in set_by]  # tied ones are set together
+    if missing:
+        raise EngineError(f"{where}: {len(missing)} weights are missing, such as {missing[0]!r}: give all of them")
+    return chosen
+
+
+@torch.no_grad()
+def set_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy ``weights`` (see :func:`read_weights`) into ``model``."""
+    mine = {**dict(model.named_buffers(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False))}
+    for name, tensor in weights.items():
+        mine[name].copy_(tensor)

@@ -1,0 +1,160 @@
+"""LoRA adapters, several in one step.
+
+LoRA (Hu et al. 2021, arXiv:2106.09685, eq. 3) adds scale * B(A(x)) to a linear layer's W(x); scale is alpha / r, or
+alpha / sqrt(r) for rank-stabilised adapters. Here each token of a step may belong to another adapter: the base weights
+run once over all tokens, and a hook on each adapted layer adds what each adapter's tokens need.
+
+An adapter that is loaded is never changed: to replace it is to load another under the same name, and whoever uses the
+old one keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clawgym.errors import EngineError
+
+__all__ = ["Adapter", "AdapterHooks", "read_adapter"]
+
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """One version of one adapter."""
+
+    name: str
+    version: int
+    root: int
+    """Of its keys and values in the prefix store."""
+    layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    """By name of the linear layer: A (rank, in) and B (out, rank), the scale multiplied into B."""
+
+
+def read_adapter(
+    source: str | Path | Mapping[str, torch.Tensor], config: Mapping[str, Any] | None, model: nn.Module
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The layers of a peft LoRA adapter that fits ``model``, as :attr:`Adapter.layers`.
+
+    ``source`` is a folder that ``peft`` saved, or a state dict with its ``config`` (at least ``lora_alpha``). Raises
+    :class:`~clawgym.errors.EngineError` for anything that would not be computed exactly as peft does.
+    """
+    if isinstance(source, str | Path):
+        where = str(source)
+        try:
+            config = json.loads((Path(source) / "adapter_config.json").read_text("utf-8"))
+            from safetensors.torch import load_file
+
+            state: Mapping[str, torch.Tensor] = load_file(Path(source) / "adapter_model.safetensors")
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{where}: not a LoRA adapter that peft saved ({error}): check the folder") from error
+    else:
+        where, state = "adapter", source
+    if not isinstance(config, Mapping) or "lora_alpha" not in config:
+        raise EngineError(f"{where}: its configuration has no lora_alpha: give the adapter_config.json it belongs to")
+    for field, plain in _PLAIN.items():
+        if config.get(field) not in plain:
+            raise EngineError(
+                f"{where}: {field}={config[field]!r} is not done here: train a plain LoRA adapter, or merge this one"
+            )
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in state.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise EngineError(f"{where}: {key!r} is no LoRA weight of a linear layer: merge the adapter instead")
+        parts.setdefault(match["layer"], {})[match["part"]] = tensor
+    layers = {name: _fitting(where, name, given, config, model) for name, given in parts.items()}
+    if not layers:
+        raise EngineError(f"{where}: holds no weights: check the adapter")
+    return layers
+
+
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": (None, "LORA"),
+    "bias": (None, "none"),
+    "use_dora": _NOTHING,
+    "modules_to_save": _NOTHING,
+    "trainable_token_indices": _NOTHING,
+    "target_parameters": _NOTHING,
+    "alpha_pattern": _NOTHING,
+    "fan_in_fan_out": _NOTHING,
+    "lora_bias": _NOTHING,
+    "layer_replication": _NOTHING,
+    "alora_invocation_tokens": _NOTHING,
+}
+"""Settings of peft that change what is computed, and the values that leave it plain."""
+
+
+def _fitting(
+    where: str, name: str, parts: Mapping[str, torch.Tensor], config: Mapping[str, Any], model: nn.Module
+) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, nn.Linear):
+        raise EngineError(f"{where}: the model has no linear layer {name!r}: this adapter is for another model")
+    if set(parts) != {"A", "B"}:
+        raise EngineError(f"{where}: {name} has only lora_{next(iter(parts))}: save the adapter again")
+    a, b = parts["A"], parts["B"]
+    rank = a.shape[0]
+    if a.shape != (rank, layer.in_features) or b.shape != (layer.out_features, rank) or not rank:
+        raise EngineError(
+            f"{where}: {name} has A {tuple(a.shape)} and B {tuple(b.shape)}, but the layer maps {layer.in_features} "
+            f"to {layer.out_features}: this adapter is for another model"
+        )
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    weight = layer.weight
+    # A copy: the caller may train on with the tensors that were given.
+    return (
+        a.detach().to(weight.device, weight.dtype, copy=True),
+        (b.detach().to(weight.device, torch.float32) * scale).to(weight.dtype),
+    )
+
+
+class AdapterHooks:
+    """Adds what adapters add, to the layers of one model. Owned by the thread that runs the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooked: dict[str, torch.utils.hooks.RemovableHandle] = {}
+        self._step: list[tuple[Adapter, torch.Tensor]] = []
+
+    @contextlib.contextmanager
+    def using(self, tokens: Mapping[Adapter, list[int]], device: torch.device) -> Iterator[None]:
+        """Inside, the step's tokens at these places (0 to T - 1) run with these adapters; the rest with none."""
+        for adapter in tokens:
+            for name in adapter.layers.keys() - self._hooked.keys():
+                self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))
+        self._step = [(a, torch.tensor(places, device=device)) for a, places in tokens.items()]
+        try:
+            yield
+        finally:
+            self._step = []
+
+    def remove(self) -> None:
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
+
+    def _adding(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+        def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            for adapter, places in self._step:
+                pair = adapter.layers.get(name)
+                if pair is not None:
+                    a, b = pair
+                    output[0].index_add_(0, places, (args[0][0, places] @ a.T) @ b.T)
+            return output
+
+        return hook

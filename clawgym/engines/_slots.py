@@ -1,0 +1,233 @@
+"""Keys and values of running sequences, and the attention that reads them.
+
+All tokens of one step, of whatever sequences, go through the model as one row of shape (1, T): no padding. Only
+attention has to tell sequences apart, so it is the one operation that is ours; transformers lets an attention be
+registered by name, and hands it what ``forward`` was given (``slots``: the :class:`Plan` of the step).
+
+Sequences that decode live in slabs: tensors (layers, 2, rows, kv_heads, capacity, head_dim) whose rows are filled
+from the front, so that one attention call reads all rows of a slab in place, up to its longest. Capacities are powers
+of two: a row reads and holds at most twice what it needs. A sequence whose prompt is still being computed has a buffer
+of its own (layers, 2, kv_heads, capacity, head_dim), and joins a slab afterwards.
+
+Invariants: what a row may read was written for it (the mask ends at its own length); slabs begin as zeros, because
+whatever is behind the mask is still multiplied (by 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from clawgym.errors import EngineError
+
+__all__ = ["ATTENTION", "Decode", "KVShape", "Plan", "Prefill", "Slab", "capacity_for", "register_attention"]
+
+ATTENTION = "clawgym_slots"
+SMALLEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's keys and values take."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def buffer(self, capacity: int) -> torch.Tensor:
+        """(layers, 2, kv_heads, capacity, head_dim)"""
+        return self._zeros(self.kv_heads, capacity)
+
+    def rows(self, rows: int, capacity: int) -> torch.Tensor:
+        """(layers, 2, rows, kv_heads, capacity, head_dim)"""
+        return self._zeros(rows, self.kv_heads, capacity)
+
+    def _zeros(self, *middle: int) -> torch.Tensor:
+        return torch.zeros(self.layers, 2, *middle, self.head_dim, dtype=self.dtype, device=self.device)
+
+
+def capacity_for(tokens: int, window: int) -> int:
+    """The capacity of the slab where ``tokens`` tokens fit."""
+    return min(window, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+
+
+class _Placed(Protocol):
+    """What a slab needs to know of a sequence; it writes ``row``."""
+
+    length: int
+    row: int
+
+
+_S = TypeVar("_S", bound=_Placed)
+
+
+class Slab(Generic[_S]):
+    """Rows of one capacity, filled from the front."""
+
+    def __init__(self, shape: KVShape, capacity: int) -> None:
+        self.capacity = capacity
+        self.sequences: list[_S] = []
+        self._shape = shape
+        self.kv = shape.rows(0, capacity)
+
+    def add(self, sequence: _S, kv: torch.Tensor) -> None:
+        """Copy the first ``sequence.length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim) to a new row."""
+        row = len(self.sequences)
+        if row == self.kv.shape[2]:
+            self._resize(max(1, 2 * row))
+        self.kv[:, :, row, :, : sequence.length].copy_(kv[:, :, :, : sequence.length])
+        self.sequences.append(sequence)
+        sequence.row = row
+
+    def remove(self, sequence: _S) -> None:
+        """Free its row; the last row takes its place."""
+        last = self.sequences.pop()
+        if last is not sequence:
+            self.kv[:, :, sequence.row, :, : last.length].copy_(self.kv[:, :, last.row, :, : last.length])
+            self.sequences[sequence.row] = last
+            last.row = sequence.row
+        if 4 * len(self.sequences) <= self.kv.shape[2]:
+            self._resize(2 * len(self.sequences))
+
+    def view(self, sequence: _S) -> torch.Tensor:
+        """Its keys and values, in place: (layers, 2, kv_heads, capacity, head_dim)."""
+        return self.kv[:, :, sequence.row]
+
+    def _resize(self, rows: int) -> None:
+        resized = self._shape.rows(rows, self.capacity)
+        kept = len(self.sequences)
+        if kept:
+            used = max(s.length for s in self.sequences)
+            resized[:, :, :kept, :, :used].copy_(self.kv[:, :, :kept, :, :used])
+        self.kv = resized
+
+
+class Decode:
+    """One new token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
+
+    def __init__(self, slab: Slab[Any], start: int) -> None:
+        positions = [s.length for s in slab.sequences]
+        rows, longest = len(positions), max(positions) + 1
+        device = slab.kv.device
+        self.span = slice(start, start + rows)
+        self._rows = torch.arange(rows, device=device)
+        self._positions = torch.tensor(positions, device=device)
+        self._keys = slab.kv[:, 0, :rows]
+        self._values = slab.kv[:, 1, :rows]
+        self._longest = longest
+        self._mask: torch.Tensor | None = None
+        if min(positions) + 1 != longest:
+            seen = torch.arange(longest, device=device) <= self._positions[:, None]
+            mask = torch.zeros(rows, longest, dtype=slab.kv.dtype, device=device)
+            self._mask = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
+        """q (heads, N, D); k, v (kv_heads, N, D); gives (N, heads, D)."""
+        keys, values = self._keys[layer], self._values[layer]
+        keys[self._rows, :, self._positions] = k.transpose(0, 1)
+        values[self._rows, :, self._positions] = v.transpose(0, 1)
+        # The query heads that share keys stand where a sequence of queries would: nothing is repeated.
+        grouped = q.unflatten(0, (k.shape[0], -1)).permute(2, 0, 1, 3)
+        seen = slice(0, self._longest)
+        out = scaled_dot_product_attention(
+            grouped, keys[:, :, seen], values[:, :, seen], attn_mask=self._mask, scale=scale
+        )
+        return out.flatten(1, 2)
+
+
+class Prefill:
+    """Some tokens of one prompt: ``count`` from position ``begin``, standing at ``start`` in the step."""
+
+    def __init__(self, kv: torch.Tensor, begin: int, count: int, start: int) -> None:
+        self.span = slice(start, start + count)
+        self._kv = kv
+        self._begin, self._end = begin, begin + count
+        self._mask: torch.Tensor | None = None
+        if begin and count > 1:
+            at = torch.arange(self._end, device=kv.device)
+            mask = torch.zeros(count, self._end, dtype=kv.dtype, device=kv.device)
+            self._mask = mask.masked_fill_(at > at[begin:, None], float("-inf"))
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
+        """q (heads, T, D); k, v (kv_heads, T, D); gives (T, heads, D)."""
+        keys, values = self._kv[layer, 0], self._kv[layer, 1]
+        keys[:, self._begin : self._end] = k
+        values[:, self._begin : self._end] = v
+        grouped = q.unflatten(0, (k.shape[0], -1))
+        wide = (*grouped.shape[:2], self._end, keys.shape[-1])
+        out = scaled_dot_product_attention(
+            grouped,
+            keys[:, None, : self._end].expand(wide),
+            values[:, None, : self._end].expand(wide),
+            attn_mask=self._mask,
+            is_causal=self._begin == 0 and self._end > 1,
+            scale=scale,
+        )
+        return out.flatten(0, 1).transpose(0, 1)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What attention does in one step. The parts cover all T tokens, in order."""
+
+    parts: Seq[Decode | Prefill]
+    layers_seen: list[int] = field(default_factory=list)
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None):
+        """query (1, heads, T, D); key, value (1, kv_heads, T, D); gives (1, T, heads, D)."""
+        self.layers_seen.append(layer)
+        q, k, v = query[0], key[0], value[0]
+        if len(self.parts) == 1:
+            return self.parts[0].attend(layer, q, k, v, scale)[None]
+        out = q.new_empty(q.shape[1], q.shape[0], v.shape[-1])
+        for part in self.parts:
+            s = part.span
+            out[s] = part.attend(layer, q[:, s], k[:, s], v[:, s], scale)
+        return out[None]
+
+
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "is_causal", "use_cache", "output_attentions", "output_hidden_states"}
+)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    slots: Plan | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention by ``slots``; without them (whoever else uses the module) plain scaled dot-product attention."""
+    if slots is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    for name, given in kwargs.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            raise EngineError(
+                f"the attention of {type(module).__name__} wants {name}={given!r}, which the transformers engine does "
+                "not do: use full-attention weights, or serve this model with vLLM"
+            )
+    layer: Any = module.layer_idx
+    return slots.attend(layer, query, key, value, scaling), None
+
+
+def register_attention() -> None:
+    """Make :data:`ATTENTION` known to transformers; to do so again changes nothing."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -1,0 +1,290 @@
+"""Engine ``transformers``: samples from a small model in this process, on a CPU or one GPU.
+
+Token ids in, sampled ids and exact log-probs out, many sequences at a time; weights and LoRA adapters are changed
+while it runs. The model is any decoder of the transformers library that attends to all earlier tokens; that it is one
+is tried out when it is loaded.
+
+Invariants: a stream is sampled by one version of the weights; what is yielded is what was sampled; an iterator that
+is closed costs nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.errors import ContextLengthExceeded, EngineError, MissingDependency
+
+try:
+    import torch
+    import transformers
+
+    from clawgym.engines._batch import Batch
+    from clawgym.engines._load import load_model, prepare, read_weights, set_weights
+    from clawgym.engines._lora import Adapter, read_adapter
+    from clawgym.engines._stream import Stream
+    from clawgym.engines._worker import Request, Worker
+except ImportError as error:
+    raise MissingDependency(
+        f"the transformers engine needs torch and transformers ({error}): pip install 'clawgym[local]'"
+    ) from error
+
+__all__ = ["TransformersEngine"]
+
+KEPT_TOKENS = 2**18
+
+
+class TransformersEngine:
+    """A :class:`~clawgym.engines.protocol.TokenEngine`; see ``docs/engines.md``.
+
+    ``model`` is a folder (or a hub name), or a module that is already loaded, with ``tokenizer`` naming the folder of
+    its tokenizer. A module may be shared with a trainer, which then must not run it, or change it, but inside
+    :meth:`update_weights`.
+
+    ``kv_tokens`` is how many tokens' keys and values are held in all, for running sequences and for reuse (default:
+    262,144, or what fits a quarter of the memory). ``prefill_chunk`` is how many tokens of new prompts are computed in
+    one step, while those that are sampled wait. ``threads`` sets torch's threads, for the whole process.
+
+    Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
+    sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model: str | Path | torch.nn.Module,
+        *,
+        tokenizer: str | Path | None = None,
+        device: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        max_batch: int = 64,
+        context_window: int | None = None,
+        kv_tokens: int | None = None,
+        prefill_chunk: int = 512,
+        threads: int | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("kv_tokens", kv_tokens)):
+            if value is not None and value < 1:
+                raise EngineError(f"{name}={value}: must be 1 or more: correct it")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if isinstance(model, torch.nn.Module):
+            if tokenizer is None:
+                raise EngineError("a loaded module does not say what its tokenizer is: give tokenizer=FOLDER")
+            self._model, self._source = model, type(model).__name__
+        else:
+            self._model, self._source = load_model(model, device, dtype), str(model)
+        self.tokenizer = str(tokenizer if tokenizer is not None else model)
+        self._model, shape, window, undo = prepare(self._model)
+        if context_window is not None and not 1 < context_window <= window:
+            raise EngineError(f"context_window={context_window}: the model has {window}: choose from 2 to that")
+        self.context_window = context_window or window
+        self._vocab = self._model.get_input_embeddings().num_embeddings
+        if kv_tokens is None:
+            kv_tokens = max(1, min(KEPT_TOKENS, _memory(shape.device) // 4 // shape.token_bytes))
+        self._batch: Batch[Request] = Batch(
+            self._model, shape, window=self.context_window, rows=max_batch, kv_tokens=kv_tokens, chunk=prefill_chunk
+        )
+        self._worker = Worker(self._batch, policy_version)
+        self._worker.start()
+
+        def end(worker: Worker = self._worker) -> None:
+            worker.stop()
+            undo()
+
+        self._end = weakref.finalize(self, end)  # also when nobody calls aclose, and before the interpreter ends
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that requests without an adapter are sampled by."""
+        return self._worker.version
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Name and version of each adapter that is loaded."""
+        return {name: a.version for name, a in self._worker.adapters.copy().items()}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab
+
+    def occupancy(self) -> dict[str, int]:
+        """``waiting`` and ``running`` requests; ``held`` and ``kept``: tokens that have memory, for what runs and for
+        reuse."""
+        return self._worker.occupancy()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+    ) -> AsyncIterator[Tokens]:
+        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`.
+
+        What ``sampling`` leaves out is temperature 1, all ids, and a seed that nobody knows. At temperature 0 the
+        likeliest id is taken, and its log-prob is that of temperature 1. The same seed and prompt give the same ids
+        whatever else runs, but where rounding, which depends on the size of a batch, tips a choice. ``session`` is
+        not needed: prompts are found again by their ids.
+        """
+        request = self._request(prompt_ids, sampling, stop_ids, adapter, images)
+        self._worker.submit(request)
+        try:
+            while True:
+                tokens = await request.stream.next()
+                yield tokens
+                if tokens.finish_reason is not None:
+                    return
+        finally:
+            request.cancelled = True
+
+    async def update_weights(
+        self,
+        source: str | Path | Mapping[str, torch.Tensor] | Callable[[torch.nn.Module], object],
+        version: int,
+    ) -> None:
+        """Change the weights. Requests that run finish on the old ones; those that come wait for the new ones.
+
+        ``source`` is a folder with safetensors, a state dict with all parameters, or a function that changes the
+        module it is given (and may take its time: nothing is sampled meanwhile). Raises
+        :class:`~clawgym.errors.EngineError` for weights that do not fit; then nothing has changed. If the function
+        raises, the weights are no longer known, and requests are refused until they are set.
+        """
+        weights = source if callable(source) else await asyncio.to_thread(read_weights, source, self._model)
+
+        def change() -> None:
+            try:
+                if callable(weights):
+                    weights(self._model)
+                else:
+                    set_weights(self._model, weights)
+            except BaseException as error:
+                self._worker.unusable = (
+                    f"the weights were left half changed ({type(error).__name__}: {error}): set them by update_weights"
+                )
+                self._batch.forget()
+                raise
+            self._model.eval()
+            self._worker.new_weights(version)
+
+        await asyncio.wrap_future(self._worker.change(change, alone=True))
+
+    async def load_adapter(
+        self,
+        name: str,
+        source: str | Path | Mapping[str, torch.Tensor],
+        version: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load a LoRA adapter, or replace it: requests that run with the old one finish on it.
+
+        ``source`` is a folder that peft saved, or its state dict, with ``config`` as in ``adapter_config.json``. Raises
+        :class:`~clawgym.errors.EngineError` if it is not a plain LoRA adapter of linear layers of this model.
+        """
+        layers = await asyncio.to_thread(read_adapter, source, config, self._model)
+
+        def change() -> None:
+            self._worker.set_adapter(name, Adapter(name, version, self._batch.prefixes.root(), layers))
+
+        await asyncio.wrap_future(self._worker.change(change))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Requests that run with it finish; those that wait for it fail."""
+        if name not in self.adapters:
+            raise EngineError(self._no_adapter(name))
+        await asyncio.wrap_future(self._worker.change(lambda: self._worker.set_adapter(name, None)))
+
+    def receipt(self) -> dict[str, Any]:
+        """Model, versions of weights, adapters and libraries, type and device."""
+        parameter = next(self._model.parameters())
+        return {
+            "name": self.name,
+            "model": self._source,
+            "revision": getattr(self._model.config, "_commit_hash", None),
+            "policy_version": self.policy_version,
+            "adapters": self.adapters,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": str(parameter.device),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    async def aclose(self) -> None:
+        """End the thread. Requests that run fail."""
+        await asyncio.to_thread(self._end)
+
+    def _request(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: frozenset[int],
+        adapter: str | None,
+        images: Sequence[Image],
+    ) -> Request:
+        ids = list(prompt_ids)
+        if images:
+            raise EngineError("this engine reads no images: take them out of the messages, or use an engine that does")
+        if not ids:
+            raise EngineError("the prompt has no ids: send at least one message")
+        if min(ids) < 0 or max(ids) >= self._vocab:
+            wrong = next(i for i in ids if not 0 <= i < self._vocab)
+            raise EngineError(
+                f"prompt id {wrong} is not in the vocabulary of {self._vocab} ids: render with the tokenizer of this "
+                f"model ({self.tokenizer})"
+            )
+        left = self.context_window - len(ids)
+        if left < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(ids)} ids and the context window is {self.context_window}: shorten the "
+                "conversation, or use a model with a larger window"
+            )
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        top_k = max(0, sampling.top_k or 0)
+        most = left if sampling.max_tokens is None else min(left, sampling.max_tokens)
+        for good, name, value, want in (
+            (math.isfinite(temperature) and temperature >= 0, "temperature", temperature, "0 or more"),
+            (0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1"),
+            (most >= 1, "max_tokens", sampling.max_tokens, "1 or more"),
+        ):
+            if not good:
+                raise EngineError(f"{name}={value}: must be {want}: correct it")
+        if adapter is not None and adapter not in self.adapters:
+            raise EngineError(self._no_adapter(adapter))
+        return Request(
+            ids=ids,
+            temperature=float(temperature),
+            top_k=top_k if top_k < self._vocab else 0,
+            top_p=float(top_p),
+            uniform=random.Random(sampling.seed).random,
+            stream=Stream(),
+            max_tokens=most,
+            stop_ids=stop_ids,
+            adapter_name=adapter,
+        )
+
+    def _no_adapter(self, name: str) -> str:
+        return f"no adapter {name!r} here, only {sorted(self.adapters) or 'the base model'}: load it first"
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, or that the machine has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 8 * 2**30
