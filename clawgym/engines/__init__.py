@@ -1,4 +1,6 @@
-"""Engines: what samples tokens."""
+"""Engines: what samples tokens. Those that need more packages are imported when they are first named."""
+
+from typing import TYPE_CHECKING, Any
 
 from clawgym.engines.openai import Budget, OpenAIEngine, Prices, RateLimits
 from clawgym.engines.protocol import (
@@ -12,7 +14,11 @@ from clawgym.engines.protocol import (
     TokenEngine,
     Tokens,
 )
-from clawgym.engines.replay import Recorded, ReplayEngine
+from clawgym.engines.replay import Recorded, ReplayEngine, ReplayTokens
+
+if TYPE_CHECKING:
+    from clawgym.engines.sglang import SGLangEngine
+    from clawgym.engines.vllm import VLLMEngine
 
 __all__ = [
     "Budget",
@@ -26,8 +32,21 @@ __all__ = [
     "RateLimits",
     "Recorded",
     "ReplayEngine",
+    "ReplayTokens",
+    "SGLangEngine",
     "Sampling",
     "TextEngine",
     "TokenEngine",
     "Tokens",
+    "VLLMEngine",
 ]
+
+_LATE = {"SGLangEngine": "sglang", "VLLMEngine": "vllm"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        from importlib import import_module
+
+        return getattr(import_module(f"clawgym.engines.{_LATE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

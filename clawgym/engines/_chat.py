@@ -14,7 +14,7 @@ from typing import Any
 from clawgym.engines.protocol import Completion
 from clawgym.records import ToolCall, Usage
 
-__all__ = ["Problem", "parse_completion", "storable"]
+__all__ = ["Problem", "count_of", "parse_completion", "storable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,16 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _count(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
+    """``value`` where it is a whole number from 0 on."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _usage(raw: Any) -> tuple[Usage, bool]:
     if not isinstance(raw, dict):
         return Usage(), False
-    prompt, completion = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
+    prompt, completion = count_of(raw.get("prompt_tokens")), count_of(raw.get("completion_tokens"))
     details = raw.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
     reported = prompt is not None and completion is not None
     return Usage(prompt or 0, completion or 0, cached or 0), reported

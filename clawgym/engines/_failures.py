@@ -91,6 +91,8 @@ def error_of(
             "lower max_tokens or max_steps, or use a model with a larger window"
         )
     match failure.status:
+        case 429 if failure.code == "insufficient_quota":
+            do = "add credit to the account, or use another key"
         case status if status is not None and hints and status in hints:
             do = hints[status]
         case 401:
@@ -99,8 +101,6 @@ def error_of(
             do = f"use a key that may use {model}, or another model"
         case 404:
             do = f"check the model name {model!r} and that base_url ends with /v1"
-        case 429 if failure.code == "insufficient_quota":
-            do = "add credit to the account, or use another key"
         case 429:
             do = "send less at once, or run again later"
         case 400 | 413 | 422:

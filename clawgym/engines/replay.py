@@ -1,23 +1,24 @@
-"""Engine ``replay``: answers from recorded completions, for tests and demos without a model.
+"""Engine ``replay``: answers from recorded completions, or recorded turns, for tests and demos without a model.
 
-Invariant: the answer depends on the conversation alone (the n-th answer of a conversation is its n-th
-recorded completion), so any number of episodes may share one engine, in any order, and be resumed.
+Invariant: an answer of :class:`ReplayEngine` depends on the conversation alone (the n-th answer of a conversation is
+its n-th recorded completion), so any number of episodes may share one engine, in any order, and be resumed;
+:class:`ReplayTokens` answers a prompt only with ids that were sampled after exactly these ids.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import Completion, Sampling
+from clawgym.engines.protocol import CallDelta, Completion, Delta, Image, Sampling, Tokens
 from clawgym.errors import EngineError
-from clawgym.records import ToolCall, Usage
+from clawgym.records import ToolCall, Turn, Usage, prompt_ids
 
-__all__ = ["Recorded", "ReplayEngine", "completion_from_json", "completion_to_json"]
+__all__ = ["Recorded", "ReplayEngine", "ReplayTokens", "completion_from_json", "completion_to_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,81 @@ class ReplayEngine:
                 "record more, or lower max_steps"
             )
         return mine[index]
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
+        """The next recorded answer of this conversation, in pieces."""
+        answer = await self.complete(body["messages"], sampling=Sampling())
+        if answer.reasoning:
+            yield Delta(reasoning=answer.reasoning)
+        for word in answer.text.splitlines(keepends=True):
+            yield Delta(word)
+        for index, call in enumerate(answer.tool_calls):
+            yield Delta(calls=(CallDelta(index, call.id, call.name),))
+            yield Delta(calls=(CallDelta(index, arguments=json.dumps(call.arguments, ensure_ascii=False)),))
+        reason = "tool_calls" if answer.tool_calls and answer.finish_reason == "stop" else answer.finish_reason
+        yield Delta(finish_reason=reason, usage=answer.usage)
+
+    def receipt(self) -> dict[str, Any]:
+        """A digest of the recording."""
+        return {"name": self.name, "recording_sha256": self._digest}
+
+    async def aclose(self) -> None: ...
+
+
+class ReplayTokens:
+    """Answers prompts with what was sampled after them in ``episodes`` (the turns of each), token by token.
+
+    A prompt that was met several times gets its answers in their order, over and over. Turns that were not finished
+    are left out. ``tokenizer`` is what rendered the prompts.
+    """
+
+    name = "replay-tokens"
+
+    def __init__(
+        self, episodes: Iterable[Sequence[Turn]], *, tokenizer: str | Path, context_window: int = 1 << 20
+    ) -> None:
+        self.tokenizer = str(tokenizer)
+        self.context_window = context_window
+        self._answers: dict[tuple[int, ...], list[Turn]] = {}
+        self._given: dict[tuple[int, ...], int] = {}
+        digest = hashlib.sha256()
+        for turns in episodes:
+            for index, turn in enumerate(turns):
+                if turn.finish_reason in ("stop", "length", "tool_calls") and turn.sampled_ids:
+                    prompt = prompt_ids(turns, index)
+                    self._answers.setdefault(prompt, []).append(turn)
+                    digest.update(repr((prompt, turn.sampled_ids, turn.logprobs)).encode())
+        self._digest = digest.hexdigest()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+    ) -> AsyncGenerator[Tokens, None]:
+        """The next recorded answer to exactly these ids. Raises :class:`EngineError` for others."""
+        key = tuple(prompt_ids)
+        turns = self._answers.get(key)
+        if turns is None:
+            raise EngineError(
+                f"nothing was recorded after this prompt of {len(key)} ids: replay it with the tokenizer, the messages "
+                "and the tools of the recording",
+                status=404,
+            )
+        count = self._given.get(key, 0)
+        self._given[key] = count + 1
+        turn = turns[count % len(turns)]
+        ids = turn.sampled_ids[: sampling.max_tokens]
+        for n, token in enumerate(ids):
+            reason = None
+            if n == len(ids) - 1:
+                whole = len(ids) == len(turn.sampled_ids) and turn.finish_reason != "length"
+                reason = "stop" if whole else "length"
+            yield Tokens((token,), turn.logprobs[n : n + 1], turn.policy_version, reason)
 
     def receipt(self) -> dict[str, Any]:
         """A digest of the recording."""

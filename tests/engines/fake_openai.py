@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-Behaviour = Callable[[dict[str, Any]], Awaitable[web.Response]]
+
+@dataclass(frozen=True)
+class Streamed:
+    """An event stream. ``pause`` is before each event but the first; ``cut`` breaks the connection at the end."""
+
+    events: Sequence[Any]
+    pause: float = 0.0
+    cut: bool = False
+    done: bool = True
+
+
+Behaviour = Callable[[dict[str, Any]], Awaitable[web.Response | Streamed]]
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
@@ -46,6 +58,38 @@ def reply(
     return answer
 
 
+def chunk(finish_reason: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
+    """One chunk of a streamed completion; without a choice where it has neither a delta nor a reason."""
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    choices = [choice] if delta or finish_reason else []
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": "m",
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+WORDS = (
+    chunk(role="assistant", content=""),
+    chunk(content="hel"),
+    chunk(content="lo"),
+    chunk("stop"),
+    chunk(usage=USAGE),
+)
+
+
+def streamed(*events: Any, **options: Any) -> Behaviour:
+    """An event stream of ``events`` (dicts, or raw text); a short answer without any."""
+
+    async def answer(request: dict[str, Any]) -> Streamed:
+        return Streamed(events or WORDS, **options)
+
+    return answer
+
+
 def call(name: str, arguments: Any, id: str = "call_1") -> dict[str, Any]:
     """One tool call; ``arguments`` that are no string are encoded."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -74,7 +118,7 @@ def raw(text: str, *, status: int = 200, content_type: str = "application/json")
 def slow(seconds: float, then: Behaviour) -> Behaviour:
     """``then``, later."""
 
-    async def answer(request: dict[str, Any]) -> web.Response:
+    async def answer(request: dict[str, Any]) -> web.Response | Streamed:
         await asyncio.sleep(seconds)
         return await then(request)
 
@@ -93,13 +137,15 @@ class FakeOpenAI:
         self.arrived = asyncio.Event()
         self.in_flight = 0
         self.most_in_flight = 0
+        self.gone = 0
+        """Streams whose client left."""
         self.base_url = ""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/chat/completions", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -120,9 +166,26 @@ class FakeOpenAI:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            return await behaviour(body)
+            answer = await behaviour(body)
+            return await self._stream(request, answer) if isinstance(answer, Streamed) else answer
+        except (ConnectionResetError, asyncio.CancelledError):
+            self.gone += 1
+            raise
         finally:
             self.in_flight -= 1
+
+    async def _stream(self, request: web.Request, answer: Streamed) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number, event in enumerate(answer.events):
+            await asyncio.sleep(answer.pause if number else 0)
+            await response.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+        if answer.cut:
+            assert request.transport is not None
+            request.transport.abort()
+        elif answer.done:
+            await response.write(b"data: [DONE]\n\n")
+        return response
 
 
 @pytest.fixture

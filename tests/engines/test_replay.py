@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clawgym.engines import Completion, Engine, Recorded, ReplayEngine, Sampling
+from clawgym.engines import (
+    Completion,
+    Engine,
+    Recorded,
+    ReplayEngine,
+    ReplayTokens,
+    Sampling,
+    TextEngine,
+    TokenEngine,
+    Tokens,
+)
 from clawgym.engines.replay import completion_from_json, completion_to_json
 from clawgym.errors import EngineError
-from clawgym.records import ToolCall, Usage
+from clawgym.records import ToolCall, Turn, Usage
 
 FULL = Completion(
     text="look",
@@ -64,3 +75,42 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(EngineError, match="check the path"):
         ReplayEngine.from_file(tmp_path / "none.jsonl")
+
+
+async def test_a_stream_joins_to_the_recorded_answer():
+    engine = ReplayEngine([FULL, Completion("a\nb c\n")])
+    assert isinstance(engine, TextEngine)
+    got = [delta async for delta in engine.stream({"messages": user("x"), "model": "any"})]
+    assert "".join(d.text for d in got) == "look"
+    assert "".join(d.reasoning for d in got) == "hm"
+    (first, *rest) = [call for d in got for call in d.calls]
+    assert (first.id, first.name, "".join(c.arguments for c in rest)) == ("c1", "bash", '{"command": "ls"}')
+    assert (got[-1].finish_reason, got[-1].usage) == ("tool_calls", FULL.usage)
+    got = [delta async for delta in engine.stream({"messages": user("x", 1)})]
+    assert [d.text for d in got] == ["a\n", "b c\n", ""]
+    assert got[-1].finish_reason == "stop"
+
+
+TURNS = (
+    Turn(context_ids=(1, 2), sampled_ids=(3, 4), logprobs=(-0.5, -0.25), policy_version=7, finish_reason="tool_calls"),
+    Turn(context_ids=(5,), sampled_ids=(6, 7), logprobs=(-1.0, -2.0), parent=0, finish_reason="length"),
+    Turn(context_ids=(1, 2), sampled_ids=(9,), logprobs=(-3.0,), finish_reason="aborted"),
+)
+
+
+async def test_recorded_turns_answer_the_very_prompts_they_were_sampled_after():
+    other = (Turn(context_ids=(1, 2), sampled_ids=(8,), logprobs=(-4.0,)),)
+    engine = ReplayTokens([TURNS, other], tokenizer="t")
+    assert isinstance(engine, TokenEngine)
+
+    async def ask(*prompt: int, **sampling: Any) -> list[Tokens]:
+        return [t async for t in engine.generate(prompt, Sampling(**sampling))]
+
+    assert await ask(1, 2, 3, 4, 5) == [Tokens((6,), (-1.0,), None), Tokens((7,), (-2.0,), None, "length")]
+    assert await ask(1, 2) == [Tokens((3,), (-0.5,), 7), Tokens((4,), (-0.25,), 7, "stop")]
+    assert await ask(1, 2) == [Tokens((8,), (-4.0,), None, "stop")]
+    assert await ask(1, 2, max_tokens=1) == [Tokens((3,), (-0.5,), 7, "length")]
+    with pytest.raises(EngineError, match="nothing was recorded after this prompt of 3 ids"):
+        await ask(1, 2, 3)
+    assert engine.receipt() == ReplayTokens([TURNS, other], tokenizer="u").receipt()
+    assert engine.receipt() != ReplayTokens([TURNS], tokenizer="t").receipt()
