@@ -200,7 +200,7 @@ class Gateway:
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/s/{session}/v1/models", self._models)
         for dialect in DIALECTS:
-            app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect))
+            app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect).handle)
         app.router.add_route("*", "/{path:.*}", _nowhere)
         return app
 
@@ -262,7 +262,7 @@ class _Endpoint:
         self._gateway = gateway
         self._dialect = dialect
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         try:
             return await self._answer(request)
         except (ConnectionError, asyncio.CancelledError):

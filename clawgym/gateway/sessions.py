@@ -8,6 +8,7 @@ secret look the same from outside.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from clawgym.engines.protocol import Sampling
-from clawgym.errors import GatewayError, PoolError
+from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.roles import opening_of, system_of
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
@@ -140,18 +141,17 @@ class Sessions:
 
     async def close(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
         """Refuse further requests of a session; with an ``outcome``, its episode is done (``result``: what
-        :meth:`~clawgym.pool.Pool.close_episode` takes). Raises :class:`~clawgym.errors.GatewayError` for an
-        unknown session."""
+        :meth:`~clawgym.pool.Pool.close_episode` takes). Raises :class:`~clawgym.errors.PoolError` for an unknown
+        session, and for another outcome than it has."""
         session = await self.get(session_id)
-        if session is None:
-            raise GatewayError(f"there is no session {session_id!r}: use the id that opening it gave")
-        session.closed = True
-        async with session.lock:  # a turn being stored goes first
-            if outcome is not None:
-                await self._writer.run(self._pool.close_episode, session_id, outcome=outcome, **result)
-                self._here.pop(session_id, None)
-            else:
+        if session is not None:
+            session.closed = True
+        async with session.lock if session else contextlib.nullcontext():  # a turn being stored goes first
+            if outcome is None:
                 await self._writer.run(self._pool.revoke, session_id)
+            else:
+                await self._writer.run(self._pool.close_episode, session_id, outcome=outcome, **result)
+                self.forget(session_id)
 
     def forget(self, session_id: str) -> None:
         """Read the session again with its next request."""
@@ -179,7 +179,7 @@ class Sessions:
             messages = [dict(m) for m in turn.messages]
             keys = message_keys([*before, *messages])[len(before) :]
             session.turns = index + 1
-            if turn.finish_reason not in UNFINISHED:
+            if turn.finish_reason not in UNFINISHED and turn.reply:
                 nodes[index] = session.grow(index, turn, parent, keys, messages)
         self._keep(session)
         return session
