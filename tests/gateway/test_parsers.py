@@ -269,15 +269,10 @@ def test_the_message_does_not_depend_on_the_pieces(reply, seed, style, reasoning
 
 @settings(max_examples=400, deadline=None)
 @given(replies, st.sampled_from(STYLES))
-def test_nothing_is_lost_but_spaces_and_markers(reply, style):
+def test_a_reply_with_no_call_and_no_thought_is_its_text(reply, style):
     read = Read(reply, style)
-    said = (read.content or "") + (read.reasoning or "")
-    if not read.calls:
-        kept = "".join((reply if read.reasoning is None else reply.replace("<think>", "", 1)).split())
-        dropped = len(kept) - len("".join(said.split()))
-        assert dropped in ((0, len("</think>")) if read.reasoning is not None or "<think>" in reply else (0,)) or (
-            dropped <= len("<think></think>") and reply.lstrip().startswith("<think>")
-        )
+    if not read.calls and not reply.lstrip().startswith("<think>"):
+        assert (read.content or "") == reply
     for _, arguments in read.calls:
         assert isinstance(json.loads(arguments), dict)
         json.dumps(json.loads(arguments), ensure_ascii=False).encode()
@@ -333,8 +328,8 @@ def test_every_valid_call_in_the_coder_style_is_found(values, seed):
     ],
 )
 @pytest.mark.parametrize("before", ["", "<tool_call>", '<tool_call>{"name": "', "<tool_call><function=a><parameter=b>"])
-def test_a_hostile_megabyte(style, unit, before):
-    text = before + unit * (1_000_000 // len(unit))
+def test_a_long_hostile_reply(style, unit, before):
+    text = before + unit * (300_000 // len(unit))
     whole = Read(text, style)
     assert whole.calls == []
     assert "".join(((whole.reasoning or "") + (whole.content or "")).split()) in (
@@ -345,8 +340,8 @@ def test_a_hostile_megabyte(style, unit, before):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_megabyte_of_arguments_in_small_pieces(style):
-    value = "<b>\\n{}]</b>" * 80_000
+def test_long_arguments_in_small_pieces(style):
+    value = "<b>\\n{}]</b>" * 20_000
     text = hermes(arguments=json.dumps({"command": value})) if style == "hermes" else coder(command=value)
     read = Read(cut(text, 1), style)
     assert json.loads(read.calls[0][1]) == {"command": value}
