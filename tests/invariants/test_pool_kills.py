@@ -146,6 +146,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_delivered_twice(where: str,
             assert set(learnt) == {id for id, episode in stored.items() if episode.fate == "delivered"}
             assert {e.fate for e in stored.values()} <= {"delivered", "empty", "late", "dropped"}
             assert set(acked) <= set(learnt)
+            assert set(pool.stats()["batches"]) == {"acked"}
         for group in (pool.fetch("last", 0, min_episodes=1, groups=1),):
             if group is not None:
                 assert not {m.episode.id for g in group.groups for m in g.episodes} & set(acked)

@@ -198,6 +198,15 @@ def test_episodes_are_listed_in_order(pool: Pool) -> None:
     assert [e.id for e in pool.episodes(task_id="t0")] == ids[::2]
 
 
+def test_a_revoked_secret_is_gone(pool: Pool) -> None:
+    id = pool.open_episode(secret_sha256="ab" * 32)
+    for _ in range(2):
+        pool.revoke(id)
+        assert pool.episode(id).secret_sha256 == ""
+    with pytest.raises(PoolError, match="no episode"):
+        pool.revoke("nobody")
+
+
 def test_curation_is_kept(pool: Pool) -> None:
     id = pool.open_episode()
     pool.curate(id, trainable=False, tags=["b", "a", "b"], note="rude")
