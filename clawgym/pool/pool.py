@@ -85,15 +85,6 @@ class Pool:
             lambda db: _episodes.open_episode(db, self._store.now(db), id, group, row, meta or {})
         )
 
-    def revoke(self, id: str) -> None:
-        """Forget the secret of an episode: from now on nobody is admitted to its session. Twice is no error."""
-
-        def work(db: sa.Connection) -> None:
-            seq = _episodes.locked(db, id)["seq"]
-            db.execute(episodes.update().where(episodes.c.seq == seq).values(secret_sha256=""))
-
-        self._store.retried(work)
-
     def append(self, turns: Sequence[tuple[str, int, Turn]], *, images: Iterable[Image] = ()) -> None:
         """Store turns, each as (episode id, index in the episode, turn), and the images that they show: all or nothing.
 
