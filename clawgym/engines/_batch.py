@@ -204,17 +204,14 @@ class Batch(Generic[_S]):
         step: _Step[_S] = _Step()
         for slab in self._slabs.values():
             if slab.sequences:
-                step.parts.append(Decode(slab, len(step.ids)))
-                for sequence in slab.sequences:
-                    step.add(sequence, sequence.ids[-1:], True)
+                step.add_rows(slab)
         room = self._chunk
         for sequence in self._computing:
             ids = sequence.ids[sequence.length : sequence.length + room]
             if not ids or sequence.buffer is None:
                 break
             room -= len(ids)
-            step.parts.append(Prefill(sequence.buffer, sequence.length, len(ids), len(step.ids)))
-            step.add(sequence, ids, sequence.length + len(ids) == len(sequence.ids))
+            step.add_prompt(sequence, ids, sequence.buffer)
         return step
 
     def _make_places(self) -> None:
@@ -284,16 +281,32 @@ class _Step(Generic[_S]):
         self.ends: list[int] = []
         self.adapters: dict[Adapter, list[int]] = {}
 
-    def add(self, sequence: _S, ids: list[int], whole: bool) -> None:
-        start = len(self.ids)
+    def add_rows(self, slab: Slab[_S]) -> None:
+        """The last token of each row of ``slab``."""
+        rows, start = slab.sequences, len(self.ids)
+        lengths = [s.length for s in rows]
+        self.parts.append(Decode(slab, start, lengths))
+        self.ids += [s.ids[-1] for s in rows]
+        self.positions += lengths
+        self.counts += [(s, 1) for s in rows]
+        self.ending += rows
+        self.ends += range(start, start + len(rows))
+        for place, sequence in enumerate(rows, start):
+            if sequence.adapter is not None:
+                self.adapters.setdefault(sequence.adapter, []).append(place)
+
+    def add_prompt(self, sequence: _S, ids: list[int], kv: torch.Tensor) -> None:
+        """``ids``: the next of its prompt."""
+        start, begin = len(self.ids), sequence.length
+        self.parts.append(Prefill(kv, begin, len(ids), start))
         self.ids += ids
-        self.positions += range(sequence.length, sequence.length + len(ids))
+        self.positions += range(begin, begin + len(ids))
         self.counts.append((sequence, len(ids)))
-        if sequence.adapter is not None:
-            self.adapters.setdefault(sequence.adapter, []).extend(range(start, len(self.ids)))
-        if whole:
+        if begin + len(ids) == len(sequence.ids):
             self.ending.append(sequence)
             self.ends.append(len(self.ids) - 1)
+        if sequence.adapter is not None:
+            self.adapters.setdefault(sequence.adapter, []).extend(range(start, len(self.ids)))
 
 
 def _common(a: list[int], b: list[int]) -> int:

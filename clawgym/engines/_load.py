@@ -129,7 +129,7 @@ def _try_out(model: Any, layers: int, what: str) -> KVShape:
             place = _Place()
             place.length = length
             slab.add(place, buffer)
-        rows += forward([first[8], second[6]], [8, 6], Plan([Decode(slab, 0)])).split([1, 1])
+        rows += forward([first[8], second[6]], [8, 6], Plan([Decode(slab, 0, [8, 6])])).split([1, 1])
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
         raise EngineError(f"{what}: does not run several sequences in one row ({error}): {_REFUSED}") from error
     want = torch.cat([plain[0][:8], plain[1][:6], plain[0][8:9], plain[1][6:7]]).float().log_softmax(-1)

@@ -82,6 +82,7 @@ class Slab(Generic[_S]):
         self.sequences: list[_S] = []
         self._shape = shape
         self.kv = shape.rows(0, capacity)
+        self.seen, self.unseen = torch.tensor([0.0, float("-inf")], dtype=shape.dtype, device=shape.device)
 
     def add(self, sequence: _S, kv: torch.Tensor) -> None:
         """Copy the first ``sequence.length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim) to a new row."""
@@ -118,8 +119,7 @@ class Slab(Generic[_S]):
 class Decode:
     """One new token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
 
-    def __init__(self, slab: Slab[Any], start: int) -> None:
-        positions = [s.length for s in slab.sequences]
+    def __init__(self, slab: Slab[Any], start: int, positions: list[int]) -> None:
         rows, longest = len(positions), max(positions) + 1
         device = slab.kv.device
         self.span = slice(start, start + rows)
@@ -131,8 +131,7 @@ class Decode:
         self._mask: torch.Tensor | None = None
         if min(positions) + 1 != longest:
             seen = torch.arange(longest, device=device) <= self._positions[:, None]
-            mask = torch.zeros(rows, longest, dtype=slab.kv.dtype, device=device)
-            self._mask = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
+            self._mask = torch.where(seen, slab.seen, slab.unseen)[:, None, None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
         """q (heads, N, D); k, v (kv_heads, N, D); gives (N, heads, D)."""
