@@ -50,7 +50,7 @@ class Template:
         return storable(rendered[0])
 
 
-def for_template(message: Message, where: str) -> dict[str, Any]:
+def for_template(message: Message) -> dict[str, Any]:
     """``message`` as templates want it: arguments as objects (as the string they are, where they are none), no
     ``None`` for a text, image parts without our digest."""
     content = message.get("content")
@@ -94,10 +94,9 @@ class Guard:
         self.mark = "".join(secrets.choice("0123456789") for _ in range(32))  # digits: no filter changes their case
         self._whole = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
         # A token may also come about where a text meets what the template, or another text, puts beside it.
-        self._beginnings = tuple({t[:n] for t in tokens for n in range(1, len(t))})
-        self._endings = tuple({t[n:] for t in tokens for n in range(1, len(t))})
-        middles = {t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t))}
-        self._middles = frozenset(m for m in middles if not m.isalnum())
+        self._beginnings = tuple(_signs(t[:n] for t in tokens for n in range(1, len(t))))
+        self._endings = tuple(_signs(t[n:] for t in tokens for n in range(1, len(t))))
+        self._middles = _signs(t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t)))
 
     def text(self, text: str) -> str:
         """``text``, marked where it must be."""
@@ -130,3 +129,8 @@ class Guard:
     def split(self, text: str) -> list[str]:
         """``text`` without the marks, cut where they were."""
         return text.split(self.mark)
+
+
+def _signs(texts: Iterable[str]) -> frozenset[str]:
+    """Those of ``texts`` that are no plain word: words are everywhere, and no template puts signs around them."""
+    return frozenset(text for text in texts if not text.isalnum())

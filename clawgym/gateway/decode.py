@@ -6,7 +6,6 @@ of all visible ids at once; a piece never has to be taken back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +27,8 @@ class Alphabet:
     tokenizer: Tokenizer
     hidden: frozenset[int] = frozenset()
     """Ids that are not text (turn ends and other special tokens)."""
+    size: int = field(init=False)
+    """Ids from here on are in the model (padded to a round number) but not in the tokenizer: no text either."""
     bytes_ids: frozenset[int] = field(init=False)
     """Ids of single bytes, where the tokenizer falls back to bytes: a run of them is decoded as one."""
     anchor: tuple[int, ...] = field(init=False)
@@ -40,14 +41,22 @@ class Alphabet:
         if decoder is not None and b"ByteFallback" in decoder.__getstate__():
             names = (f"<0x{n:02X}>" for n in range(256))
             found = {i for name in names if (i := self.tokenizer.token_to_id(name)) is not None}
+        known = set(self.tokenizer.get_vocab().values())
+        size = max(known) + 1
         anchor = self.tokenizer.encode("a", add_special_tokens=False).ids
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "hidden", self.hidden | (set(range(size)) - known))
         object.__setattr__(self, "bytes_ids", frozenset(found))
         object.__setattr__(self, "anchor", tuple(anchor))
         object.__setattr__(self, "anchor_length", len(self.text(anchor)))
 
     def text(self, ids: Iterable[int]) -> str:
         """All visible ``ids`` at once."""
-        return self.tokenizer.decode([i for i in ids if i not in self.hidden], skip_special_tokens=False)
+        return self.tokenizer.decode(self.visible(ids), skip_special_tokens=False)
+
+    def visible(self, ids: Iterable[int]) -> list[int]:
+        """Those of ``ids`` that are text."""
+        return [i for i in ids if i not in self.hidden and i < self.size]
 
 
 class Decoder:
@@ -63,8 +72,7 @@ class Decoder:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` add."""
-        hidden = self._alphabet.hidden
-        self._pending += [i for i in ids if i not in hidden]
+        self._pending += self._alphabet.visible(ids)
         return self._take(final=False) if self._pending else ""
 
     def finish(self) -> str:
@@ -102,9 +110,3 @@ class Decoder:
             return alphabet.tokenizer.decode(ids, skip_special_tokens=False)
         whole = alphabet.tokenizer.decode([*alphabet.anchor, *ids], skip_special_tokens=False)
         return whole[alphabet.anchor_length :]
-
-
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether ids stand for bytes, so that texts can be cut and joined anywhere."""
-    decoder = tokenizer.decoder
-    return decoder is not None and json.loads(decoder.__getstate__()).get("type") == "ByteLevel"

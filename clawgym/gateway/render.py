@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from clawgym.errors import GatewayError, MissingDependency
+from clawgym.gateway._check import sees_images, template_problems
 from clawgym.gateway._template import Guard, Template, for_template
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.decode import Alphabet, Decoder
@@ -25,6 +27,8 @@ __all__ = ["Renderer"]
 
 _SEEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens that are text to a reply's parser, even where a tokenizer hides them."""
+_LONG = 2000
+"""Characters of a message whose ids are remembered: many sessions share a system prompt."""
 _ASKED: Message = {"role": "user", "content": "x"}
 _TOOL: Message = {"role": "tool", "tool_call_id": "call0", "content": "x"}
 
@@ -55,7 +59,8 @@ class Renderer:
         self.call_style: CallStyle | None = call_style or _style_of(source)
         """How the model writes calls; ``None`` where the template shows no style that is known here."""
         added = {i: token for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
-        structure = {t.content for t in added.values() if t.special or t.content in source or t.content in _SEEN}
+        named = {t.content for t in added.values() if t.content in source and not t.content.isalnum()}
+        structure = named | {t.content for t in added.values() if t.special or t.content in _SEEN}
         hidden = {i for i, t in added.items() if t.special and t.content not in _SEEN}
         self._guard = Guard(structure)
         self._guard_replies = Guard(t.content for i, t in added.items() if i in hidden)
@@ -70,10 +75,14 @@ class Renderer:
         """Ids that end a reply: those of the generation config, and the one that the template ends a turn with."""
         if not self.stop_ids:
             raise GatewayError(f"{self.tokenizer}: nothing says which token ends a reply: add eos_token_id to it")
-        self._ends_here = frozenset(
-            i for text, i in self._texts.items() if i in stop and text in source + str(self._end)
-        )
+        ends = {text: i for text, i in self._texts.items() if i in stop}
+        self._first_end = re.compile("|".join(map(re.escape, ends)))
+        self._ends_here = frozenset(i for text, i in ends.items() if text in source or text == self._end)
+        """Ends that the template writes itself: after one of these it writes no other."""
         self._alphabet = Alphabet(self._backend, frozenset(hidden | stop))
+        self._cuts = self._can_cut()
+        self._remembered = lru_cache(maxsize=64)(self._encoded)
+        self._sees_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
         self._needs_tools = self._tail_needs_tools()
 
@@ -95,38 +104,43 @@ class Renderer:
         its end, where that was sampled), ``messages``, and the opening of the next reply. Raises as :meth:`prompt`
         does."""
         after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
-        end = self._end
-        at = -1 if end is None else after.find(end)
-        if end is None or at < 0:
-            return tuple(self._encode(after))
-        if len(sampled_ids) and sampled_ids[-1] in self._ends_here:
+        end = self._first_end.search(after)
+        if end and len(sampled_ids) and sampled_ids[-1] in self._ends_here:
             # The end is put in front and taken off again: some tokenizers treat the beginning of a text differently.
-            return tuple(self._encode(after[at:])[1:])
+            return tuple(self._encode(after[end.start() :])[1:])
         return tuple(self._encode(after))
 
     def _after(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """What the template puts after the text of a reply that ``messages`` follow."""
-        stand_in: Message = {"role": "assistant", "content": self._sentinel}
         called = 0
         while self._needs_calls and called < len(messages) and messages[called]["role"] == "tool":
             called += 1
+        after = self._after_stand_in(messages, tools, called)
+        end = self._first_end.search(after) if called else None
+        return after[end.start() :] if end else after
+
+    def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], called: int) -> str:
+        """What comes after a made-up reply with the first ``called`` of ``messages`` as results of its calls."""
+        stand_in: Message = {"role": "assistant", "content": self._sentinel}
         if called:
-            ids = [message["tool_call_id"] for message in messages[:called]]
-            function = {"name": "f", "arguments": "{}"}
-            stand_in["tool_calls"] = [{"id": i, "type": "function", "function": function} for i in ids]
-        text = self.template([_ASKED, for_template(stand_in, ""), *self._converted(messages)], tools)
-        at = text.find(self._sentinel)
-        if at < 0:
+            function = {"name": "f", "arguments": {"x": self._sentinel}}
+            calls = [{"id": m["tool_call_id"], "type": "function", "function": function} for m in messages[:called]]
+            stand_in["tool_calls"] = calls
+        text = self.template([_ASKED, stand_in, *self._converted(messages)], tools)
+        _, found, after = text.rpartition(self._sentinel)
+        if not found:
             raise GatewayError("the chat template drops replies, so no turn can continue another: use another template")
-        after = text[at + len(self._sentinel) :]
-        return after[after.find(self._end) :] if called and self._end and self._end in after else after
+        return after
 
     def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         converted: list[dict[str, Any]] = []
         for n, message in enumerate(messages):
-            plain = for_template(message, f"messages[{n}]")
+            plain = for_template(message)
             # What a model said may hold its own markers; what others said may hold none.
             guard = self._guard_replies if plain["role"] == "assistant" else self._guard
+            if isinstance(plain["content"], list) and not self._sees_images:
+                at = f"messages[{n}]"
+                raise Refusal(400, f"'{at}' holds an image, and this model takes none: leave it out", param=at)
             plain["content"] = guard.value(plain["content"])
             if "reasoning_content" in plain:
                 plain["reasoning_content"] = guard.text(plain["reasoning_content"])
@@ -139,8 +153,32 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for piece in self._guard.split(text):
-            ids += self._backend.encode(piece, add_special_tokens=False).ids
+            turns = piece.split(self._cuts) if self._cuts else [piece]
+            for turn in turns[:-1]:
+                turn += self._cuts
+                ids += self._remembered(turn) if len(turn) > _LONG else self._encoded(turn)
+            ids += self._encoded(turns[-1])
         return ids
+
+    def _encoded(self, text: str) -> array[int]:
+        return array("i", self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _can_cut(self) -> str:
+        """The end of a turn, if a text can be cut after it and gives the same ids; else nothing."""
+        if self._end is None:
+            return ""
+        end = self._texts[self._end]
+        token = self._backend.get_added_tokens_decoder()[end]
+        if token.lstrip or token.rstrip or token.single_word or token.normalized:
+            return ""
+        encode = self._backend.encode
+        for text in ("a", " a", "\n", "\n a", "é", "."):
+            if encode(self._end + text, add_special_tokens=False).ids != [
+                end,
+                *encode(text, add_special_tokens=False).ids,
+            ]:
+                return ""
+        return self._end
 
     # Back to messages
 
@@ -166,6 +204,20 @@ class Renderer:
         template = hashlib.sha256(self.template.source.encode()).hexdigest()
         return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_style}
 
+    def check(self) -> list[str]:
+        """The problems of the chat template and the tokenizer, in words; empty if there are none."""
+        problems = template_problems(self.template)
+        if self.call_style is None:
+            problems.append("writes calls in no style that is known here (hermes, qwen3-coder): calls stay text")
+        if self._end is None:
+            problems.append(
+                "ends a reply with no token: what follows it may be joined to it otherwise than in training"
+            )
+        text = "Größe: 3 < 4\n\n  def f(x): return {'a': \"b\"}\t\U0001f600"
+        if self._backend.decode(self._encode(text), skip_special_tokens=False).strip() != text:
+            problems.append("the tokenizer does not give back every text: tools may be told something else")
+        return problems
+
     def _turn_end(self) -> str | None:
         """The token that the template ends a reply with."""
         said = {"role": "assistant", "content": self._sentinel}
@@ -176,16 +228,15 @@ class Renderer:
 
     def _tail_needs_calls(self) -> bool:
         """Whether a tool's result is rendered otherwise after a reply that called."""
-        self._needs_calls = True
         try:
-            with_calls = self._after([_TOOL], ())
+            with_calls = self._after_stand_in([_TOOL], (), 1)
         except Refusal:
             return False  # no tools at all, or not this way
-        self._needs_calls = False
         try:
-            return self._after([_TOOL], ()) != with_calls
+            plain = self._after_stand_in([_TOOL], (), 0)
         except Refusal:
             return True
+        return not with_calls.endswith(plain.partition(self._end)[2] if self._end else plain)
 
     def _tail_needs_tools(self) -> bool:
         """Whether tools are rendered anywhere after a reply."""

@@ -1,0 +1,92 @@
+"""What is wrong with a chat template, in words: found by rendering small conversations with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clawgym.gateway._template import Template
+from clawgym.gateway.calls import Refusal
+
+__all__ = ["sees_images", "template_problems"]
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+_SYSTEM: dict[str, Any] = {"role": "system", "content": "word0"}
+_ASK: dict[str, Any] = {"role": "user", "content": "word1"}
+_THOUGHT: dict[str, Any] = {"role": "assistant", "content": "word2", "reasoning_content": "thought2"}
+_ASK_AGAIN: dict[str, Any] = {"role": "user", "content": "word3"}
+_CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00004", "type": "function", "function": {"name": "look", "arguments": {"at": "word4"}}}],
+}
+_RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call00004", "content": "word5"}
+
+
+def template_problems(template: Template) -> list[str]:
+    """The problems of ``template``, worst first; empty for one that does all that agents need."""
+    problems: list[str] = []
+    for what, messages in (
+        ("refuses a plain question", [_ASK]),
+        ("refuses system messages", [_SYSTEM, _ASK]),
+        ("refuses two user messages in a row", [_ASK, _ASK_AGAIN]),
+        ("refuses replies", [_ASK, _THOUGHT, _ASK_AGAIN]),
+        ("refuses calls and their results", [_ASK, _CALL, _RESULT]),
+    ):
+        try:
+            text = template(messages, [_TOOL])
+        except Refusal as refusal:
+            problems.append(f"{what}: {refusal}")
+            continue
+        problems += [f"drops {name}" for name in _dropped(messages, text)]
+    problems += _unstable(template)
+    return list(dict.fromkeys(problems))
+
+
+def _dropped(messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
+    """What of ``messages`` is not in ``text``."""
+    dropped = [f"{m['role']} messages" for m in messages if m["content"] and m["content"] not in text]
+    if "look" not in text:
+        dropped.append("tool definitions")
+    if _CALL in messages and "word4" not in text:
+        dropped.append("tool calls")
+    return dropped
+
+
+def _unstable(template: Template) -> list[str]:
+    """Whether adding messages changes what was rendered before them."""
+    found: list[str] = []
+    for what, before, after in (
+        ("a user message", [_ASK, _THOUGHT], [_ASK_AGAIN]),
+        ("a tool's result", [_ASK, _CALL], [_RESULT]),
+    ):
+        try:
+            start = template(before[:-1], [_TOOL])
+            short = template(before, [_TOOL], generation=False)
+            long = template([*before, *after], [_TOOL])
+        except Refusal:
+            continue
+        if "thought2" in short and "thought2" not in long:
+            found.append("drops the reasoning of earlier turns; a turn that continues another keeps it")
+            short = start
+        if not long.startswith(short) or not long.startswith(start):
+            found.append(f"changes the conversation before {what}; a turn that continues another keeps it as it was")
+    return found
+
+
+def sees_images(template: Template) -> bool:
+    """Whether the template knows image parts (and does not print them as text)."""
+    try:
+        parts = [{"type": "image"}, {"type": "text", "text": "word1"}]
+        shown = template([{"role": "user", "content": parts}], ())
+        plain = template([_ASK], ())
+    except Refusal:
+        return False
+    return "word1" in shown and shown != plain and "'type'" not in shown and '"type"' not in shown
