@@ -88,8 +88,8 @@ def upstream_app(tokens: int, pace: float, word_id: int, end_id: int) -> web.App
         return event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
     chat = [
-        chat_event({"role": "assistant", "content": ""}),
-        *(chat_event({"content": WORD}) for _ in range(tokens - 1)),
+        chat_event({"role": "assistant", "content": ""}) + chat_event({"content": WORD}),
+        *(chat_event({"content": WORD}) for _ in range(tokens - 2)),
         chat_event({}, "stop"),
     ]
 
@@ -97,29 +97,38 @@ def upstream_app(tokens: int, pace: float, word_id: int, end_id: int) -> web.App
         await request.read()
         return await send(request, chat)
 
+    def ids_event(n: int) -> bytes:
+        last = n == tokens - 1
+        token = end_id if last else word_id
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "" if last else WORD,
+            "logprobs": {
+                "text_offset": [n],
+                "token_logprobs": [-0.25],
+                "tokens": [f"token_id:{token}"],
+                "top_logprobs": [{f"token_id:{token}": -0.25}],
+            },
+            "finish_reason": "stop" if last else None,
+            "stop_reason": token if last else None,
+            "token_ids": [token],
+            "prompt_token_ids": None if n else "PROMPT",
+        }
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
+        return event({**head, "choices": [choice]}).replace(b'"PROMPT"', b"PROMPT")
+
+    ids = [ids_event(n) for n in range(tokens)]
+
     async def completions(request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.read())
-        chunks = []
-        for n in range(tokens):
-            last = n == tokens - 1
-            token = end_id if last else word_id
-            choice: dict[str, Any] = {
-                "index": 0,
-                "text": "" if last else WORD,
-                "logprobs": {
-                    "text_offset": [n],
-                    "token_logprobs": [-0.25],
-                    "tokens": [f"token_id:{token}"],
-                    "top_logprobs": [{f"token_id:{token}": -0.25}],
-                },
-                "finish_reason": "stop" if last else None,
-                "stop_reason": token if last else None,
-                "token_ids": [token],
-                "prompt_token_ids": body["prompt"] if n == 0 else None,
-            }
-            head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
-            chunks.append(event({**head, "choices": [choice]}))
-        return await send(request, chunks)
+        raw = await request.read()
+        prompt = raw[raw.index(b'"prompt":') + 9 :]
+        prompt = prompt[: prompt.index(b"]") + 1]
+        if b'"stream":true' not in raw:  # the engine's first look: which log-probs are these?
+            top = {f"token_id:{n}": -1.0 - 0.5 * n for n in range(20)}
+            logprobs = {"tokens": ["token_id:0"], "token_logprobs": [-1.0], "top_logprobs": [top], "text_offset": [0]}
+            choice = {"index": 0, "text": "a", "logprobs": logprobs, "finish_reason": "length", "token_ids": [0]}
+            return web.json_response({"choices": [{**choice, "prompt_token_ids": json.loads(prompt)}]})
+        return await send(request, [ids[0].replace(b"PROMPT", prompt), *ids[1:]])
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 32768}]})
@@ -236,16 +245,34 @@ async def agent(client: ClientSession, url: str, key: str, turns: int, until: fl
             history = [*history, {"role": "assistant", "content": text}, following]
 
 
+def warm_up(seconds: float) -> float:
+    """How long a part is used before it is measured."""
+    return min(2.0, seconds / 2)
+
+
 async def load(doors: list[tuple[str, str]], streams: int, turns: int, seconds: float) -> Tally:
     tally = Tally()
     async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)) as client:
-        for agents, duration, into in ((min(streams, 8), min(2.0, seconds / 2), Tally()), (streams, seconds, tally)):
+        for agents, duration, into in ((min(streams, 8), warm_up(seconds), Tally()), (streams, seconds, tally)):
             until = time.perf_counter() + duration
-            await asyncio.gather(*(agent(client, *doors[n % len(doors)], turns, until, n, into) for n in range(agents)))
+            first = 0 if into is tally else 10**6  # no request of the warm-up comes again
+            await asyncio.gather(
+                *(agent(client, *doors[n % len(doors)], turns, until, first + n, into) for n in range(agents))
+            )
     return tally
 
 
 # --- the run
+
+
+CPU: dict[str, subprocess.Popen[str]] = {}
+"""The process that is measured now."""
+
+
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -254,6 +281,7 @@ def part(*argv: str, wait_for: str | None = None, env: dict[str, str] | None = N
     process = subprocess.Popen(
         argv, stdout=subprocess.DEVNULL if wait_for else subprocess.PIPE, stderr=None, text=True, env=env
     )
+    CPU["part"] = process
     try:
         if wait_for is None:
             assert process.stdout is not None
@@ -363,26 +391,29 @@ def measure(args: argparse.Namespace) -> None:
 def report(
     kind: str, streams: int, parts: list[str], upstream: str, folder: Path, model: Path, args: argparse.Namespace
 ) -> None:
-    seen: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in parts}
+    seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in parts}
     for _ in range(args.rounds):
         for name in parts:
             with door(name, upstream, folder, model, args.litellm, max(streams, 8)) as doors:
+                before = cpu_seconds(CPU["part"])
                 tally = asyncio.run(load(doors, streams, args.turns, args.seconds))
+                cpu = cpu_seconds(CPU["part"]) - before
             rate = len(tally.whole) / args.seconds
             p50, p99 = quantile(tally.whole, 0.5), quantile(tally.whole, 0.99)
-            seen[name].append((p50, p99, quantile(tally.first, 0.5), rate))
+            cpu *= args.seconds / (args.seconds + warm_up(args.seconds))  # the warm-up's share
+            seen[name].append((p50, p99, quantile(tally.first, 0.5), rate, 1e3 * cpu / max(1, len(tally.whole))))
     row = {name: [statistics.median(column) for column in zip(*runs, strict=True)] for name, runs in seen.items()}
     base, through = row["direct"], row["pass-through"]
     print(f"\n{kind}, {streams} streams, {args.tokens} tokens, {args.turns} turns a session")
     for name in parts:
-        p50, p99, first, rate = row[name]
+        p50, p99, first, rate, cpu = row[name]
         line = f"  {name:13}"
         if kind == "paced":
             for what, value, bare in (("p50", p50, base[0]), ("p99", p99, base[1]), ("first byte", first, base[2])):
                 line += f"{what} {value * 1e3:8.1f} ms (added {(value - bare) * 1e3:+8.2f})  "
         else:
             line += f"{rate:8.1f} requests/s  {rate / through[3]:5.2f} x pass-through  p50 {p50 * 1e3:7.1f} ms"
-        print(line, flush=True)
+        print(f"{line}  CPU {cpu:5.2f} ms a request" if name != "direct" else line, flush=True)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,9 @@ class Upstream:
         """The JSON that answers ``body``. One try."""
         return await self._json("POST", path, body)
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The JSON of each event that answers ``body``, up to ``[DONE]`` or the end. One try.
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The JSON of the events that answer ``body``, up to ``[DONE]`` or the end; those that came together
+        together. One try.
 
         Raises :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
         """
@@ -101,13 +102,17 @@ class Upstream:
                 piece = await self._within(seconds, response.content.readany(), what, due)
                 if not piece:
                     return
-                for data in reader.feed(piece):
-                    if data == b"[DONE]":
-                        await self._finish(response)
-                        return
-                    yield self._decoded(data)
+                came = reader.feed(piece)
+                done = b"[DONE]" in came
+                if done:
+                    came = came[: came.index(b"[DONE]")]
+                if came:
+                    yield [self._decoded(data) for data in came]
                     seconds, what = self._between, "next part of the answer"
                     due = clock() + seconds
+                if done:
+                    await self._finish(response)
+                    return
         finally:
             response.close()  # nothing to close once it was read to its end
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine, joined
 from clawgym.engines.protocol import Tokens
 
 __all__ = ["SGLangEngine"]
@@ -67,28 +67,39 @@ class SGLangEngine(ServedEngine):
         if ask.adapter is not None:
             body["lora_path"] = ask.adapter
         pairs = _Pairs(checked)
-        async with aclosing(self._upstream.events("/generate", body)) as events:
-            async for event in events:
-                if event.get("error"):
-                    raise self._upstream.error(self._upstream.said(event["error"]))
-                meta = event.get("meta_info") or {}
-                finish = meta.get("finish_reason")
-                if isinstance(finish, dict) and finish.get("type") == "abort":
-                    said = self._upstream.said(finish)
-                    raise self._upstream.error(Failure(said.text, said.status or 503, retryable=said.retryable))
-                if meta.get("output_token_logprobs") is None:
-                    raise self._stripped("meta_info.output_token_logprobs", _SINCE)
-                self._check_prompt(event, meta, ask, checked)
-                self._check_version(meta, checked)
-                ids, logprobs = pairs.new(event, meta)
-                tokens = checked.take(ids, logprobs)
-                if finish:
-                    reason = finish.get("type") if isinstance(finish, dict) else finish
-                    yield checked.end(tokens, str(reason), meta.get("cached_tokens") or 0)
-                    return
-                if tokens.ids:
+        async with aclosing(self._upstream.events("/generate", body)) as several:
+            async for events in several:
+                held: list[Tokens] = []
+                for event in events:
+                    tokens, end = self._read(event, ask, checked, pairs)
+                    held.append(tokens)
+                    if end is not None:
+                        yield checked.end(joined(held), *end)
+                        return
+                if (tokens := joined(held)).ids:  # what came together goes on together
                     yield tokens
         raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
+
+    def _read(
+        self, event: dict[str, Any], ask: Ask, checked: Checked, pairs: _Pairs
+    ) -> tuple[Tokens, tuple[str, int] | None]:
+        """What one event brought; of the last one also the reason and how many ids were cached."""
+        if event.get("error"):
+            raise self._upstream.error(self._upstream.said(event["error"]))
+        meta = event.get("meta_info") or {}
+        finish = meta.get("finish_reason")
+        if isinstance(finish, dict) and finish.get("type") == "abort":
+            said = self._upstream.said(finish)
+            raise self._upstream.error(Failure(said.text, said.status or 503, retryable=said.retryable))
+        if meta.get("output_token_logprobs") is None:
+            raise self._stripped("meta_info.output_token_logprobs", _SINCE)
+        self._check_prompt(event, meta, ask, checked)
+        self._check_version(meta, checked)
+        tokens = checked.take(*pairs.new(event, meta))
+        if not finish:
+            return tokens, None
+        reason = finish.get("type") if isinstance(finish, dict) else finish
+        return tokens, (str(reason), meta.get("cached_tokens") or 0)
 
     def _check_prompt(self, event: dict[str, Any], meta: dict[str, Any], ask: Ask, checked: Checked) -> None:
         echo, count = event.get("prompt_token_ids"), meta.get("prompt_tokens")

@@ -18,7 +18,7 @@ from typing import Any
 
 from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine, joined
 from clawgym.engines.protocol import Tokens
 
 __all__ = ["VLLMEngine"]
@@ -85,32 +85,36 @@ class VLLMEngine(ServedEngine):
         if ask.sampling.json_schema is not None:
             schema = {"name": "answer", "schema": ask.sampling.json_schema or {"type": "object"}}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        last: Tokens | None = None
+        held: list[Tokens] = []
         reason, cached, echoed = "", 0, False
-        async with aclosing(self._upstream.events("/v1/completions", body)) as events:
-            async for event in events:
-                if event.get("error") or event.get("object") == "error":
-                    if last is not None:
-                        break  # the answer was whole
-                    raise self._upstream.error(self._upstream.said(event.get("error") or event))
-                if usage := event.get("usage"):
-                    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
-                choice = _choice(event)
-                if not choice:
-                    continue
-                if not echoed:
-                    self._check_prompt(choice, ask, checked)
-                    echoed = True
-                if choice.get("token_ids") is None:
-                    raise self._stripped("token_ids", _SINCE)
-                tokens = checked.take(choice["token_ids"], (choice.get("logprobs") or {}).get("token_logprobs") or ())
-                if choice.get("finish_reason"):
-                    last, reason = tokens, choice["finish_reason"]  # the usage is still to come
-                elif tokens.ids:
-                    yield tokens
-        if last is None:
+        async with aclosing(self._upstream.events("/v1/completions", body)) as several:
+            async for events in several:
+                for event in events:
+                    if event.get("error") or event.get("object") == "error":
+                        if reason:
+                            break  # the answer was whole
+                        raise self._upstream.error(self._upstream.said(event.get("error") or event))
+                    if usage := event.get("usage"):
+                        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
+                    choice = _choice(event)
+                    if not choice:
+                        continue
+                    if not echoed:
+                        self._check_prompt(choice, ask, checked)
+                        echoed = True
+                    if choice.get("token_ids") is None:
+                        raise self._stripped("token_ids", _SINCE)
+                    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+                    held.append(checked.take(choice["token_ids"], logprobs))
+                    reason = choice.get("finish_reason") or reason
+                if held and not reason:  # what came together goes on together
+                    tokens = joined(held)
+                    held.clear()
+                    if tokens.ids:
+                        yield tokens
+        if not reason:
             raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
-        yield checked.end(last, reason, cached)
+        yield checked.end(joined(held), reason, cached)
 
     def _check_prompt(self, choice: dict[str, Any], ask: Ask, checked: Checked) -> None:
         seen = choice.get("prompt_token_ids")

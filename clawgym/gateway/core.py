@@ -165,6 +165,7 @@ class Core:
         stops = StopStrings(sampling.stop)
         parser = renderer.parser(call.tools if plan.tools else (), plan.prompt)
         images = [call.images[sha] for sha in _images(plan.new)]
+        held: list[Delta] = []
         stream = engine.generate(
             plan.prompt.tolist(),
             sampling,
@@ -181,23 +182,26 @@ class Core:
                     for piece in _singly(tokens) if singly else (tokens,):
                         progress.take(piece)
                         text, stopped = stops.push(decoder.push(piece.ids))
-                        for delta in parser.push(text):
-                            yield delta
+                        held = parser.push(text)
                         if stopped or (parser.calls and not call.parallel_tool_calls):
                             progress.finish = "stop"
-                            break
+                        if progress.finish is not None:
+                            break  # what is held goes out with the end
+                        for delta in held:
+                            yield delta
                     if progress.finish is not None:
                         break
             if progress.finish is None:
                 raise EngineError(f"{engine.name} ended a stream without saying why: look at its log", retryable=True)
             text, stopped = stops.push(decoder.finish())
-            for delta in parser.push(text if stopped else text + stops.finish()):
-                yield delta
-            for delta in parser.finish(progress.finish):
+            held += parser.push(text if stopped else text + stops.finish())
+            held += parser.finish(progress.finish)
+            for delta in held[:-1]:
                 yield delta
             reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
             await record.done(reason, parser.malformed)
-            yield Delta(finish_reason=reason, usage=Usage(len(plan.prompt), len(progress.sampled), progress.cached))
+            usage = Usage(len(plan.prompt), len(progress.sampled), progress.cached)
+            yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage)
 
     async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
         engine = self.engine

@@ -54,6 +54,7 @@ class ScriptedEngine:
         self.seen: list[Seen] = []
         self.open = 0
         self.before_end: asyncio.Event | None = None
+        self.called = asyncio.Event()
         self._words = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._say = say
         self._spell = spell
@@ -75,6 +76,7 @@ class ScriptedEngine:
         seen.version = self.policy_version
         number = len(self.seen)
         self.seen.append(seen)
+        self.called.set()
         said = self._say(self._words.decode(list(prompt_ids), skip_special_tokens=False), number)
         if isinstance(said, Exception):
             raise said

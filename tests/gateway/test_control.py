@@ -115,8 +115,7 @@ async def test_weights_are_held_between_turns(desk, owner):
     d = await desk("one two three", pause=0.01)
     call = await owner(d)
     first = asyncio.ensure_future(d.chat(ASK))
-    while not d.engine.seen:
-        await asyncio.sleep(0.001)
+    await d.engine.called.wait()
     assert (await call("POST", "/weights/hold", {}))[0] == 200
     assert first.done() or len(d.turns) == 1, "held once the running turn has ended"
     second = asyncio.ensure_future(d.chat(ASK))
