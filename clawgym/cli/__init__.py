@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import leaderboard, tasks
+from clawgym.cli import leaderboard, ledger, pool, tasks
 from clawgym.cli.attack import attack
 from clawgym.cli.audit import audit_command
 from clawgym.cli.compare import compare_command
@@ -35,6 +35,8 @@ app.command("doctor")(doctor)
 app.command("gateway")(gateway_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")
+app.add_typer(pool.app, name="pool")
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.callback(invoke_without_command=True)

@@ -12,21 +12,22 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast, get_args
 
 from clawgym.errors import PoolError
 from clawgym.records import Role, Turn
 
-__all__ = ["from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
+__all__ = ["document_of", "from_document", "from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
 
 _LARGE = 512
 """Documents above this many bytes are compressed."""
 _ROLES = frozenset(get_args(Role))
-_IN_DOCUMENT = ("sampling", "images", "seconds", "messages", "reply", "tools", "id")
-_DIGESTED = (
+_COLUMNS = (
     "parent", "role", "flaw", "policy_version", "finish_reason", "malformed_calls",
-    "context_ids", "sampled_ids", "logprobs", "document",
+    "context_ids", "sampled_ids", "logprobs",
 )  # fmt: skip
+_IN_DOCUMENT = tuple(f.name for f in fields(Turn) if f.name not in _COLUMNS)
 
 
 def text(where: str, value: object) -> str:
@@ -83,26 +84,48 @@ def _unpack_floats(data: bytes) -> tuple[float, ...]:
     return tuple(_read(chr(data[0]), data[1:]))
 
 
-def to_json(where: str, value: Any) -> bytes:
-    """JSON as bytes, compressed when large. Raises :class:`PoolError` for what JSON cannot carry."""
+def _plain_json(where: str, value: Any) -> bytes:
     try:
-        plain = json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PoolError(f"{where}: cannot be written as JSON ({error}): give plain data") from error
+
+
+def _squeezed(plain: bytes) -> bytes:
     return plain if len(plain) <= _LARGE else zlib.compress(plain, 1)
 
 
+def _plain(data: bytes) -> bytes:
+    return zlib.decompress(data) if data[:1] == b"x" else data
+
+
+def to_json(where: str, value: Any) -> bytes:
+    """JSON as bytes, compressed when large. Raises :class:`PoolError` for what JSON cannot carry."""
+    return _squeezed(_plain_json(where, value))
+
+
 def from_json(data: bytes) -> Any:
-    return json.loads(zlib.decompress(data) if data[:1] == b"x" else data)
+    return json.loads(_plain(data))
 
 
-def _digest(episode: str, index: int, row: Any) -> bytes:
-    head = json.dumps([episode, index, *(row[name] for name in _DIGESTED[:6])])
+def _digest(episode: str, index: int, row: Any, plain: bytes) -> bytes:
+    """SHA-256 of everything in a turn; of its document before compression, which not every machine does alike."""
+    head = json.dumps([episode, index, *(row[name] for name in _COLUMNS[:6])])
     digest = hashlib.sha256(head.encode())
-    for name in _DIGESTED[6:]:
-        digest.update(len(row[name]).to_bytes(8, "little"))
-        digest.update(row[name])
+    for part in (*(row[name] for name in _COLUMNS[6:]), plain):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
     return digest.digest()
+
+
+def document_of(turn: Turn) -> dict[str, Any]:
+    """The fields without a column of their own, where they are not empty."""
+    return {name: v for name in _IN_DOCUMENT if (v := getattr(turn, name))}
+
+
+def from_document(document: dict[str, Any]) -> dict[str, Any]:
+    """These fields, as :class:`Turn` takes them."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in document.items()}
 
 
 def pack(episode: str, index: int, turn: Turn) -> dict[str, Any]:
@@ -124,16 +147,20 @@ def pack(episode: str, index: int, turn: Turn) -> dict[str, Any]:
         "context_ids": pack_ids(f"{where}: context_ids", turn.context_ids),
         "sampled_ids": pack_ids(f"{where}: sampled_ids", turn.sampled_ids),
         "logprobs": _pack_floats(f"{where}: logprobs", turn.logprobs),
-        "document": to_json(where, {name: v for name in _IN_DOCUMENT if (v := getattr(turn, name))}),
     }
-    return row | {"digest": _digest(episode, index, row)}
+    plain = _plain_json(where, document_of(turn))
+    return row | {"document": _squeezed(plain), "digest": _digest(episode, index, row, plain)}
 
 
 def unpack(episode: str, index: int, row: Any) -> Turn:
     """The turn of these columns. Raises :class:`PoolError` if they are not what was written."""
-    if bytes(row["digest"]) != _digest(episode, index, row):
-        raise PoolError(f"episode {episode}, turn {index}: changed since it was written: restore the pool from a copy")
-    document = from_json(row["document"])
+    changed = f"episode {episode}, turn {index}: changed since it was written: restore it from a copy"
+    try:
+        plain = _plain(row["document"])
+    except zlib.error:
+        raise PoolError(changed) from None
+    if bytes(row["digest"]) != _digest(episode, index, row, plain):
+        raise PoolError(changed)
     return Turn(
         context_ids=unpack_ids(row["context_ids"]),
         sampled_ids=unpack_ids(row["sampled_ids"]),
@@ -144,11 +171,5 @@ def unpack(episode: str, index: int, row: Any) -> Turn:
         finish_reason=row["finish_reason"],
         flaw=row["flaw"],
         malformed_calls=row["malformed_calls"],
-        sampling=document.get("sampling", {}),
-        images=tuple(document.get("images", ())),
-        seconds=document.get("seconds", {}),
-        messages=tuple(document.get("messages", ())),
-        reply=document.get("reply", {}),
-        tools=document.get("tools", ""),
-        id=document.get("id", ""),
+        **from_document(json.loads(plain)),
     )

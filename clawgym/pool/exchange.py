@@ -1,0 +1,280 @@
+"""Episodes out of a pool into files, and back.
+
+Invariants: a file appears whole or not at all; an import that was interrupted goes on when it is started again; the
+whole of a pool is never in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from clawgym.errors import PoolError, TraceError
+from clawgym.pool import _documents, _parquet
+from clawgym.pool.pool import Pool
+from clawgym.pool.states import PooledEpisode
+from clawgym.pool.traces import json_rows
+from clawgym.records import Image, Outcome, Turn
+
+__all__ = ["Format", "Imported", "export", "import_"]
+
+Format = Literal["parquet", "atif", "messages"]
+_NO_OUTCOME = "imported without an outcome"
+
+
+@dataclass
+class Imported:
+    """What an import did."""
+
+    episodes: int = 0
+    turns: int = 0
+    flawed: int = 0
+    """Turns that are marked, and so never trained."""
+    known: int = 0
+    """Episodes that were there already."""
+
+
+def export(
+    pool: Pool,
+    out: str | Path,
+    *,
+    format: Format = "parquet",
+    channel: str | None = None,
+    task_id: str | None = None,
+    outcome: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> int:
+    """Write the closed episodes of a pool to ``out``, in the order in which they were opened. Returns how many.
+
+    ``parquet``: one row a turn, without loss, and rows of training; ``atif``: one ATIF document a line; ``messages``:
+    chat messages, one line for each branch of the main agent. Raises :class:`~clawgym.errors.PoolError` if the file
+    cannot be written.
+    """
+    writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages}
+    if format not in writers:
+        raise PoolError(f"format {format!r} is not known: choose among {', '.join(writers)}")
+    count = 0
+
+    def chosen() -> Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]:
+        nonlocal count
+        for episode in pool.episodes(channel=channel, task_id=task_id, state="closed"):
+            if outcome is None or episode.outcome == outcome:
+                yield episode, pool.turns(episode.id)
+                count += 1
+                progress(count)
+
+    with _whole(Path(out)) as path:
+        writers[format](pool, chosen(), path)
+    return count
+
+
+Chosen = Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A file beside ``out`` that takes its place at the end, or is removed."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+        os.close(number)
+    except OSError as error:
+        raise PoolError(f"{out}: cannot be written ({error.strerror}): give another file") from error
+    fresh = Path(name)
+    try:
+        yield fresh
+        with fresh.open("rb+") as file:
+            os.fsync(file.fileno())
+        fresh.replace(out)
+    except OSError as error:
+        raise PoolError(f"{out}: cannot be written ({error.strerror}): make room, then try again") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _write_parquet(pool: Pool, chosen: Chosen, path: Path) -> None:
+    schema = _parquet.schema()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    shown: set[str] = set()
+    waiting: list[dict[str, Any]] = []
+    ids = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+        for episode, turns in chosen:
+            names = dict.fromkeys(name for turn in turns for name in (*turn.images, turn.tools) if name not in shown)
+            shown |= names.keys()
+            files = [image for name in names if (image := _file(pool, name)) is not None]
+            rows = _parquet.rows_from(episode, turns, pool.turn_rewards(episode.id), files)
+            waiting += rows
+            ids += sum(len(row.get(name) or ()) for row in rows for name in ("context_ids", "sampled_ids", "row_ids"))
+            if ids > 2_000_000 or len(waiting) > 5_000:
+                file.write_table(pa.Table.from_pylist(waiting, schema))
+                waiting, ids = [], 0
+        file.write_table(pa.Table.from_pylist(waiting, schema))
+
+
+def _write_lines(path: Path, rows: Iterator[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _write_atif(pool: Pool, chosen: Chosen, path: Path) -> None:
+    _write_lines(path, (_documents.atif_of(episode, turns) for episode, turns in chosen))
+
+
+def _write_messages(pool: Pool, chosen: Chosen, path: Path) -> None:
+    tools: dict[str, Any] = {"": None}
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        for episode, turns in chosen:
+            for turn in turns:
+                if turn.tools not in tools:
+                    found = _file(pool, turn.tools)
+                    tools[turn.tools] = None if found is None else json.loads(found.data)
+            yield from _documents.conversations_of(episode, turns, tools)
+
+    _write_lines(path, rows())
+
+
+def _file(pool: Pool, name: str) -> Image | None:
+    """An image; or the definitions of tools, where whoever recorded the turn put them there."""
+    try:
+        return pool.image(name) if name else None
+    except PoolError:
+        return None
+
+
+def import_(pool: Pool, file: str | Path, *, progress: Callable[[int], None] = lambda done: None) -> Imported:
+    """Read parquet of ours, ATIF documents, or chat messages into a pool.
+
+    Episodes keep their ids; those that are there already are passed over, so an import that was interrupted goes on
+    with the same call. Parquet of ours comes back as it was, groups included. Of other files, turns that the ledger's
+    rule does not find exact are marked with a flaw; an episode without an outcome is closed as failed and not
+    trainable. Raises :class:`~clawgym.errors.TraceError` for what is none of these,
+    :class:`~clawgym.errors.PoolError` for another episode of the same id.
+    """
+    path = Path(file)
+    done = Imported()
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(4)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}): give a file that was exported") from error
+    entries = _parquet_entries(path) if head == b"PAR1" else _line_entries(path)
+    for entry in entries:
+        _store(pool, entry, done)
+        progress(done.episodes + done.known)
+    return done
+
+
+@dataclass
+class _Entry:
+    """One episode of a file."""
+
+    opening: dict[str, Any]
+    """What :meth:`Pool.open_episode` takes."""
+    turns: Sequence[Turn]
+    closing: dict[str, Any]
+    """What :meth:`Pool.close_episode` takes."""
+    curation: dict[str, Any] = field(default_factory=dict)
+    rewards: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Of turns: name -> index -> reward."""
+    images: list[Image] = field(default_factory=list)
+    group: dict[str, Any] | None = None
+    """What :meth:`Pool.open_group` takes."""
+
+
+def _store(pool: Pool, entry: _Entry, done: Imported) -> None:
+    """Everything about an episode before its end: from then on it may be fetched."""
+    id = entry.opening["id"]
+    pool.put_images(entry.images)
+    if _closed(pool, id):
+        if pool.turns(id) != tuple(entry.turns):
+            raise PoolError(f"episode {id}: another one of this id is in {pool.name}: import into another pool")
+        done.known += 1
+        return
+    if entry.group is not None:
+        pool.open_group(**entry.group)
+    pool.open_episode(**entry.opening)
+    pool.append([(id, index, turn) for index, turn in enumerate(entry.turns)])
+    for name, values in entry.rewards.items():
+        pool.set_turn_rewards(id, values, name=name)
+    if entry.curation:
+        pool.curate(id, **entry.curation)
+    pool.close_episode(id, **entry.closing)
+    done.episodes += 1
+    done.turns += len(entry.turns)
+    done.flawed += sum(turn.flaw is not None for turn in entry.turns)
+
+
+def _closed(pool: Pool, id: str) -> bool:
+    try:
+        return pool.episode(id).state == "closed"
+    except PoolError:  # not there
+        return False
+
+
+def _parquet_entries(path: Path) -> Iterator[_Entry]:
+    if not _parquet.is_ours(path):
+        raise TraceError(f"{path}: parquet, but not of a pool: `clawgym ledger check` reads it, import does not")
+    members: Counter[tuple[str, str, str]] = Counter()
+    for _, rows in _parquet.episodes_of(path, ["episode", "group", "channel", "task_id"]):
+        members[rows[0]["group"], rows[0]["channel"], rows[0]["task_id"]] += 1
+    for id, rows in _parquet.episodes_of(path):
+        about = rows[0]
+        group = None if about["group"] == id else about["group"]
+        key = (about["group"], about["channel"], about["task_id"])
+        names = ("channel", "task_id", "task_hash", "sample", "seed", "agent")
+        rewards: dict[str, dict[int, float]] = {}
+        for row in rows:
+            for name, value in json.loads(row["turn_rewards"] or "{}").items():
+                rewards.setdefault(name, {})[row["index"]] = value
+        judged = about["trainable"] is not None or about["tags"] or about["note"]
+        yield _Entry(
+            opening={"id": id, "group": group, "meta": json.loads(about["meta"])} | {n: about[n] for n in names},
+            turns=[_parquet.turn_of(row) for row in rows if row["index"] is not None],
+            closing={n: about[n] for n in ("outcome", "reward", "cause")} | {"rewards": json.loads(about["rewards"])},
+            curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else {},
+            rewards=rewards,
+            images=[Image(**image) for row in rows for image in row["image_files"] or ()],
+            group=group and {"id": group, "channel": key[1], "task_id": key[2], "size": members[key]},
+        )
+
+
+def _line_entries(path: Path) -> Iterator[_Entry]:
+    """ATIF documents and chat messages, one a line (or one a file)."""
+    for number, row in json_rows(path):
+        if isinstance(row, Mapping) and str(row.get("schema_version", "")).startswith("ATIF-v1."):
+            ours = ((row.get("extra") or {}).get("clawgym")) or {}
+            id, turns = row.get("session_id"), _documents.turns_from_atif(row)
+        elif isinstance(row, Mapping) and isinstance(row.get("messages"), list):
+            ours, id, turns = row, row.get("episode"), _documents.turns_from_messages(row["messages"])
+            id = None if id is None else "-".join([str(id), *map(str, (row.get("turns") or ())[-1:])])
+        else:
+            raise TraceError(f"{path}:{number}: neither an ATIF document nor chat messages: correct the line")
+        outcome = ours.get("outcome")
+        known = outcome in set(Outcome)
+        yield _Entry(
+            opening={
+                "id": str(id) if id is not None else f"{path.stem}-{number}",
+                "task_id": str(ours.get("task_id") or ""),
+                "channel": str(ours.get("channel") or "train"),
+                "meta": {"imported_from": path.name},
+            },
+            turns=turns,
+            closing={
+                "outcome": outcome if known else "failed",
+                "reward": ours.get("reward"),
+                "cause": ours.get("cause") if known else _NO_OUTCOME,
+            },
+            curation={} if known else {"trainable": False},
+        )

@@ -1,0 +1,39 @@
+"""A tokenizer from a folder, for :func:`clawgym.pool.check.check`. Never reaches for a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clawgym.errors import MissingDependency, TraceError
+from clawgym.pool.check import Words
+
+__all__ = ["load"]
+
+
+class _Words:
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingDependency("--tokenizer needs tokenizers: pip install 'clawgym[gateway]'") from error
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # it raises plain Exception
+            raise TraceError(f"{path}: not a tokenizer ({error}): give the folder of the model") from error
+        self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def load(folder: str | Path) -> Words:
+    """The tokenizer in ``folder`` (its ``tokenizer.json``). Raises :class:`~clawgym.errors.TraceError` if there is
+    none."""
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise TraceError(f"{folder}: no tokenizer.json in it: give the folder of the model's tokenizer")
+    return _Words(path)
