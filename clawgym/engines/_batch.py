@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from clawgym.engines._load import Run
 from clawgym.engines._lora import Adapter, AdapterHooks
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed
 from clawgym.engines._sample import sample
@@ -78,16 +79,16 @@ class OutOfMemory(Exception):
 class Batch(Generic[_S]):
     """Owned by one thread, which calls it inside ``torch.inference_mode()``."""
 
-    def __init__(self, model: Any, shape: KVShape, *, window: int, rows: int, kv_tokens: int, chunk: int) -> None:
+    def __init__(
+        self, model: Any, run: Run, shape: KVShape, *, window: int, rows: int, kv_tokens: int, chunk: int
+    ) -> None:
         self.prefixes = PrefixStore()
         self.hooks = AdapterHooks(model)
-        self._model, self._shape, self._window = model, shape, window
+        self._run, self._shape, self._window = run, shape, window
         self._rows, self._kv_tokens, self._chunk = rows, kv_tokens, chunk
         self._computing: list[_S] = []
         self._slabs: dict[int, Slab[_S]] = {}
         self._running = 0
-        # The mask is our own attention's business; a tensor with four dimensions is handed on unread.
-        self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=shape.device)
 
     def __len__(self) -> int:
         return self._running
@@ -179,16 +180,9 @@ class Batch(Generic[_S]):
 
     def _compute(self, step: _Step[_S]) -> tuple[list[int], list[float]]:
         device = self._shape.device
-        ends = torch.tensor(step.ends, device=device) if step.ends else 1
         with self.hooks.using(step.adapters, device):
-            logits = self._model(
-                input_ids=torch.tensor([step.ids], device=device),
-                position_ids=torch.tensor([step.positions], device=device),
-                attention_mask=self._no_mask,
-                use_cache=False,
-                logits_to_keep=ends,
-                slots=Plan(step.parts),
-            ).logits[0]
+            ids, places, ends = (torch.tensor(x, device=device) for x in (step.ids, step.positions, step.ends))
+            logits = self._run(ids, places, ends.long(), Plan(step.parts))
         going = step.ending
         if not going:
             return [], []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.errors import EngineError
 
@@ -31,9 +32,16 @@ def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str |
         raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
 
 
-def prepare(module: torch.nn.Module) -> tuple[Any, KVShape, int, Callable[[], None]]:
-    """The model itself, the shape of its keys and values, its context window, and what undoes the change of its
-    attention. Raises :class:`~clawgym.errors.EngineError` for a model that this engine would not run exactly."""
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Plan], torch.Tensor]
+"""The forward pass of a step: ids (T,), their positions (T,), the places (E,) whose logits are wanted, and the plan;
+gives logits (E, vocabulary)."""
+
+
+def prepare(module: torch.nn.Module) -> tuple[Any, Run, KVShape, int, Callable[[], None]]:
+    """The model itself, its forward pass, the shape of its keys and values, its context window, and what undoes the
+    change of its attention.
+
+    Raises :class:`~clawgym.errors.EngineError` for a model that this engine would not run exactly."""
     model: Any = module
     if hasattr(model, "get_base_model"):  # peft's wrapper: its layers stay where they are
         model = model.get_base_model()
@@ -59,25 +67,46 @@ def prepare(module: torch.nn.Module) -> tuple[Any, KVShape, int, Callable[[], No
     model.eval()
     try:
         model.set_attn_implementation(ATTENTION)
-        shape = _try_out(model, int(config.num_hidden_layers), what)
+        run, shape = _try_out(model, int(config.num_hidden_layers), window, what)
     except BaseException:
         undo()
         raise
-    return model, shape, window, undo
+    return model, run, shape, window, undo
 
 
 _REFUSED = "the transformers engine runs only full attention over all earlier tokens; serve this model with vLLM"
 
 
-class _Recorder:
-    """Stands in for a plan, and notes the shapes that attention is given."""
+def _running(model: Any) -> Run:
+    """The forward pass of the transformers module."""
+    # The mask is our own attention's business; a tensor with four dimensions is handed on to it unread.
+    no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=next(model.parameters()).device)
+
+    def run(ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
+        return model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=no_mask,
+            use_cache=False,
+            logits_to_keep=ends,
+            slots=plan,
+        ).logits[0]
+
+    return run
+
+
+class _Recorder(Plan):
+    """A plan that notes the shapes that attention is given."""
 
     def __init__(self) -> None:
-        self.keys: dict[int, tuple[torch.Size, torch.Size]] = {}
+        super().__init__([])
+        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
         self.kind: tuple[torch.dtype, torch.device] | None = None
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None):
-        self.keys[layer] = (key.shape, value.shape)
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        self.shapes[layer] = (key.shape, value.shape)
         self.kind = (key.dtype, key.device)
         # What attention over a single token gives: the token's own value.
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
@@ -86,60 +115,60 @@ class _Recorder:
 class _Place:
     """A sequence, as far as slabs go."""
 
-    length = 0
     row = 0
+
+    def __init__(self, length: int) -> None:
+        self.length = length
 
 
 @torch.inference_mode()
-def _try_out(model: Any, layers: int, what: str) -> KVShape:
+def _try_out(model: Any, layers: int, window: int, what: str) -> tuple[Run, KVShape]:
     """Run a few ids through the model in one row, in pieces and beside others, and plainly; both must agree."""
     device = next(model.parameters()).device
-
-    def forward(ids: list[int], positions: list[int], plan: Any) -> torch.Tensor:
-        return model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            attention_mask=torch.empty(1, 1, 1, 1, dtype=torch.bool, device=device),
-            use_cache=False,
-            slots=plan,
-        ).logits[0]
-
-    recorder = _Recorder()
     vocab = model.get_input_embeddings().num_embeddings
+    run = _running(model)
+    recorder = _Recorder()
+    first, second = [[(7 * i + j) % vocab for i in range(9)] for j in (3, 5)]
     try:
-        forward([0], [0], recorder)
-        if len(recorder.keys) != layers or len(set(recorder.keys.values())) != 1 or recorder.kind is None:
-            raise EngineError(f"{what}: {len(recorder.keys)} of {layers} layers attend the usual way: {_REFUSED}")
-        (keys, values) = recorder.keys[min(recorder.keys)]
-        if keys != values or set(recorder.keys) != set(range(layers)):
+        nothing = torch.zeros(1, dtype=torch.long, device=device)
+        run(nothing, nothing, nothing, recorder)
+        if set(recorder.shapes) != set(range(layers)) or len(set(recorder.shapes.values())) != 1 or not recorder.kind:
+            raise EngineError(f"{what}: {len(recorder.shapes)} of {layers} layers attend the usual way: {_REFUSED}")
+        keys, values = recorder.shapes[0]
+        if keys != values:
             raise EngineError(f"{what}: its keys are {tuple(keys)} and its values {tuple(values)}: {_REFUSED}")
         shape = KVShape(layers, keys[1], keys[3], *recorder.kind)
-
-        first, second = [[(7 * i + j) % vocab for i in range(9)] for j in (3, 5)]
-        plain = [
-            model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0] for ids in (first, second)
-        ]
-        buffers = [shape.buffer(16), shape.buffer(16)]
-        slab: Slab[Any] = Slab(shape, 16)
-        # 5 tokens of the first; then 3 more of it beside 6 of the second; then one of each.
-        rows = [forward(first[:5], list(range(5)), Plan([Prefill(buffers[0], 0, 5, 0)]))]
-        plan = Plan([Prefill(buffers[0], 5, 3, 0), Prefill(buffers[1], 0, 6, 3)])
-        rows += forward(first[5:8] + second[:6], [*range(5, 8), *range(6)], plan).split([3, 6])
-        for buffer, length in zip(buffers, (8, 6), strict=True):
-            place = _Place()
-            place.length = length
-            slab.add(place, buffer)
-        rows += forward([first[8], second[6]], [8, 6], Plan([Decode(slab, 0, [8, 6])])).split([1, 1])
+        plain = [model(input_ids=torch.tensor([x], device=device), use_cache=False).logits[0] for x in (first, second)]
+        apart = _apart(run, shape, first, second, plain)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
         raise EngineError(f"{what}: does not run several sequences in one row ({error}): {_REFUSED}") from error
-    want = torch.cat([plain[0][:8], plain[1][:6], plain[0][8:9], plain[1][6:7]]).float().log_softmax(-1)
-    apart = float((torch.cat(rows).float().log_softmax(-1) - want).exp().sub(1).abs().max())
-    exact = 1e-3 if shape.dtype == torch.float32 else 0.2
-    if not apart <= exact:
-        raise EngineError(
-            f"{what}: run piece by piece, its probabilities differ by {apart:.2g} of themselves: {_REFUSED}"
-        )
-    return shape
+    if not apart <= (1e-3 if shape.dtype == torch.float32 else 0.2):
+        raise EngineError(f"{what}: in pieces, its probabilities differ by {apart:.2g} of themselves: {_REFUSED}")
+    lean = Lean.of(model, window)
+    if lean is not None and _apart(lean, shape, first, second, plain) <= 1e-3:
+        run = lean
+    return run, shape
+
+
+def _apart(run: Run, shape: KVShape, first: list[int], second: list[int], plain: list[torch.Tensor]) -> float:
+    """How far the probabilities of ``run``, relative to themselves, are from those of ``plain`` (9, V) each."""
+    buffers = [shape.buffer(16), shape.buffer(16)]
+
+    def forward(ids: list[int], positions: list[int], *parts: Prefill | Decode) -> torch.Tensor:
+        a, b, c = (torch.tensor(x, device=shape.device) for x in (ids, positions, list(range(len(ids)))))
+        return run(a, b, c, Plan(parts))
+
+    # 5 tokens of the first; then 3 more of it, beside 6 of the second; then one of each.
+    rows = [forward(first[:5], list(range(5)), Prefill(buffers[0], 0, 5, 0))]
+    beside = Prefill(buffers[0], 5, 3, 0), Prefill(buffers[1], 0, 6, 3)
+    rows += [forward(first[5:8] + second[:6], [*range(5, 8), *range(6)], *beside)]
+    slab: Slab[Any] = Slab(shape, 16)
+    for buffer, length in zip(buffers, (8, 6), strict=True):
+        slab.add(_Place(length), buffer)
+    rows += [forward([first[8], second[6]], [8, 6], Decode(slab, 0, [8, 6]))]
+    want = torch.cat([plain[0][:8], plain[1][:6], plain[0][8:9], plain[1][6:7]])
+    there, wanted = torch.cat(rows).float().log_softmax(-1), want.float().log_softmax(-1)
+    return float((there - wanted).exp().sub(1).abs().max())
 
 
 def read_weights(source: str | Path | Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:

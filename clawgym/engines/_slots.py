@@ -16,7 +16,7 @@ whatever is behind the mask is still multiplied (by 0).
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -178,16 +178,16 @@ class Prefill:
         return out.flatten(0, 1).transpose(0, 1)
 
 
-@dataclass(slots=True)
+@dataclass
 class Plan:
     """What attention does in one step. The parts cover all T tokens, in order."""
 
     parts: Seq[Decode | Prefill]
-    layers_seen: list[int] = field(default_factory=list)
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None):
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
         """query (1, heads, T, D); key, value (1, kv_heads, T, D); gives (1, T, heads, D)."""
-        self.layers_seen.append(layer)
         q, k, v = query[0], key[0], value[0]
         if len(self.parts) == 1:
             return self.parts[0].attend(layer, q, k, v, scale)[None]

@@ -85,7 +85,7 @@ class TransformersEngine:
         else:
             self._model, self._source = load_model(model, device, dtype), str(model)
         self.tokenizer = str(tokenizer if tokenizer is not None else model)
-        self._model, shape, window, undo = prepare(self._model)
+        self._model, run, shape, window, undo = prepare(self._model)
         if context_window is not None and not 1 < context_window <= window:
             raise EngineError(f"context_window={context_window}: the model has {window}: choose from 2 to that")
         self.context_window = context_window or window
@@ -93,7 +93,13 @@ class TransformersEngine:
         if kv_tokens is None:
             kv_tokens = max(1, min(KEPT_TOKENS, _memory(shape.device) // 4 // shape.token_bytes))
         self._batch: Batch[Request] = Batch(
-            self._model, shape, window=self.context_window, rows=max_batch, kv_tokens=kv_tokens, chunk=prefill_chunk
+            self._model,
+            run,
+            shape,
+            window=self.context_window,
+            rows=max_batch,
+            kv_tokens=kv_tokens,
+            chunk=prefill_chunk,
         )
         self._worker = Worker(self._batch, policy_version)
         self._worker.start()

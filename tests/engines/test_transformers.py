@@ -273,13 +273,13 @@ async def test_closing_ends_whoever_waits(folder: Path) -> None:
 async def test_a_model_that_breaks_ends_every_wait(folder: Path) -> None:
     engine = TransformersEngine(folder)
 
-    def broken(**_: Any) -> Any:
+    def broken(*_: Any) -> None:
         raise RuntimeError("a wire came loose")
 
     running = asyncio.ensure_future(sampled(engine, prompt_of(3), max_tokens=300))
     await until(lambda: engine.occupancy()["running"] == 1)
     # Weights are changed when the first has finished; the others wait for it.
-    change = engine.update_weights(lambda model: setattr(model, "forward", broken), 1)
+    change = engine.update_weights(lambda model: model.get_input_embeddings().register_forward_pre_hook(broken), 1)
     after = [sampled(engine, prompt_of(3, i)) for i in range(3)]
     first, _, *rest = await asyncio.gather(running, change, *after, return_exceptions=True)
     assert len(first.ids) == 300

@@ -1,0 +1,171 @@
+"""How fast the transformers engine samples, beside ``model.generate`` on the same model and the same prompts.
+
+    python benchmarks/engine.py                          # a tiny random model: about three minutes on two cores
+    python benchmarks/engine.py --hidden 512 --layers 8 --tokens 64     # a larger one, where arithmetic decides
+    python benchmarks/engine.py --model FOLDER           # your own
+
+- even: every sequence samples the same number of tokens: the best case of ``generate``.
+- mixed: lengths as agents have them (most are short, some are long); ``generate`` waits for the longest of its batch.
+- group: 8 samples of each of 8 long prompts, as GRPO asks for.
+- turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
+
+Every figure is useful tokens per second (sampled, and asked for) of one process; the two are measured in turns, and
+the ratio is that of their medians. Both sample at temperature 1 over the whole vocabulary; only the engine also gives
+log-probs, and what it gives passes through asyncio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from clawgym.engines.protocol import Sampling
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.engines.transformers import TransformersEngine
+
+Work = list[tuple[list[int], int]]
+"""Prompts, and how many tokens are sampled after each."""
+
+
+class Bench:
+    def __init__(self, folder: Path, threads: int, rounds: int) -> None:
+        torch.set_num_threads(threads)
+        transformers.utils.logging.disable_progress_bar()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model.to(self.device)
+        self.engine = TransformersEngine(folder, dtype=torch.float32)
+        self.vocab = self.engine.vocab_size
+        self.rounds = rounds
+
+    def prompt(self, rng: random.Random, length: int) -> list[int]:
+        return [rng.randrange(self.vocab) for _ in range(length)]
+
+    async def ours(self, work: Work, batch: int) -> int:
+        places = asyncio.Semaphore(batch)
+
+        async def one(prompt: Sequence[int], most: int) -> int:
+            async with places:
+                return sum([len(t.ids) async for t in self.engine.generate(prompt, Sampling(max_tokens=most))])
+
+        return sum(await asyncio.gather(*(one(prompt, most) for prompt, most in work)))
+
+    @torch.inference_mode()
+    def generate(self, work: Work, batch: int) -> int:
+        """``model.generate`` on left-padded batches; each runs to its longest, as it would to its last stop token."""
+        for start in range(0, len(work), batch):
+            part = work[start : start + batch]
+            longest = max(len(p) for p, _ in part)
+            ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in part], device=self.device)
+            mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p, _ in part], device=self.device)
+            most = max(n for _, n in part)
+            self.model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
+                min_new_tokens=most,
+                max_new_tokens=most,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return sum(n for _, n in work)
+
+    def forget(self) -> None:
+        """Drop what is kept of prompts, so that each round computes them."""
+        asyncio.run(self.engine.update_weights(lambda _: None, 0))
+
+    def compare(self, label: str, work: Work, batch: int) -> None:
+        mine: list[float] = []
+        theirs: list[float] = []
+        for round_ in range(self.rounds + 1):
+            self.forget()
+            a = rate(lambda: asyncio.run(self.ours(work, batch)))
+            b = rate(lambda: self.generate(work, batch))
+            if round_:  # the first warms up
+                mine.append(a)
+                theirs.append(b)
+        report(label, mine, "generate", theirs)
+
+    def turns(self, sessions: int, turns: int, start: int, grow: int, sample: int) -> None:
+        def run(keep: bool) -> int:
+            rng = random.Random(5)
+            histories = [self.prompt(rng, start) for _ in range(sessions)]
+            total = 0
+            for _ in range(turns):
+                if not keep:
+                    self.forget()
+                total += asyncio.run(self.ours([(h, sample) for h in histories], sessions))
+                histories = [h + self.prompt(rng, grow) for h in histories]
+            return total
+
+        kept: list[float] = []
+        again: list[float] = []
+        for round_ in range(self.rounds + 1):
+            self.forget()
+            a, b = rate(lambda: run(True)), rate(lambda: run(False))
+            if round_:
+                kept.append(a)
+                again.append(b)
+        report(f"turns: {sessions} x {turns}, {start} ids + {grow} a turn", kept, "computed again", again)
+
+
+def rate(do: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    return do() / (time.perf_counter() - start)
+
+
+def report(label: str, mine: list[float], other: str, theirs: list[float]) -> None:
+    a, b = statistics.median(mine), statistics.median(theirs)
+    print(f"{label:44s} engine {a:8.0f} tok/s   {other} {b:8.0f} tok/s   ratio {a / b:5.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder; without it a random model of these sizes is made")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=128, help="sampled after each prompt of 'even' (default: 128)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        heads = max(2, chosen.hidden // 64)
+        folder = chosen.model or make_tiny_model(
+            Path(scratch) / "model",
+            hidden=chosen.hidden,
+            layers=chosen.layers,
+            heads=2 * heads,
+            kv_heads=heads,
+        )
+        bench = Bench(folder, chosen.threads, chosen.rounds)
+        size = sum(p.numel() for p in bench.model.parameters())
+        print(f"{size:,} parameters, float32, {bench.device}, {chosen.threads} threads, torch {torch.__version__}")
+        rng = random.Random(0)
+        for batch in (1, 8, 64):
+            work: Work = [(bench.prompt(rng, 64), chosen.tokens) for _ in range(batch)]
+            bench.compare(f"even: batch {batch}", work, batch)
+        for batch in (8, 64):
+            work = []
+            for _ in range(3 * batch):
+                most = min(4 * chosen.tokens, 1 + int(rng.expovariate(1 / (chosen.tokens / 2))))
+                work.append((bench.prompt(rng, rng.choice((16, 64, 200))), most))
+            bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
+        prompts = [bench.prompt(rng, 600) for _ in range(8)]
+        work = [(p, chosen.tokens // 4) for p in prompts for _ in range(8)]
+        bench.compare("group: 8 prompts of 600 ids, 8 samples each", work, 64)
+        bench.turns(sessions=4, turns=6, start=800, grow=60, sample=chosen.tokens // 4)
+        asyncio.run(bench.engine.aclose())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The forward pass of the Llama family in fewer calls, for small models, where calls cost more than arithmetic.
+
+It reads the weights of the transformers module where they are, so training, new weights and adapters work as ever.
+Used only in float32, only for the classes named here (whose forward pass it computes, operation for operation, but for
+normalisations done by one call), and only if it agrees with the module when the model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, rms_norm
+
+from clawgym.engines._slots import Plan
+
+__all__ = ["Lean"]
+
+_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class Lean:
+    """Runs ``model``, a module of :data:`_FAMILY`."""
+
+    def __init__(self, model: Any, window: int) -> None:
+        inner = model.model
+        self._layers = list(inner.layers)
+        self._embed, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
+        attention = self._layers[0].self_attn
+        self._head_dim: int = attention.head_dim
+        self._scale: float = attention.scaling
+        device = self._embed.weight.device
+        some = torch.zeros(1, 1, 1, device=device)
+        cos, sin = inner.rotary_emb(some, torch.arange(window, device=device)[None])
+        # Rotation takes the halves crosswise, the first with a minus: here it is part of the table.
+        half = self._head_dim // 2
+        self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
+
+    @classmethod
+    def of(cls, model: Any, window: int) -> Lean | None:
+        """For ``model``, if it is one that this runs."""
+        if type(model).__name__ not in _FAMILY or next(model.parameters()).dtype != torch.float32:
+            return None
+        return cls(model, window)
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """A :data:`~clawgym.engines._load.Run`."""
+        dim, half = self._head_dim, self._head_dim // 2
+        cos, sin = self._cos[positions], self._sin[positions]
+        x = self._embed(ids)
+        for number, layer in enumerate(self._layers):
+            attention, mlp = layer.self_attn, layer.mlp
+            h = _norm(layer.input_layernorm, x)
+            q = _linear(attention.q_proj, h).unflatten(-1, (-1, dim))
+            k = _linear(attention.k_proj, h).unflatten(-1, (-1, dim))
+            v = _linear(attention.v_proj, h).unflatten(-1, (-1, dim))
+            if "q_norm" in attention._modules:
+                q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
+            heads = q.shape[1]
+            both = torch.cat([q, k], 1)
+            both = torch.addcmul(both * cos, torch.cat([both[..., half:], both[..., :half]], -1), sin).transpose(0, 1)
+            out = plan.attend(number, both[None, :heads], both[None, heads:], v.transpose(0, 1)[None], self._scale)
+            x = x + _linear(attention.o_proj, out[0].flatten(1))
+            h = _norm(layer.post_attention_layernorm, x)
+            x = x + _linear(mlp.down_proj, mlp.act_fn(_linear(mlp.gate_proj, h)) * _linear(mlp.up_proj, h))
+        return _linear(self._head, _norm(self._norm, x[ends]))
+
+
+def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+    weight = module._parameters["weight"]
+    return rms_norm(x, weight.shape, weight, module.variance_epsilon)
+
+
+def _linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    if type(module) is nn.Linear and not module._forward_hooks:
+        return linear(x, module._parameters["weight"], module._parameters["bias"])  # type: ignore[arg-type]
+    return module(x[None])[0]  # an adapter's doing: ours, or peft's
