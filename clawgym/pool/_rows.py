@@ -126,7 +126,7 @@ def turn_of(row: Mapping[str, Any]) -> TraceTurn:
             prompt, response, mask, wrong = _split(row, whole, mask)
             problems += wrong
     prompt, response, mask, logprobs = _unpadded(row, prompt, response, mask, logprobs)
-    versions = first(row, _VERSIONS)
+    versions: Any = first(row, _VERSIONS)
     text = first(row, _TEXT)
     declared = "parent" in row
     return TraceTurn(
@@ -137,7 +137,7 @@ def turn_of(row: Mapping[str, Any]) -> TraceTurn:
         parent=row.get("parent") if declared else None,
         declared=declared,
         role=row["role"] if isinstance(row.get("role"), str) and row["role"] not in ("assistant", "agent") else "main",
-        versions=() if versions is None else id_list(versions) or [str(versions)],
+        versions=() if versions is None else id_list(versions) or [versions],
         flaw=row.get("flaw"),
         text=[text] if isinstance(text, str) and text.strip() else None,
         problems=tuple(problems),

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from clawgym.cli import app
+from clawgym.errors import PoolError, TraceError
+from clawgym.pool import Pool
+
+from ..pool.histories import chain, store
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    with Pool(tmp_path / "pool.db") as pool:
+        for seed in range(3):
+            store(pool, chain(seed, 4), task_id=f"t{seed}")
+        pool.fetch("trainer", 0)
+    return tmp_path / "pool.db"
+
+
+def test_stats_say_what_is_there(where: Path) -> None:
+    text = run("pool", "stats", where).output
+    assert "3 solved" in text
+    assert "1 leased" in text
+    assert "1.00 an episode" in text
+    found = json.loads(run("pool", "stats", where, "--json").output)
+    assert found["channels"]["train"]["turns"] == 12
+
+
+def test_episodes_go_out_and_come_in(where: Path, tmp_path: Path) -> None:
+    assert "3 episodes" in run("pool", "export", where, tmp_path / "e.parquet").output
+    second = tmp_path / "second.db"
+    assert "3 episodes with 12 turns" in run("pool", "import", second, tmp_path / "e.parquet").output
+    assert "3 episodes were there already" in run("pool", "import", second, tmp_path / "e.parquet").output
+    assert (
+        "1 episodes"
+        in run("pool", "export", where, tmp_path / "m.jsonl", "--format", "messages", "--task", "t1").output
+    )
+    assert run("ledger", "check", second).exit_code == 0
+
+
+def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for words in (("stats", tmp_path / "gone.db"), ("export", tmp_path / "gone.db", tmp_path / "e")):
+        result = run("pool", *words)
+        assert isinstance(result.exception, PoolError)
+        assert "no such pool" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ledger_check_ends_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
+    result = run("ledger", "check", where)
+    assert result.exit_code == 0
+    assert "3 exact" in result.output
+    with Pool(where) as pool:
+        store(pool, chain(9, 1, flaw="stripped"), id="marked")
+    result = run("ledger", "check", where)
+    assert result.exit_code == 1
+    assert "1 unproved, 3 exact" in result.output
+    assert "stripped" in result.output
+    found = json.loads(run("ledger", "check", where, "--json").output)
+    assert [e["status"] for e in found["episodes"]] == ["exact"] * 3 + ["unproved"]
+    assert found["exact"] is False
+    (tmp_path / "empty.jsonl").write_text("")
+    assert run("ledger", "check", tmp_path / "empty.jsonl").exit_code == 1
+
+
+def test_the_ledger_check_names_what_it_cannot_read(where: Path, tmp_path: Path) -> None:
+    assert isinstance(run("ledger", "check", tmp_path / "gone").exception, TraceError)
+    result = run("ledger", "check", where, "--tokenizer", tmp_path)
+    assert "no tokenizer.json" in str(result.exception)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "not a tokenizer" in str(run("ledger", "check", where, "--tokenizer", tmp_path).exception)
+
+
+def test_with_a_tokenizer_texts_are_compared(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "yes": 1, "no": 2, "?": 3}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    row = {"prompt_ids": [3], "response_ids": [1], "logprobs": [-0.5], "response_text": "yes"}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    assert run("ledger", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path).exit_code == 0
+    for change in ({"response_text": "no"}, {"response_ids": [4]}):
+        (tmp_path / "t.jsonl").write_text(json.dumps(row | change))
+        result = run("ledger", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path)
+        assert result.exit_code == 1
+        assert "broken" in result.output
