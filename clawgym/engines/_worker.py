@@ -120,7 +120,7 @@ class Worker:
     def _put(self, item: Request | _Change) -> None:
         with self._wake:
             if self._closed:
-                raise EngineError(self._closed)
+                raise EngineError(self._closed, status=500) from self._cause
             self._inbox.append(item)
             self._wake.notify()
 
@@ -160,7 +160,7 @@ class Worker:
             why = self._closed = self._closed or why
             left, self._inbox = self._inbox, deque()
         requests = [i for i in left if isinstance(i, Request)] + [*self._waiting, *self.batch.sequences]
-        ended = EngineError(why)
+        ended = EngineError(why, status=500)
         ended.__cause__ = self._cause
         for change in [i for i in left if isinstance(i, _Change)] + [*self._changes]:
             if change.done.set_running_or_notify_cancel():
@@ -210,12 +210,12 @@ class Worker:
 
     def _begin(self, request: Request) -> bool:
         if self.unusable:
-            raise EngineError(self.unusable, retryable=True)
+            raise EngineError(self.unusable, retryable=True, status=503)
         adapter = None
         if request.adapter_name is not None:
             adapter = self.adapters.get(request.adapter_name)
             if adapter is None:
-                raise EngineError(f"adapter {request.adapter_name!r} was unloaded: load it again")
+                raise EngineError(f"adapter {request.adapter_name!r} was unloaded: load it again", status=400)
         if not self.batch.begin(request, adapter, adapter.root if adapter else self._root):
             return False
         request.version = adapter.version if adapter else self.version
@@ -234,7 +234,8 @@ class Worker:
             if not math.isfinite(logprob):
                 self.batch.leave(request, keep=False)
                 self._fail(
-                    request, EngineError("the model's logits are not finite: its weights are damaged, set others")
+                    request,
+                    EngineError("the model's logits are not finite: its weights are damaged, set others", status=500),
                 )
                 continue
             token = request.ids[-1]
@@ -279,4 +280,5 @@ def _no_memory(request: Request) -> EngineError:
         f"no memory left for a sequence of {len(request.ids)} tokens: ask again when less runs, or lower max_batch, "
         "kv_tokens or context_window",
         retryable=len(request.ids) == request.prompt,
+        status=503,
     )

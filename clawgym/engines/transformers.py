@@ -211,7 +211,7 @@ class TransformersEngine:
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Requests that run with it finish; those that wait for it fail."""
         if name not in self.adapters:
-            raise EngineError(self._no_adapter(name))
+            raise _refused(self._no_adapter(name))
         await asyncio.wrap_future(self._worker.change(lambda: self._worker.set_adapter(name, None)))
 
     def receipt(self) -> dict[str, Any]:
@@ -243,12 +243,14 @@ class TransformersEngine:
     ) -> Request:
         ids = list(prompt_ids)
         if images:
-            raise EngineError("this engine reads no images: take them out of the messages, or use an engine that does")
+            raise _refused("this engine reads no images: take them out of the messages, or use an engine that does")
+        if sampling.json_schema is not None:
+            raise _refused("this engine does not constrain what is sampled: ask for JSON in the prompt, or use vLLM")
         if not ids:
-            raise EngineError("the prompt has no ids: send at least one message")
+            raise _refused("the prompt has no ids: send at least one message")
         if min(ids) < 0 or max(ids) >= self._vocab:
             wrong = next(i for i in ids if not 0 <= i < self._vocab)
-            raise EngineError(
+            raise _refused(
                 f"prompt id {wrong} is not in the vocabulary of {self._vocab} ids: render with the tokenizer of this "
                 f"model ({self.tokenizer})"
             )
@@ -268,9 +270,9 @@ class TransformersEngine:
             (most >= 1, "max_tokens", sampling.max_tokens, "1 or more"),
         ):
             if not good:
-                raise EngineError(f"{name}={value}: must be {want}: correct it")
+                raise _refused(f"{name}={value}: must be {want}: correct it")
         if adapter is not None and adapter not in self.adapters:
-            raise EngineError(self._no_adapter(adapter))
+            raise _refused(self._no_adapter(adapter))
         return Request(
             ids=ids,
             temperature=float(temperature),
@@ -285,6 +287,10 @@ class TransformersEngine:
 
     def _no_adapter(self, name: str) -> str:
         return f"no adapter {name!r} here, only {sorted(self.adapters) or 'the base model'}: load it first"
+
+
+def _refused(message: str) -> EngineError:
+    return EngineError(message, status=400)
 
 
 def _memory(device: torch.device) -> int:

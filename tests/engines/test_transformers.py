@@ -204,13 +204,15 @@ async def test_tokens_come_as_they_are_sampled(engine: TransformersEngine) -> No
         ([1], {"top_p": 0.0}, "top_p"),
         ([1], {"max_tokens": 0}, "max_tokens"),
         ([1], {"adapter": "x"}, "no adapter 'x'"),
+        ([1], {"json_schema": {}}, "does not constrain"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(
     engine: TransformersEngine, prompt: list[int], wrong: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(EngineError, match=message) as caught:
         await sampled(engine, prompt, **wrong)
+    assert (caught.value.status, caught.value.retryable) == (400, False)
     assert len((await sampled(engine, [1], max_tokens=2)).ids) == 2
 
 

@@ -1,0 +1,153 @@
+"""The vLLM engine on a real vLLM server, beside the transformers engine, on the same weights.
+
+Runs where ``CLAWGYM_VLLM`` is the python of an environment with vLLM; ``docs/engines.md`` says how to make one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from clawgym.engines.protocol import Sampling
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.engines.vllm import VLLMEngine
+from clawgym.errors import ContextLengthExceeded, EngineError
+
+from .exact import assert_exact, sampled
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("CLAWGYM_VLLM"), reason="CLAWGYM_VLLM names no python with vLLM"),
+    pytest.mark.timeout(600),
+]
+PROMPT = [1, 300, 400, 11, 2, 12, 1, 500, 12] * 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [os.environ["CLAWGYM_VLLM"], "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(folder), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16"]
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
+    command += ["--enable-lora", "--max-lora-rank", "8"]
+    settings = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
+        try:
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-5000:])
+
+
+@pytest_asyncio.fixture
+async def engine(server: str, folder: Path) -> AsyncIterator[VLLMEngine]:
+    made = VLLMEngine(server, "tiny", tokenizer=str(folder), patience=400)
+    await made.ready()
+    yield made
+    await made.aclose()
+
+
+async def test_ids_and_logprobs_are_exact(engine: VLLMEngine, plain: Any) -> None:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(704) for _ in range(n)] for n in (1, 20, 300, 900)]
+    assert engine.context_window == 4096
+    for temperature in (1.0, 0.6):
+        results = await asyncio.gather(*(sampled(engine, p, temperature=temperature, max_tokens=40) for p in prompts))
+        for prompt, got in zip(prompts, results, strict=True):
+            assert len(got.ids) == 40
+            assert_exact(plain, prompt, got, temperature)
+
+
+async def test_greedy_is_what_the_transformers_engine_gives(engine: VLLMEngine, folder: Path, plain: Any) -> None:
+    from clawgym.engines.transformers import TransformersEngine
+
+    ours = TransformersEngine(folder)
+    try:
+        theirs = await sampled(engine, PROMPT, temperature=0, max_tokens=60)
+        mine = await sampled(ours, PROMPT, temperature=0, max_tokens=60)
+    finally:
+        await ours.aclose()
+    assert theirs.ids == mine.ids
+    assert_exact(plain, PROMPT, mine, 0)
+
+
+async def test_ends(engine: VLLMEngine) -> None:
+    free = await sampled(engine, PROMPT, seed=3, max_tokens=20)
+    assert free.finish_reason == "length"
+    stop = free.ids[9]
+    stopped = await sampled(engine, PROMPT, seed=3, max_tokens=20, stop_ids=frozenset({stop}))
+    assert stopped.finish_reason == "stop"
+    assert stopped.ids == free.ids[: free.ids.index(stop) + 1]
+    assert len(stopped.logprobs) == len(stopped.ids)
+    assert stopped.cached > 0
+    with pytest.raises(ContextLengthExceeded):
+        await sampled(engine, [5] * 4096)
+    with pytest.raises(EngineError, match="vocabulary"):
+        await sampled(engine, [99999], max_tokens=2)
+
+
+async def test_a_cut_choice_has_no_logprobs(engine: VLLMEngine) -> None:
+    got = await sampled(engine, PROMPT, top_k=3, max_tokens=5)
+    assert (len(got.ids), got.logprobs) == (5, [])
+
+
+async def test_an_adapter(engine: VLLMEngine, server: str, folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path)
+    async with aiohttp.ClientSession() as client:
+        body = {"lora_name": "policy", "lora_path": str(tmp_path)}
+        async with client.post(f"{server}/load_lora_adapter", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+    assert_exact(model, PROMPT, await sampled(engine, PROMPT, max_tokens=20, adapter="policy"))
+
+
+async def test_leaving_early_leaves_the_server_in_order(engine: VLLMEngine, plain: Any) -> None:
+    for _ in range(5):
+        tokens = engine.generate(PROMPT, Sampling(max_tokens=2000))
+        await anext(tokens)
+        await tokens.aclose()
+    assert_exact(plain, PROMPT, await sampled(engine, PROMPT, max_tokens=5))
