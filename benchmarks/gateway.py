@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, UnixConnector, web
 
 PACE = 0.02
 SYSTEM = "You are a careful assistant that works with files and commands. " * 60
@@ -185,21 +185,6 @@ async def until_told(cleanup: Any) -> None:
     await cleanup()
 
 
-async def serve_gateway(upstream: str, model: str, pool_at: str, sessions: int) -> None:
-    """The gateway over its vLLM engine. Prints its sessions as JSON."""
-    from clawgym.engines.vllm import VLLMEngine
-    from clawgym.gateway.server import Gateway
-    from clawgym.pool import Pool
-
-    engine = VLLMEngine(upstream + "/v1", "m", tokenizer=model)
-    with contextlib.closing(Pool(pool_at)) as pool:
-        async with Gateway(engine, pool, streams=1024) as gateway:
-            address = await gateway.listen()
-            opened = [await gateway.open_session() for _ in range(sessions)]
-            print(json.dumps([[f"{address.url}/s/{o.id}/v1", o.secret] for o in opened]), flush=True)
-            await until_told(engine.aclose)
-
-
 # --- the agents
 
 
@@ -276,8 +261,8 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 
 @contextlib.contextmanager
-def part(*argv: str, wait_for: str | None = None, env: dict[str, str] | None = None):
-    """A process of ours; yields its first line of output (or nothing, once ``wait_for`` answers)."""
+def part(*argv: str, lines: int = 1, wait_for: str | None = None, env: dict[str, str] | None = None):
+    """A process of ours; yields its first ``lines`` of output (or nothing, once ``wait_for`` answers)."""
     process = subprocess.Popen(
         argv, stdout=subprocess.DEVNULL if wait_for else subprocess.PIPE, stderr=None, text=True, env=env
     )
@@ -285,7 +270,7 @@ def part(*argv: str, wait_for: str | None = None, env: dict[str, str] | None = N
     try:
         if wait_for is None:
             assert process.stdout is not None
-            line = process.stdout.readline().strip()
+            line = "".join(process.stdout.readline() for _ in range(lines)).strip()
             if not line:
                 raise SystemExit(f"{argv} did not start")
             yield line
@@ -309,6 +294,19 @@ def part(*argv: str, wait_for: str | None = None, env: dict[str, str] | None = N
             process.wait()
 
 
+def open_session(control: str, token: str) -> tuple[str, str]:
+    """A session of the gateway, over its control API."""
+
+    async def ask() -> dict[str, str]:
+        async with ClientSession(connector=UnixConnector(control)) as client:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with client.post("http://gateway/sessions", json={}, headers=headers) as answer:
+                return await answer.json()
+
+    opened = asyncio.run(ask())
+    return opened["base_url"], opened["secret"]
+
+
 def free_port() -> int:
     import socket
 
@@ -326,10 +324,12 @@ def door(name: str, upstream: str, folder: Path, model: Path, litellm: str | Non
         with part(*me, "--serve", "pass-through", "--upstream", upstream) as url:
             yield [(url + "/v1", "none")]
     elif name == "gateway":
-        pool = folder / f"pool-{time.monotonic_ns()}.db"
-        argv = ("--upstream", upstream, "--model", str(model), "--pool", str(pool), "--sessions", str(sessions))
-        with part(*me, "--serve", "gateway", *argv) as line:
-            yield [tuple(pair) for pair in json.loads(line)]
+        argv = ("gateway", "--upstream", "vllm", "--upstream-url", upstream, "--model", "m", "--tokenizer", str(model))
+        argv += ("--pool", str(folder / f"pool-{time.monotonic_ns()}.db"))
+        program = "from clawgym.cli import main; main()"
+        with part(sys.executable, "-u", "-c", program, *argv, lines=5) as printed:
+            shown = dict(line.split(maxsplit=1) for line in printed.splitlines())
+            yield [open_session(shown["control:"], Path(shown["token:"]).read_text().strip()) for _ in range(sessions)]
     else:
         config = folder / "litellm.yaml"
         entry = {"model": "openai/m", "api_base": upstream + "/v1", "api_key": "none"}
@@ -353,9 +353,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--litellm", help="LiteLLM's proxy program")
     parser.add_argument("--rounds", type=int, default=1)
-    for name in ("--serve", "--upstream", "--model", "--pool"):
+    for name in ("--serve", "--upstream"):
         parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument("--sessions", type=int, default=256, help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--ids", type=int, nargs=2, default=[0, 0], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -363,8 +362,6 @@ def main() -> None:
         asyncio.run(serve(upstream_app(args.tokens, args.pace, *args.ids)))
     elif args.serve == "pass-through":
         asyncio.run(serve(pass_through_app(args.upstream)))
-    elif args.serve == "gateway":
-        asyncio.run(serve_gateway(args.upstream, args.model, args.pool, args.sessions))
     else:
         measure(args)
 

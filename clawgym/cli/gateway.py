@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,7 +52,25 @@ def gateway_command(
     """
     if (tls_cert is None) != (tls_key is None):
         raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
-    asyncio.run(_serve(upstream, model, pool, upstream_url, tokenizer, host, port, tls_cert, tls_key, control))
+    serve = _serve(upstream, model, pool, upstream_url, tokenizer, host, port, tls_cert, tls_key, control)
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(serve)
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed (the extra has it wherever it can be had)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _settle_garbage() -> None:
+    """What is loaded now stays: looking through it again and again would stop every stream for tens of milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 async def _serve(
@@ -90,6 +109,7 @@ async def _serve(
         await gateway.listen(host=host, port=port, tls=tls)
         await control.listen(path=socket)
         opened = await gateway.open_session(channel="online")
+        _settle_garbage()
         typer.echo(f"base_url:  {gateway.base_url(opened)}\napi_key:   {opened.secret}")
         typer.echo(f"control:   {socket}\ntoken:     {socket}.token\npool:      {pool_at}")
         await stop.wait()

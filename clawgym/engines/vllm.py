@@ -18,7 +18,7 @@ from typing import Any
 
 from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine, joined
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
 
 __all__ = ["VLLMEngine"]
@@ -85,7 +85,8 @@ class VLLMEngine(ServedEngine):
         if ask.sampling.json_schema is not None:
             schema = {"name": "answer", "schema": ask.sampling.json_schema or {"type": "object"}}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        held: list[Tokens] = []
+        ids: list[int] = []
+        logprobs: list[Any] = []
         reason, cached, echoed = "", 0, False
         async with aclosing(self._upstream.events("/v1/completions", body)) as several:
             async for events in several:
@@ -104,17 +105,15 @@ class VLLMEngine(ServedEngine):
                         echoed = True
                     if choice.get("token_ids") is None:
                         raise self._stripped("token_ids", _SINCE)
-                    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-                    held.append(checked.take(choice["token_ids"], logprobs))
+                    ids += choice["token_ids"]
+                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
                     reason = choice.get("finish_reason") or reason
-                if held and not reason:  # what came together goes on together
-                    tokens = joined(held)
-                    held.clear()
-                    if tokens.ids:
-                        yield tokens
+                if ids and not reason:  # what came together goes on together
+                    yield checked.take(ids, logprobs)
+                    ids, logprobs = [], []
         if not reason:
             raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
-        yield checked.end(joined(held), reason, cached)
+        yield checked.end(checked.take(ids, logprobs), reason, cached)
 
     def _check_prompt(self, choice: dict[str, Any], ask: Ask, checked: Checked) -> None:
         seen = choice.get("prompt_token_ids")

@@ -13,9 +13,9 @@ import logging
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from clawgym.engines.protocol import Delta, Sampling, TextEngine, TokenEngine, Tokens
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
@@ -32,6 +32,7 @@ from clawgym.records import Turn, Usage
 __all__ = ["Core", "Counts"]
 
 _log = logging.getLogger("clawgym.gateway")
+_SETTINGS = tuple(f.name for f in fields(Sampling))
 
 
 @dataclass
@@ -151,9 +152,8 @@ class Core:
         return _Plan(match, keys[match.used :], new, context, prompt, keyed, role)
 
     async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
-        engine, renderer = self.engine, self.renderer
+        engine, renderer = cast(TokenEngine, self.engine), self.renderer
         assert renderer is not None
-        assert isinstance(engine, TokenEngine)
         schema = self._refuse_what_ids_cannot(call)
         plan = self._plan(session, call)
         sampling = self._sampling(session, call, len(plan.prompt), engine.context_window)
@@ -201,11 +201,10 @@ class Core:
             reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
             await record.done(reason, parser.malformed)
             usage = Usage(len(plan.prompt), len(progress.sampled), progress.cached)
-            yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage)
+            yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage, stop=stops.met)
 
     async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
-        engine = self.engine
-        assert isinstance(engine, TextEngine)
+        engine = cast(TextEngine, self.engine)
         plan = self._plan(session, call)
         sampling = _merge(session.sampling, call.sampling)
         progress = _Progress(started, queued=time.monotonic() - started, flaw="text-only")
@@ -279,7 +278,7 @@ class Core:
             parent=None if node is None else node.index,
             finish_reason=reason,
             flaw=progress.flaw,
-            sampling={name: value for name, value in asdict(sampling).items() if value not in (None, ())},
+            sampling=_said(sampling),
             images=_images(plan.new),
             seconds={
                 "queued": progress.queued,
@@ -358,8 +357,12 @@ def _unsupported(field: str, why: str) -> Refusal:
 
 def _merge(session: Sampling, asked: Sampling) -> Sampling:
     """The session's settings, and what it leaves open as it was asked."""
-    said = {name: value for name, value in asdict(session).items() if value not in (None, ())}
-    return replace(asked, **said)
+    return replace(asked, **_said(session))
+
+
+def _said(sampling: Sampling) -> dict[str, Any]:
+    """The settings that say something."""
+    return {name: value for name in _SETTINGS if (value := getattr(sampling, name)) not in (None, ())}
 
 
 def _images(messages: list[Message]) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from clawgym.gateway.calls import Message
 from clawgym.records import Role
 
@@ -37,7 +39,7 @@ Key = bytes
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
     """Hex SHA-256 of the tool definitions, in order; empty without tools."""
-    return hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest() if tools else ""
+    return hashlib.sha256(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)).hexdigest() if tools else ""
 
 
 def message_keys(messages: Sequence[Message]) -> list[Key]:

@@ -352,8 +352,8 @@ async def test_an_agent_that_leaves_stops_the_engine_and_leaves_a_record(desk):
             if chunk.choices[0].delta.content:
                 break
         await answer.close()
-    for _ in range(200):
-        if d.turns:
+    for _ in range(500):
+        if d.turns and not d.gateway.gate.running:
             break
         await asyncio.sleep(0.02)
     (turn,) = d.turns
