@@ -140,6 +140,8 @@ class Delta:
     """On the last piece: ``stop``, ``length``, ``tool_calls`` or ``content_filter``."""
     usage: Usage | None = None
     """On the last piece, where it is known."""
+    stop: str | None = None
+    """On the last piece: the stop string that ended the answer."""
 
 
 @runtime_checkable

@@ -250,12 +250,15 @@ class StopStrings:
         self._stops = [(stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop]
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self._stopped = False
+        self.met: str | None = None
+        """The stop string that was met."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is certain, and whether a stop string was met; nothing comes after it."""
-        if not self._stops or self._stopped:
-            return ("" if self._stopped else text), self._stopped
+        if self.met is not None:
+            return "", True
+        if not self._stops:
+            return text, False
         held = len(self._held)
         text = self._held + text
         for end in range(held, len(text)):
@@ -271,8 +274,8 @@ class StopStrings:
                     matched = borders[matched - 1]
                 self._matched[n] = matched
             if found:
-                self._stopped = True
                 self._held = ""
+                self.met = text[end + 1 - found : end + 1]
                 return text[: end + 1 - found], True
         sure = len(text) - max(self._matched)
         self._held = text[sure:]

@@ -30,6 +30,8 @@ from clawgym.gateway.dialects import Dialect
 from clawgym.gateway.dialects._sse import send_events
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import Failure, failure_of
+from clawgym.gateway.dialects.messages import MessagesDialect
+from clawgym.gateway.dialects.responses import ResponsesDialect
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.sessions import Opened, Session, Sessions
@@ -41,7 +43,7 @@ _log = logging.getLogger("clawgym.gateway")
 
 LARGEST_BODY = 64 * 2**20
 """Bytes of one request: a long history with images."""
-DIALECTS: Sequence[Dialect] = (ChatDialect(),)
+DIALECTS: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ class Gateway:
         app.router.add_get("/s/{session}/v1/models", self._models)
         for dialect in DIALECTS:
             app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect).handle)
+        app.router.add_post("/s/{session}/v1/messages/count_tokens", _Count(self, MessagesDialect()).handle)
         app.router.add_route("*", "/{path:.*}", _nowhere)
         return app
 
@@ -289,3 +292,13 @@ class _Endpoint:
         if not isinstance(error, ClawGymError):
             _log.exception("a request failed", exc_info=error)
         return failure_of(error)
+
+
+class _Count(_Endpoint):
+    """How many tokens a request would send to the model."""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        session = await self._gateway.admit(request)
+        body = await read_object(request)
+        call = self._dialect.call({**body, "max_tokens": 1}, None)
+        return web.json_response({"input_tokens": self._gateway.core.prompt_tokens(session, call)})

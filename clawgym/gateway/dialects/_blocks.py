@@ -1,0 +1,87 @@
+"""A streamed answer as a row of blocks (reasoning, text, calls), for dialects that number them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from clawgym.engines.protocol import Delta
+from clawgym.errors import EngineError
+
+__all__ = ["Block", "Blocks", "Change"]
+
+
+@dataclass
+class Block:
+    """One block; it has ended when the next one begins."""
+
+    kind: Literal["reasoning", "text", "call"]
+    index: int
+    call_id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Reasoning, text, or a call's arguments, so far."""
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happens to a block; ``piece`` is what is added."""
+
+    what: Literal["begin", "add", "end"]
+    block: Block
+    piece: str = ""
+
+
+class Blocks:
+    """Puts deltas together."""
+
+    def __init__(self, *, reasoning: bool = True) -> None:
+        """Without ``reasoning``, thoughts are left out."""
+        self.all: list[Block] = []
+        self._reasoning = reasoning
+        self._open: Block | None = None
+        self._calls: dict[int, Block] = {}
+
+    def take(self, delta: Delta) -> Iterator[Change]:
+        """What ``delta`` changes."""
+        if delta.reasoning and self._reasoning:
+            yield from self._add("reasoning", delta.reasoning)
+        if delta.text:
+            yield from self._add("text", delta.text)
+        for piece in delta.calls:
+            if piece.index not in self._calls:
+                call = Block("call", len(self.all), piece.id or f"call{uuid.uuid4().hex}", piece.name or "")
+                self._calls[piece.index] = call
+                yield from self._begin(call)
+            elif self._open is not self._calls[piece.index]:
+                raise EngineError("the upstream mixed the pieces of two tool calls: look at its log")
+            if piece.arguments:
+                yield self._more(self._calls[piece.index], piece.arguments)
+
+    def end(self) -> Iterator[Change]:
+        """The end of the answer."""
+        if self._open is not None:
+            yield Change("end", self._open)
+            self._open = None
+
+    def _add(self, kind: Literal["reasoning", "text"], piece: str) -> Iterator[Change]:
+        if self._open is None or self._open.kind != kind:
+            yield from self._begin(Block(kind, len(self.all)))
+        assert self._open is not None
+        yield self._more(self._open, piece)
+
+    def _begin(self, block: Block) -> Iterator[Change]:
+        yield from self.end()
+        self._open = block
+        self.all.append(block)
+        yield Change("begin", block)
+
+    def _more(self, block: Block, piece: str) -> Change:
+        block.pieces.append(piece)
+        return Change("add", block, piece)
