@@ -8,6 +8,7 @@ that structure a conversation, so that ``<|im_end|>`` in a file stays seven sign
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,21 +91,26 @@ class Guard:
     :meth:`split` cuts the rendered text there."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        tokens = sorted({t for t in tokens if t.strip()}, key=len, reverse=True)
+        tokens = sorted({t for t in tokens if t.strip()})
         self.mark = "".join(secrets.choice("0123456789") for _ in range(32))  # digits: no filter changes their case
-        self._whole = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        self._whole = re.compile(_any_of(tokens) or r"(?!)")
         # A token may also come about where a text meets what the template, or another text, puts beside it.
-        self._beginnings = tuple(_signs(t[:n] for t in tokens for n in range(1, len(t))))
-        self._endings = tuple(_signs(t[n:] for t in tokens for n in range(1, len(t))))
+        self._beginnings = _signs(t[:n] for t in tokens for n in range(1, len(t)))
+        self._endings = _signs(t[n:] for t in tokens for n in range(1, len(t)))
         self._middles = _signs(t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t)))
+        self._longest = max(map(len, tokens), default=1)
+        self._first, self._last = frozenset(t[0] for t in tokens), frozenset(t[-1] for t in tokens)
 
     def text(self, text: str) -> str:
         """``text``, marked where it must be."""
         inner = text.strip()
         if not inner:
             return text
-        head = inner.startswith(self._endings) or inner in self._middles
-        tail = inner.endswith(self._beginnings)
+        n = self._longest
+        head = inner in self._middles or (
+            not self._last.isdisjoint(inner[:n]) and any(inner[:m] in self._endings for m in range(1, n))
+        )
+        tail = not self._first.isdisjoint(inner[-n:]) and any(inner[-m:] in self._beginnings for m in range(1, n))
         guarded = self._whole.sub(self._broken, inner)
         if not head and not tail and guarded is inner:
             return text
@@ -129,6 +135,22 @@ class Guard:
     def split(self, text: str) -> list[str]:
         """``text`` without the marks, cut where they were."""
         return text.split(self.mark)
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for the longest of ``texts``, by their common beginnings: some models have hundreds of tokens."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[0], []).append(text)
+    patterns: list[str] = []
+    for group in groups.values():
+        start = os.path.commonprefix(group)  # noqa: RUF071
+        rests = [text[len(start) :] for text in group]
+        longer = _any_of(rest for rest in rests if rest)
+        patterns.append(
+            re.escape(start) + (f"(?:{longer})" if longer else "") + ("?" if longer and "" in rests else "")
+        )
+    return "|".join(patterns)
 
 
 def _signs(texts: Iterable[str]) -> frozenset[str]:
