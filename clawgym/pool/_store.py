@@ -25,13 +25,17 @@ except ImportError as error:
 
 from clawgym.pool import _schema
 
-__all__ = ["Store"]
+__all__ = ["Store", "Trouble"]
 
 _R = TypeVar("_R")
 _BUSY_SECONDS = 60.0
 _TRIES = 8
 _APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
 _MAKING, _LEASING = 0x436C617747796D01, 0x436C617747796D02  # PostgreSQL's advisory locks; any two numbers
+
+
+class Trouble(PoolError):
+    """The database itself failed, whatever it was asked: full disk, lock held, connection lost."""
 
 
 class Store:
@@ -143,7 +147,8 @@ class Store:
             yield
         except exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            raise PoolError(f"{self.name}: {_advice(str(cause).strip())}") from error
+            kind = PoolError if isinstance(error, exc.IntegrityError) else Trouble
+            raise kind(f"{self.name}: {_advice(str(cause).strip())}") from error
 
 
 def _sqlite(path: Path) -> sa.Engine:

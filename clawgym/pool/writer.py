@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from clawgym.errors import PoolError
+from clawgym.pool._store import Trouble
 from clawgym.pool.pool import Pool
 from clawgym.records import Image, Turn
 
@@ -104,7 +105,7 @@ class PoolWriter:
                 turns = []
                 if job is None:
                     return
-                _attempt([job], job.work)
+                _attempt(job, job.work)
             self._commit(turns)
 
     def _commit(self, jobs: list[_Job]) -> None:
@@ -117,19 +118,22 @@ class PoolWriter:
 
         try:
             write(jobs)
+        except Trouble as error:  # whoever asks: it would be the same for each
+            for job in jobs:
+                job.error = error
+                job.tell()
         except Exception:
             for job in jobs:  # all or nothing was undone: now each for itself
-                _attempt([job], lambda job=job: write([job]))
+                _attempt(job, lambda job=job: write([job]))
         else:
             for job in jobs:
                 job.tell()
 
 
-def _attempt(jobs: list[_Job], work: Callable[[], Any] | None) -> None:
+def _attempt(job: _Job, work: Callable[[], Any] | None) -> None:
     assert work is not None
-    for job in jobs:
-        try:
-            job.result = work()
-        except BaseException as error:
-            job.error = error
-        job.tell()
+    try:
+        job.result = work()
+    except BaseException as error:
+        job.error = error
+    job.tell()

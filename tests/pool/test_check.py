@@ -24,7 +24,7 @@ def linear(draw_seed: int, length: int) -> list[TraceTurn]:
     return trace_of(chain(draw_seed, length))
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=500)
 @given(turns=histories(flaws=False))
 def test_what_an_engine_gave_is_exact(turns: list[Turn]) -> None:
     verdict = check("e", trace_of(turns))

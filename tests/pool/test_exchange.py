@@ -77,7 +77,7 @@ def test_parquet_comes_back_as_it_was(pool: Pool, tmp_path: Path) -> None:
         assert [len(g.episodes) for g in batch.groups] == [1, 1]  # type: ignore[union-attr]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=histories())
 def test_any_history_survives_parquet(tmp_path: Path, turns: list[Turn]) -> None:
     for name in ("a.db", "b.db"):
@@ -146,7 +146,7 @@ def test_atif_carries_the_ids_and_comes_back(file_pool: Pool, tmp_path: Path) ->
         assert second.turns(chat)[0].reply["tool_calls"][0]["function"]["name"] == "bash"
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=histories())
 def test_any_history_keeps_its_exact_tokens_through_atif(tmp_path: Path, turns: list[Turn]) -> None:
     for name in ("a.db", "b.db"):

@@ -6,9 +6,11 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
@@ -18,12 +20,13 @@ from clawgym.pool import Pool
 from clawgym.records import Image, Turn
 
 from .histories import chain, histories, store
+from .servers import new_database
 
 PICTURE = b"\x89PNG..."
 IMAGE = Image(hashlib.sha256(PICTURE).hexdigest(), PICTURE, "image/png")
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=histories())
 def test_what_was_stored_comes_back(file_pool: Pool, turns: list[Turn]) -> None:
     id = store(file_pool, turns)
@@ -270,6 +273,32 @@ def test_a_pool_of_another_version_is_refused(where: str) -> None:
         db.execute(sa.text("UPDATE clawgym_pool SET value = '99' WHERE key = 'version'"))
     with pytest.raises(PoolError, match="version 99"):
         Pool(where)
+
+
+def test_a_full_disk_is_said_and_nothing_is_half_written(file_pool: Pool) -> None:
+    ids = [file_pool.open_episode() for _ in range(2)]
+    engine = file_pool._store._engine
+    engine.dispose()
+
+    @sa.event.listens_for(engine, "connect")
+    def _small(connection: sqlite3.Connection, _: object) -> None:
+        ((pages,),) = connection.execute("PRAGMA page_count").fetchall()
+        connection.execute(f"PRAGMA max_page_count={pages + 2}")
+
+    with pytest.raises(PoolError, match="the disk is full: make room"):
+        file_pool.append([(id, n, turn) for id in ids for n, turn in enumerate(chain(1, 60))])
+    assert [file_pool.turns(id) for id in ids] == [(), ()]
+    assert [file_pool.episode(id).n_turns for id in ids] == [0, 0]
+
+
+def test_a_lost_connection_is_made_again(postgres: str) -> None:
+    with Pool(new_database(postgres, uuid.uuid4().hex)) as pool:
+        id = store(pool, chain(1, 2))
+        with psycopg.connect(postgres.format(database="postgres"), autocommit=True) as killer:
+            killer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                           "AND backend_type = 'client backend'")  # fmt: skip
+        assert pool.turns(id) == tuple(chain(1, 2))
+        store(pool, chain(3, 1))
 
 
 def test_a_password_is_never_shown(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import random
+import sqlite3
 import threading
 
 import pytest
@@ -111,14 +114,33 @@ async def test_a_full_queue_makes_callers_wait(tmp_path) -> None:
     pool = Counting(tmp_path / "pool.db")
     pool.gate.clear()
     writer = PoolWriter(pool)
-    ids = [pool.open_episode() for _ in range(700)]
+    ids = [pool.open_episode() for _ in range(400)]
     waiting = [asyncio.create_task(writer.append(id, 0, chain(1, 1)[0])) for id in ids]
     await asyncio.sleep(0.2)
     assert writer._jobs.qsize() <= 256
     pool.gate.set()
     await asyncio.gather(*waiting)
     await writer.aclose()
-    assert sum(e.n_turns for e in pool.episodes()) == 700
+    assert sum(e.n_turns for e in pool.episodes()) == 400
+    pool.close()
+
+
+async def test_a_database_in_trouble_fails_all_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("clawgym.pool._store._BUSY_SECONDS", 0.5)
+    pool = Counting(tmp_path / "pool.db")
+    pool.gate.set()
+    ids = [pool.open_episode() for _ in range(40)]
+    writer = PoolWriter(pool)
+    with contextlib.closing(sqlite3.connect(tmp_path / "pool.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(
+            *(writer.append(id, 0, chain(n, 1)[0]) for n, id in enumerate(ids)), return_exceptions=True
+        )
+        other.execute("ROLLBACK")
+    assert all("another process has held it" in str(result) for result in results)
+    assert len({id(result) for result in results}) < 5  # not one wait each
+    await writer.append(ids[0], 0, chain(0, 1)[0])
+    await writer.aclose()
     pool.close()
 
 
@@ -127,8 +149,6 @@ async def test_results_and_errors_of_a_call_reach_the_caller(pool: Pool) -> None
     assert (await writer.run(pool.stats))["channels"] == {}
     with pytest.raises(PoolError, match="no episode"):
         await writer.run(pool.turns, "nobody")
-    import random
-
     id = await writer.run(pool.open_episode)
     await writer.append(id, 0, turn(random.Random(1), 0, parent=None))
     await writer.aclose()
