@@ -8,15 +8,18 @@ WORKERS ?= 2
 
 .PHONY: demo test lint unit soak system clean FORCE
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
 
 test: lint unit
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The demo needs none of the heavy extras.
+$(VENV)/.demo: WHAT := .
+$(VENV)/.installed: WHAT := .[dev]
+$(VENV)/.demo $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv was found: apt-get install python3-venv, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '$(WHAT)' -c constraints.txt
 	@touch $@
 
 # One import tree for the tools that read folders instead of importing (pyright, import-linter).

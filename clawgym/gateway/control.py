@@ -69,7 +69,7 @@ def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[T
         sampled = _numbers(row, "sampled_ids", where, int)
         fits = [i for i, ids in enumerate(so_far) if ids and len(ids) < len(prompt) and prompt[: len(ids)] == ids]
         parent = max(fits, key=lambda i: (len(so_far[i]), i), default=None)
-        rest = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in names}
+        rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in names}
         rest |= {"sampled_ids": sampled, "logprobs": _numbers(row, "logprobs", where, float)}
         try:
             turn = Turn(
@@ -143,8 +143,8 @@ class Control:
         names = {f.name for f in fields(Sampling)}
         if extra := sampling.keys() - names:
             raise Refusal(400, f"'sampling.{min(extra)}' is unknown: use {', '.join(sorted(names))}", param="sampling")
-        sampling = {k: tuple(v) if isinstance(v, list) else v for k, v in sampling.items()}
-        opened = await self._gateway.open_session(sampling=Sampling(**sampling), **about)
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sampling.items()}
+        opened = await self._gateway.open_session(sampling=Sampling(**settings), **about)
         return {"id": opened.id, "secret": opened.secret, "base_url": self._gateway.base_url(opened)}
 
     async def _show(self, request: web.Request) -> dict[str, Any]:

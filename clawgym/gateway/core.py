@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
@@ -108,7 +108,7 @@ class Core:
         """Whether turns have token ids."""
         return self.renderer is not None
 
-    async def answer(self, session: Session, call: ChatCall) -> AsyncIterator[Delta]:
+    async def answer(self, session: Session, call: ChatCall) -> AsyncGenerator[Delta]:
         """Stream the model's answer; the last item has the finish reason and the usage, and comes when the turn is
         stored. Raises :class:`~clawgym.gateway.calls.Refusal` before the first item, and
         :class:`~clawgym.errors.EngineError` at any time."""
@@ -151,7 +151,7 @@ class Core:
                 prompt = prompt + context
         return _Plan(match, keys[match.used :], new, context, prompt, keyed, role)
 
-    async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
+    async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
         engine, renderer = cast(TokenEngine, self.engine), self.renderer
         assert renderer is not None
         schema = self._refuse_what_ids_cannot(call)
@@ -203,7 +203,7 @@ class Core:
             usage = Usage(len(plan.prompt), len(progress.sampled), progress.cached)
             yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage, stop=stops.met)
 
-    async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncIterator[Delta]:
+    async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
         engine = cast(TextEngine, self.engine)
         plan = self._plan(session, call)
         sampling = _merge(session.sampling, call.sampling)

@@ -167,7 +167,8 @@ class Sessions:
         if about is None or not episode.secret_sha256:
             return None
         known = {f.name for f in fields(Sampling)}
-        sampling = Sampling(**{k: tuple(v) if k == "stop" else v for k, v in about["sampling"].items() if k in known})
+        settings: dict[str, Any] = {k: v for k, v in about["sampling"].items() if k in known}
+        sampling = Sampling(**{**settings, "stop": tuple(settings.get("stop", ()))})
         session = Session(session_id, episode.secret_sha256, sampling, about["adapter"])
         session.closed = episode.state != "open"
         nodes: dict[int, Node] = {}
