@@ -187,7 +187,7 @@ def _content(raw: Any, where: str, images: dict[str, Image]) -> str | list[dict[
         if kind in ("text", "refusal") and isinstance(part.get(kind), str):
             parts.append({"type": "text", "text": storable(part[kind])})
         elif kind == "image_url":
-            url = part["image_url"]
+            url = part.get("image_url")
             image = image_from_url(url.get("url") if isinstance(url, dict) else url, f"{where}.content[{n}]")
             images[image.sha256] = image
             parts.append({"type": "image", "sha256": image.sha256})

@@ -206,7 +206,7 @@ def _plain(raw: Any, where: str, offset: int = 0) -> str:
     texts: list[str] = []
     for n, part in enumerate(raw if isinstance(raw, list) else [raw], start=offset):
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(_TEXTS[kind]) if kind in _TEXTS else None
+        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
         if not isinstance(text, str):
             at = f"{where}[{n}]"
             raise Refusal(400, f"'{at}' has type {kind!r}: only text and input_image parts are taken here", param=at)
