@@ -26,6 +26,7 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox._listen import in_network
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["Attached", "DockerSandbox", "Started", "inside"]
 
 _MiB = 2**20
+_NO_ENTRY = (
+    "only root on the engine's own machine can enter a container's network: run as root there, or use the namespace "
+    "backend (backend='namespace')"
+)
 _HELLO = struct.Struct(">IBI")
 _TAR_SLACK = 4 * _MiB
 """What a tar may be over its contents (headers), on the way out of a box."""
@@ -75,6 +80,8 @@ class Started:
         self.pid = pid
         self.writable = writable
         self.held: dict[str, int] = {}
+        self.nonce = b""
+        """In the command line of process 1, if ``pid`` is this machine's."""
 
     async def hello(self, nonce: str) -> None:
         """Wait for process 1. Raises :class:`InfraError` with what it wrote to stderr."""
@@ -97,6 +104,7 @@ class Started:
         try:
             if nonce.encode() not in Path(f"/proc/{self.pid}/cmdline").read_bytes():
                 return
+            self.nonce = nonce.encode()
             for folder in self.writable:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 self.held[folder] = os.open(f"/proc/{self.pid}/root{folder}", flags)
@@ -122,6 +130,7 @@ class DockerSandbox(GuestLink):
         self._image = image
         self._user = f"{user}:{user}"
         self._writable = started.writable
+        self._first, self._nonce = started.pid, started.nonce
         self._held = started.held
         """Writable folder -> descriptor; empty where the owner cannot reach them."""
         self._lost: InfraError | None = None
@@ -210,6 +219,19 @@ class DockerSandbox(GuestLink):
         if code:
             raise SandboxDied(f"files could not be taken from the box ({why or code})", cause="unresponsive")
         return data
+
+    async def _listen(self, port: int) -> socket.socket:
+        if not self._held:
+            raise SandboxError(_NO_ENTRY)
+        network = os.open(f"/proc/{self._first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if self._nonce not in Path(f"/proc/{self._first}/cmdline").read_bytes():
+                raise SandboxDied("the box is gone")  # and its number is another's
+            return in_network(network, port)
+        except PermissionError:
+            raise SandboxError(_NO_ENTRY) from None
+        finally:
+            os.close(network)
 
     # -- the end, and copies
 

@@ -8,7 +8,7 @@ Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
 
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
                 S shell {pty,cwd,env}   R run (RUN and the command)   K kill and forget the channel
-                W files (entries)   w end of files
+                W files (entries)   w end of files   N listen (PORT); the socket comes with the answer
 guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the folder)   F failed {error,cause}
 """
 
@@ -24,7 +24,7 @@ import termios
 import time
 from _collections import deque  # pyright: ignore[reportMissingImports]
 from _json import encode_basestring_ascii, make_scanner
-from _socket import AF_UNIX, SOCK_STREAM, socket
+from _socket import AF_INET, AF_UNIX, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 from _struct import Struct, pack
 
 IN, OUT = 0, 1
@@ -32,6 +32,7 @@ HEADER = Struct(">IBI")
 RUN = Struct(">dI8s")  # timeout, cap, nonce
 DONE = Struct(">IBQd")  # exit code, 1 timed out + 2 restarted, bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
+PORT = Struct(">H")
 PROC = -1  # /proc, or the host's where the box has none; only this process holds it
 HOSTS_PROC = False
 PTMX = -1  # the host's, where the box has none
@@ -598,6 +599,21 @@ def end_put(channel):
     return send("D", channel, DONE.pack(0, 0, 0, 0.0))
 
 
+def listen(channel, port):
+    sock = socket(AF_INET, SOCK_STREAM)
+    try:
+        sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(1024)
+        os.set_blocking(OUT, True)  # the socket goes with its own frame, and after all that waits
+        flush()
+        send("D", channel, DONE.pack(0, 0, 0, 0.0))
+        give(outbox.popleft(), [sock.fileno()])
+    finally:
+        os.set_blocking(OUT, False)
+        sock.close()
+
+
 def handle(op, channel, payload):
     if op == "I" or op == "E":
         job = jobs.get(channel)
@@ -633,6 +649,8 @@ def handle(op, channel, payload):
             put(channel, payload)
         elif op == "w":
             end_put(channel)
+        elif op == "N":
+            listen(channel, PORT.unpack(payload)[0])
     except OSError as error:
         cause = "pids" if error.errno in (errno.EAGAIN, errno.ENOMEM) else "exec"
         job = jobs.get(channel)
@@ -641,14 +659,18 @@ def handle(op, channel, payload):
         send("F", channel, {"error": f"{op}: {error.strerror}", "cause": cause})
 
 
+def give(frame, gifts):
+    control = socket(AF_UNIX, SOCK_STREAM, 0, fileno=IN)
+    # SOL_SOCKET, SCM_RIGHTS
+    control.sendmsg([frame], [(1, 1, b"".join(pack("i", fd) for fd in gifts))])
+    control.detach()
+
+
 def say_hello(config, gifts):
     hello = dumps({"pid": os.getpid(), "nonce": config["nonce"]}).encode()
     frame = HEADER.pack(len(hello), ord("H"), 0) + hello
     if gifts:
-        control = socket(AF_UNIX, SOCK_STREAM, 0, fileno=IN)
-        # SOL_SOCKET, SCM_RIGHTS
-        control.sendmsg([frame], [(1, 1, b"".join(pack("i", fd) for fd in gifts))])
-        control.detach()
+        give(frame, gifts)
         for fd in gifts:
             os.close(fd)
     else:

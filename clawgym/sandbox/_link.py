@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import secrets
+import socket
 import struct
 import tarfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,12 +26,14 @@ from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
+from clawgym.sandbox._listen import check_port, refused
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 
-__all__ = ["PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
+__all__ = ["PORT", "PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
+PORT = struct.Struct(">H")
 _ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI8s"), struct.Struct(">IBQd")
 _CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
@@ -160,6 +163,7 @@ class GuestLink:
         self.death: SandboxDied | None = None
         self.closed = False
         self._dying: asyncio.Task[None] | None = None
+        self._listening: list[socket.socket] = []
 
     def start(self) -> None:
         """Begin to listen; call once the guest has said hello."""
@@ -350,6 +354,26 @@ class GuestLink:
         }
         return await self.request("X", self._channel(), _json(body), timeout, cap, _input(stdin) if stdin else ())
 
+    async def listen(self, port: int) -> socket.socket:
+        check_port(port)
+        if self.death is not None:
+            raise self.death
+        if self.closed:
+            raise SandboxError("this box is closed: create another one")
+        try:
+            sock = await self._listen(port)
+        except OSError as error:
+            raise refused(port, error.strerror) from None
+        if self.closed:  # meanwhile
+            sock.close()
+            raise SandboxError("this box is closed: create another one")
+        self._listening.append(sock)
+        return sock
+
+    async def _listen(self, port: int) -> socket.socket:
+        """A socket as :meth:`~clawgym.sandbox.protocol.Sandbox.listen` promises. Raises OSError too."""
+        raise NotImplementedError
+
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
         await self._put(_of_files(files, dest), dest)
 
@@ -366,6 +390,8 @@ class GuestLink:
     async def end(self) -> None:
         """Stop listening; pending requests fail. Idempotent."""
         self.closed = True
+        while self._listening:
+            self._listening.pop().close()
         self._stream.close()
         if self._dying is not None:
             await asyncio.gather(self._dying, return_exceptions=True)

@@ -28,6 +28,8 @@ class SocketStream:
         self._drained: asyncio.Future[None] | None = None
         self._received: Callable[[bytes], None] | None = None
         self._ended: Callable[[], None] | None = None
+        self.gifts: list[int] | None = None
+        """Where descriptors that arrive are put; None while nobody expects one: the kernel then drops them."""
 
     def start(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         """Call ``received`` with whatever arrives (never b''), and ``ended`` once, when nothing more can."""
@@ -40,7 +42,11 @@ class SocketStream:
 
     def _read(self) -> None:
         try:
-            data = self.socket.recv(1 << 16)  # more would be mapped and unmapped for every answer
+            if self.gifts is None:
+                data = self.socket.recv(1 << 16)  # more would be mapped and unmapped for every answer
+            else:
+                data, gifts, _, _ = socket.recv_fds(self.socket, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+                self.gifts += gifts
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

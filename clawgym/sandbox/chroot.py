@@ -25,6 +25,7 @@ from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import close_late
+from clawgym.sandbox._listen import at_path
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -53,6 +54,9 @@ class ChrootSandbox(LocalBox):
         # Nobody in a box can change /usr, nor what the loader reads before a program: its path is enough.
         folder = next((f for f in ("/usr/local/bin", "/usr/bin") if os.path.exists(f"{f}/{name}")), "/usr/bin")
         return [f"{folder}/{name}"]
+
+    async def _listen(self, port: int) -> socket.socket:
+        return at_path(self._open_root(), port)
 
     async def snapshot(self) -> Snapshot:
         async with self._still():

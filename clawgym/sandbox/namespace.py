@@ -28,7 +28,8 @@ from clawgym.records import TaskFile
 from clawgym.sandbox import _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
-from clawgym.sandbox._link import PRISTINE, close_late
+from clawgym.sandbox._link import PORT, PRISTINE, close_late
+from clawgym.sandbox._listen import checked, refused
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -53,8 +54,27 @@ class NamespaceSandbox(LocalBox):
         super().__init__(backend, lease, spec, control, root)
         self._backend = backend
         self._layer = layer
+        self._one_gift = asyncio.Lock()
         self.below = below
         """The saved layers that this box was forked over, bottom first."""
+
+    async def _listen(self, port: int) -> socket.socket:
+        """Made by process 1, which is in the box's network: as an ordinary user nobody else could enter it."""
+        async with self._one_gift:
+            gifts = self._stream.gifts = []
+            try:
+                await self.request("N", self._channel(), PORT.pack(port), 20.0, 0)
+                if len(gifts) != 1:
+                    raise SandboxError("no socket came with the answer")
+                return checked(gifts.pop(), port)
+            except SandboxDied:
+                raise
+            except SandboxError as error:
+                raise refused(port, error) from None
+            finally:
+                self._stream.gifts = None
+                for fd in gifts:
+                    os.close(fd)
 
     async def snapshot(self) -> Snapshot:
         async with self._still():

@@ -15,6 +15,7 @@ followed out of it.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -175,6 +176,16 @@ class Sandbox(Protocol):
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * 2**20, max_files: int = 20_000) -> Archive:
         """Take the tree at ``path``; works on a stopped box. Raises :class:`SandboxError` over the caps."""
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """A listening socket of ours at 127.0.0.1:``port`` inside the box: its programs connect, we accept.
+
+        The box needs no network for that, and the port is free for every other box and on this machine. In a box
+        without a loopback (``features["loopback"]``: ``chroot``) it is a unix socket at ``/dev/listen-<port>``
+        instead; the socket's family says which. Non-blocking; it is closed with the box, so whatever serves it stops
+        before. Raises :class:`SandboxError` for a port below 1024 or in use, and where this backend cannot.
+        """
         ...
 
     async def stop(self) -> None:
