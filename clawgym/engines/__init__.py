@@ -18,6 +18,7 @@ from clawgym.engines.replay import Recorded, ReplayEngine, ReplayTokens
 
 if TYPE_CHECKING:
     from clawgym.engines.sglang import SGLangEngine
+    from clawgym.engines.transformers import TransformersEngine
     from clawgym.engines.vllm import VLLMEngine
 
 __all__ = [
@@ -38,10 +39,11 @@ __all__ = [
     "TextEngine",
     "TokenEngine",
     "Tokens",
+    "TransformersEngine",
     "VLLMEngine",
 ]
 
-_LATE = {"SGLangEngine": "sglang", "VLLMEngine": "vllm"}
+_LATE = {"SGLangEngine": "sglang", "TransformersEngine": "transformers", "VLLMEngine": "vllm"}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,8 @@ from clawgym.engines._slots import Decode, KVShape, Plan, Prefill, Slab, capacit
 
 __all__ = ["Batch", "OutOfMemory", "Sequence"]
 
+ALONE = 4
+"""So many times ``chunk`` are taken while nobody is sampled who would have to wait."""
 WORTH_WAITING = 64
 """A prompt waits for another that is being computed if it shares at least so many more ids with it."""
 
@@ -107,7 +109,13 @@ class Batch(Generic[_S]):
     def has_room(self) -> bool:
         """Whether a prompt that begins now would be part of the next step."""
         waiting = sum(len(s.ids) - s.length for s in self._computing)
-        return self._running < self._rows and waiting < self._chunk
+        return self._running < self._rows and waiting < self._room
+
+    @property
+    def _room(self) -> int:
+        """How many tokens of prompts the next step takes."""
+        stalled = self._running > len(self._computing)
+        return self._chunk if stalled else ALONE * self._chunk
 
     def fits(self, sequence: _S) -> bool:
         """Whether there is room for its prompt beside what runs; always, if nothing runs."""
@@ -199,7 +207,7 @@ class Batch(Generic[_S]):
         for slab in self._slabs.values():
             if slab.sequences:
                 step.add_rows(slab)
-        room = self._chunk
+        room = self._room
         for sequence in self._computing:
             ids = sequence.ids[sequence.length : sequence.length + room]
             if not ids or sequence.buffer is None:

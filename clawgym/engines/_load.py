@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ __all__ = ["load_model", "prepare", "read_weights", "set_weights"]
 def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
     """The model of a folder or hub name. Without ``dtype``: float32 on a CPU, the model's own on a GPU."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    local = Path(model).is_dir()
+    hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(model)) and not isinstance(model, Path)
+    local = not hub_name or Path(model).is_dir()
     auto: Any = AutoModelForCausalLM
     try:
+        if local and not Path(model).is_dir():
+            raise OSError("no such folder")
         loaded = auto.from_pretrained(
             str(model),
             dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto"),

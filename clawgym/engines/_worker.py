@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 BURST_SECONDS = 0.01
 FEW = 4
 """With more requests than this, ids are handed over every ``BURST_SECONDS`` only: to wake readers costs time."""
+LOOK_AHEAD = 64
+"""How many requests that had better wait are passed over to find one that can begin."""
 CLOSED = "the engine was closed: make a new one"
 
 
@@ -95,7 +97,7 @@ class Worker:
         with self._wake:
             self._closed = self._closed or why
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def occupancy(self) -> dict[str, int]:
@@ -160,13 +162,17 @@ class Worker:
             why = self._closed = self._closed or why
             left, self._inbox = self._inbox, deque()
         requests = [i for i in left if isinstance(i, Request)] + [*self._waiting, *self.batch.sequences]
-        ended = EngineError(why, status=500)
-        ended.__cause__ = self._cause
+
+        def ended() -> EngineError:
+            error = EngineError(why, status=500)
+            error.__cause__ = self._cause
+            return error
+
         for change in [i for i in left if isinstance(i, _Change)] + [*self._changes]:
             if change.done.set_running_or_notify_cancel():
-                change.done.set_exception(ended)
+                change.done.set_exception(ended())
         for request in requests:
-            self._fail(request, ended)
+            self._fail(request, ended())
         self._send(at_once=True)
         self._waiting.clear()
         self._changes.clear()
@@ -195,7 +201,7 @@ class Worker:
         if any(c.alone for c in self._changes):
             return
         later: list[Request] = []
-        while self._waiting and self.batch.has_room:
+        while self._waiting and self.batch.has_room and len(later) < LOOK_AHEAD:
             if not self.batch.fits(self._waiting[0]):
                 break
             request = self._waiting.popleft()

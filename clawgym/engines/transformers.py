@@ -46,8 +46,8 @@ class TransformersEngine:
     """A :class:`~clawgym.engines.protocol.TokenEngine`; see ``docs/engines.md``.
 
     ``model`` is a folder (or a hub name), or a module that is already loaded, with ``tokenizer`` naming the folder of
-    its tokenizer. A module may be shared with a trainer, which then must not run it, or change it, but inside
-    :meth:`update_weights`.
+    its tokenizer. A module stays on its device, in its type, and may be shared with a trainer, which then must not run
+    it, or change it, but inside :meth:`update_weights`.
 
     ``kv_tokens`` is how many tokens' keys and values are held in all, for running sequences and for reuse (default:
     262,144, or what fits a quarter of the memory). ``prefill_chunk`` is how many tokens of new prompts are computed in

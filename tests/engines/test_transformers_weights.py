@@ -340,6 +340,9 @@ def test_models_that_would_not_be_exact_are_refused(name: str, config: dict[str,
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, folders: list[Path]) -> None:
     with pytest.raises(EngineError, match="cannot be loaded"):
         TransformersEngine(tmp_path)
+    for nowhere in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere"):
+        with pytest.raises(EngineError, match="no such folder"):
+            TransformersEngine(nowhere)
     with pytest.raises(EngineError, match="no causal language model"):
         TransformersEngine(torch.nn.Linear(2, 2), tokenizer="none")
     for wrong in ({"max_batch": 0}, {"prefill_chunk": 0}, {"kv_tokens": 0}, {"context_window": 10**9}):
