@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
@@ -164,7 +164,7 @@ class Core:
         decoder = renderer.decoder()
         stops = StopStrings(sampling.stop)
         parser = renderer.parser(call.tools if plan.tools else (), plan.prompt)
-        images = [call.images[sha] for sha in _images(plan.new)]
+        images = [call.images[sha] for sha in _images(call.messages)]  # all that the prompt shows, old ones too
         held: list[Delta] = []
         stream = engine.generate(
             plan.prompt.tolist(),
@@ -365,7 +365,7 @@ def _said(sampling: Sampling) -> dict[str, Any]:
     return {name: value for name in _SETTINGS if (value := getattr(sampling, name)) not in (None, ())}
 
 
-def _images(messages: list[Message]) -> tuple[str, ...]:
+def _images(messages: Sequence[Message]) -> tuple[str, ...]:
     parts = (part for m in messages if isinstance(m["content"], list) for part in m["content"])
     return tuple(part["sha256"] for part in parts if part["type"] == "image")
 

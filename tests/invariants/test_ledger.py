@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import json
 import os
 import random
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.engines.tiny import make_tiny_model
+from clawgym.engines.protocol import Image
+from clawgym.engines.tiny import CHAT_TEMPLATE, make_tiny_model
 from clawgym.errors import EngineError
 from clawgym.gateway.calls import ChatCall, Refusal
+from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, samples_of
 from clawgym.records import prompt_ids
@@ -26,6 +29,11 @@ HISTORIES = int(os.environ.get("CLAWGYM_SOAK", 0)) or 1000
 """Conversations in one run; each has some ten requests."""
 
 TOOLS = [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in ("exec", "spawn")]
+PICTURES = [Image(hashlib.sha256(data).hexdigest(), data) for data in (b"one", b"two", b"three")]
+"""What an image is does not matter here: the ledger holds it by its content."""
+SEEING = CHAT_TEMPLATE.replace(
+    "{{ raise_exception('this model reads text only, not ' ~ part.type) }}", "{{ '[image]' }}"
+).replace("{{ part.text }}", "{{ part.text | default('') }}")
 WORDS = ["total", "naïve", "😀", "<|im_end|>", "€", "line\nline", "  ", '"quoted"', "</tool_call>", "done", "日本"]
 
 
@@ -55,12 +63,17 @@ class Agent:
         self.histories = [[{"role": "system", "content": "You work."}, self.user()]]
 
     def user(self):
-        return {"role": "user", "content": f"{self.rng.random()} {words(self.rng)}"}
+        text = f"{self.rng.random()} {words(self.rng)}"
+        if self.rng.random() < 0.8:
+            return {"role": "user", "content": text}
+        shown = {"type": "image", "sha256": self.rng.choice(PICTURES).sha256}
+        return {"role": "user", "content": [{"type": "text", "text": text}, shown]}
 
     async def ask(self, history, *, leave: bool = False, role: str | None = None):
         """Send a history; the assistant's message comes back, or ``None`` if something went wrong."""
         tools = TOOLS if history[0]["content"] == "You work." else []
-        call = ChatCall(copy.deepcopy(history), tools, role=role)
+        images = {picture.sha256: picture for picture in PICTURES}
+        call = ChatCall(copy.deepcopy(history), tools, role=role, images=images)
         text, thought, calls = "", "", {}
         stream = self.gateway.core.answer(self.session, call)
         try:
@@ -106,7 +119,7 @@ class Agent:
             case "edit":
                 history = copy.deepcopy(history)
                 at = rng.randrange(1, len(history))
-                history[at]["content"] = f"{history[at].get('content')} edited"
+                history[at]["content"] = f"{history[at]['role']} edited {rng.random()}"
                 self.histories.append(history)
             case "again":
                 await self.ask(history)
@@ -140,6 +153,12 @@ class Agent:
             history.append(self.user())
 
 
+def images_of(turns, index):
+    """All images of a prompt, from the first turn on."""
+    turn = turns[index]
+    return (*(images_of(turns, turn.parent) if turn.parent is not None else ()), *turn.images)
+
+
 def check(turns, seen, trained):
     """Every turn is what the engine saw, and every row of training is made of nothing else."""
     assert len(turns) == len(seen)
@@ -151,12 +170,14 @@ def check(turns, seen, trained):
         assert same is not None, f"turn {index} was never seen"
         rest.remove(same)
         assert tuple(same.logprobs) == turn.logprobs
+        assert same.images == images_of(turns, index)
         assert turn.flaw or same.version == turn.policy_version
     rows = samples_of(turns)
     ends = {prompt_ids(turns, i) + t.sampled_ids for i, t in enumerate(turns)}
     counted = 0
     for row in rows:
         assert row.ids in ends
+        assert row.images == images_of(turns, row.turns[-1])
         assert len(row.ids) == len(row.mask)
         assert sum(row.mask) == len(row.logprobs) == len(row.policy_versions) == len(row.turn_of)
         trained_ids = [i for i, m in zip(row.ids, row.mask, strict=True) if m]
@@ -164,6 +185,7 @@ def check(turns, seen, trained):
         assert trained_ids == expected
         assert list(row.logprobs) == [p for n in dict.fromkeys(row.turn_of) for p in turns[n].logprobs]
         counted += sum(row.mask)
+        trained["images"] += len(row.images)
     main = [t for t in turns if t.role == "main" and t.flaw is None]
     assert counted == sum(len(t.sampled_ids) for t in main)
     trained["ids"] += counted
@@ -173,11 +195,11 @@ def check(turns, seen, trained):
 @pytest.mark.timeout(0)
 async def test_what_is_stored_is_what_the_engine_saw(tmp_path):
     model = make_tiny_model(tmp_path / "tiny")
-    trained = {"ids": 0, "rows": 0}
+    trained = {"ids": 0, "rows": 0, "images": 0}
     pool = Pool(tmp_path / "pool.db")
     rng = random.Random(20260401)
     engine = ScriptedEngine(model, lambda prompt, n: fault_or(reply(rng), rng), spell=rng, at_once=3)
-    async with Gateway(engine, pool) as gateway:
+    async with Gateway(engine, pool, renderer=Renderer(model, chat_template=SEEING)) as gateway:
         for _ in range(HISTORIES):
             engine.seen.clear()
             engine.policy_version += 1
@@ -194,6 +216,7 @@ async def test_what_is_stored_is_what_the_engine_saw(tmp_path):
         stats = gateway.stats()
     pool.close()
     assert trained["ids"] > 10 * HISTORIES
+    assert trained["images"] > HISTORIES / 10
     assert stats["continued"] > HISTORIES
     assert {"ids", "spacing", "alias", "reasoning"} <= stats["rewrites"].keys()
     assert stats["malformed_calls"] > HISTORIES / 50
