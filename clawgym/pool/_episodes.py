@@ -33,9 +33,20 @@ def number(where: str, value: float | None) -> float | None:
     return float(value)
 
 
+# Made once: building a statement costs more than running it.
+_BY_ID = {t: sa.select(t).where(t.c.id == sa.bindparam("of")).with_for_update() for t in (episodes, groups)}
+_CHANGE = {t: t.update().where(t.c.seq == sa.bindparam("of")) for t in (episodes, groups)}
+_INSERT = {t: t.insert() for t in (episodes, groups, turns, turn_rewards)}
+_GROUP_OF = (
+    sa.select(groups)
+    .where(groups.c.seq == sa.select(episodes.c.group_seq).where(episodes.c.id == sa.bindparam("of")).scalar_subquery())
+    .with_for_update()
+)
+
+
 def locked(db: sa.Connection, id: str, table: sa.Table = episodes) -> sa.RowMapping:
     """The row of an episode (or group), which nobody else changes before this transaction ends."""
-    row = db.execute(sa.select(table).where(table.c.id == id).with_for_update()).mappings().first()
+    row = db.execute(_BY_ID[table], {"of": id}).mappings().first()
     if row is None:
         raise PoolError(f"no {table.name[:-1]} {id!r} in this pool: open it first")
     return row
@@ -45,9 +56,9 @@ def open_group(db: sa.Connection, now: float, id: str | None, channel: str, task
                deadline: float | None) -> str:  # fmt: skip
     if size < 1:
         raise PoolError(f"group {id}: size {size} is not at least 1: correct it")
-    id = uuid.uuid4().hex if id is None else text("group id", id)
     row: dict[str, Any] = {"channel": text("channel", channel), "task_id": text("task_id", task_id), "size": size}
-    known = db.execute(sa.select(groups).where(groups.c.id == id)).mappings().first()
+    known = None if id is None else db.execute(_BY_ID[groups], {"of": text("group id", id)}).mappings().first()
+    id = uuid.uuid4().hex if id is None else id
     if known is not None:
         _same(f"group {id}", known, row)
         return id
@@ -57,7 +68,7 @@ def open_group(db: sa.Connection, now: float, id: str | None, channel: str, task
 
 def _new_group(db: sa.Connection, now: float, row: Mapping[str, Any]) -> int:
     fixed = {"closed": 0, "infra": 0, "state": "open", "opened_at": now}
-    result = db.execute(groups.insert().values({**row, **fixed}))
+    result = db.execute(_INSERT[groups], {**row, **fixed})
     return result.inserted_primary_key[0]  # type: ignore[index]
 
 
@@ -69,9 +80,9 @@ def _same(what: str, known: Any, given: Mapping[str, Any]) -> None:
 
 def open_episode(db: sa.Connection, now: float, id: str | None, group: str | None, row: Mapping[str, Any],
                  meta: Mapping[str, Any]) -> str:  # fmt: skip
-    id = uuid.uuid4().hex if id is None else text("episode id", id)
+    known = None if id is None else db.execute(_BY_ID[episodes], {"of": text("episode id", id)}).mappings().first()
+    id = uuid.uuid4().hex if id is None else id
     row = {name: text(name, v) if isinstance(v, str) else v for name, v in row.items()}
-    known = db.execute(sa.select(episodes).where(episodes.c.id == id)).mappings().first()
     if known is not None:
         _same(f"episode {id}", known, row)
         if known["state"] != "open":
@@ -82,8 +93,9 @@ def open_episode(db: sa.Connection, now: float, id: str | None, group: str | Non
         group_seq = _new_group(db, now, alone)
     else:
         group_seq = _join(db, group, row)
-    fixed = {"id": id, "group_seq": group_seq, "state": "open", "n_turns": 0, "tags": "[]", "note": ""}
-    db.execute(episodes.insert().values(fixed | row | {"opened_at": now, "meta": to_json(f"episode {id}: meta", meta)}))
+    fixed: dict[str, Any] = {"id": id, "group_seq": group_seq, "state": "open", "n_turns": 0, "tags": "[]", "note": ""}
+    fixed |= {"opened_at": now, "meta": to_json(f"episode {id}: meta", meta)}
+    db.execute(_INSERT[episodes], {**row, **fixed})
     return id
 
 
@@ -96,8 +108,8 @@ def _join(db: sa.Connection, id: str, row: Mapping[str, Any]) -> int:
         raise PoolError(f"group {id}: {group['state']} already: open another group")
     if group["members"] - group["infra"] >= group["size"]:
         raise PoolError(f"group {id}: has its {group['size']} episodes: open another group, or a larger one")
-    db.execute(groups.update().where(groups.c.seq == group["seq"]).values(
-        members=group["members"] + 1, state="open", ready_at=None))  # fmt: skip
+    change = {"members": group["members"] + 1, "state": "open", "ready_at": None}
+    db.execute(_CHANGE[groups], {"of": group["seq"], **change})
     return group["seq"]
 
 
@@ -141,7 +153,7 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
     _images_there(db, {name for _, _, turn in given for name in turn.images})
     if rows:
         db.execute(_GROW, grown)
-        db.execute(turns.insert(), rows)
+        db.execute(_INSERT[turns], rows)
 
 
 _LOCK = (
@@ -187,9 +199,7 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
         text(f"episode {id}: cause", row["cause"])
     named = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
     closing = json.loads(json.dumps({"rewards": named, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
-    at = sa.select(episodes.c.group_seq).where(episodes.c.id == id).scalar_subquery()
-    # The group before the episode, as a fetch locks them.
-    group = db.execute(sa.select(groups).where(groups.c.seq == at).with_for_update()).mappings().first()
+    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # before the episode, as a fetch locks them
     episode = locked(db, id)
     assert group is not None
     if episode["state"] == "closed":
@@ -200,11 +210,18 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
         return
     ended = {**row, **_summary(db, episode["seq"]), "state": "closed", "closed_at": now}
     ended["closing"] = to_json("closing", closing)
-    db.execute(episodes.update().where(episodes.c.seq == episode["seq"]).values(ended))
+    db.execute(_CHANGE[episodes], {"of": episode["seq"], **ended})
     change: dict[str, Any] = {"closed": group["closed"] + 1, "infra": group["infra"] + (row["outcome"] == "infra")}
     if group["state"] == "open" and change["closed"] == group["members"] >= group["size"]:
         change |= {"state": "ready", "ready_at": now}
-    db.execute(groups.update().where(groups.c.seq == group["seq"]).values(change))
+    db.execute(_CHANGE[groups], {"of": group["seq"], **change})
+
+
+_SHAPES = (
+    sa.select(*turns.c["parent", "role", "flaw", "n_sampled", "policy_version"])
+    .where(turns.c.episode_seq == sa.bindparam("of"))
+    .order_by(turns.c["index"])
+)
 
 
 def _summary(db: sa.Connection, seq: int) -> dict[str, Any]:
@@ -247,4 +264,4 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -
             raise PoolError(f"episode {id}, turn {index}: reward {name} is {known[index]} already: use another name")
         fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value})
     if fresh := [row for row in fresh if row["index"] not in there]:
-        db.execute(turn_rewards.insert(), fresh)
+        db.execute(_INSERT[turn_rewards], fresh)
