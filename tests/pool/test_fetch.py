@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
 from clawgym.errors import PoolError
 from clawgym.pool import Pool, samples_of
@@ -18,6 +19,13 @@ def group_of(pool: Pool, outcomes: list[str | None], *, size: int | None = None,
     for n, outcome in enumerate(outcomes):
         store(pool, chain(n, 3), outcome=outcome, group=group, task_id="t", sample=n)
     return group
+
+
+def run_out(pool: Pool) -> None:
+    """Time passes for every lease and every deadline there is."""
+    with pool._store.write() as db:
+        db.execute(sa.text("UPDATE batches SET lease_until = 1"))
+        db.execute(sa.text("UPDATE groups SET deadline = 1 + seq WHERE deadline IS NOT NULL"))
 
 
 def test_a_batch_holds_what_was_stored(pool: Pool) -> None:
@@ -82,11 +90,12 @@ def test_a_batch_is_whole_or_not_at_all(pool: Pool) -> None:
 
 def test_a_lease_that_ran_out_goes_to_somebody_else(pool: Pool) -> None:
     group = group_of(pool, ["solved", "failed"])
-    pool.fetch("dead", 7, lease_seconds=0.05)
+    pool.fetch("dead", 7)
     assert pool.fetch("trainer", 0) is None
-    time.sleep(0.1)
-    assert pool.renew("dead", 7, 0.05) > 0  # nobody took it yet
-    time.sleep(0.1)
+    run_out(pool)
+    assert pool.renew("dead", 7) > time.time()  # nobody took it yet
+    assert pool.fetch("trainer", 0) is None
+    run_out(pool)
     assert [g.id for g in pool.fetch("trainer", 0).groups] == [group]  # type: ignore[union-attr]
     for late in (pool.ack, pool.renew):
         with pytest.raises(PoolError, match="given to somebody else"):
@@ -99,8 +108,8 @@ def test_a_lease_that_ran_out_goes_to_somebody_else(pool: Pool) -> None:
 
 def test_an_ack_after_the_lease_counts_if_nobody_took_it(pool: Pool) -> None:
     group_of(pool, ["solved", "failed"])
-    pool.fetch("slow", 0, lease_seconds=0.05)
-    time.sleep(0.1)
+    pool.fetch("slow", 0)
+    run_out(pool)
     assert pool.fetch("trainer", 0, groups=2) is None  # looks, and finds too little
     pool.ack("slow", 0)
     assert pool.fetch("trainer", 0) is None
@@ -110,8 +119,8 @@ def test_an_ack_after_the_lease_counts_if_nobody_took_it(pool: Pool) -> None:
 def test_half_of_a_lost_batch_is_lost_whole(pool: Pool) -> None:
     for _ in range(2):
         group_of(pool, ["solved", "failed"])
-    both = pool.fetch("slow", 0, groups=2, lease_seconds=0.05)
-    time.sleep(0.1)
+    both = pool.fetch("slow", 0, groups=2)
+    run_out(pool)
     taken = pool.fetch("trainer", 0)
     with pytest.raises(PoolError, match="given to somebody else"):
         pool.ack("slow", 0)
@@ -135,10 +144,11 @@ def test_what_is_released_is_delivered_again(pool: Pool) -> None:
 
 
 def test_at_its_deadline_a_group_goes_with_those_it_has(pool: Pool) -> None:
-    enough = group_of(pool, ["solved", "failed", None], size=4, deadline=0.2)
-    too_few = group_of(pool, ["solved", "infra", None], size=4, deadline=0.1)
+    enough = group_of(pool, ["solved", "failed", None], size=4, deadline=1000)
+    too_few = group_of(pool, ["solved", "infra", None], size=4, deadline=1000)
     assert pool.fetch("trainer", 0) is None
-    batch = pool.fetch("trainer", 0, wait=5)
+    run_out(pool)
+    batch = pool.fetch("trainer", 0)
     assert [g.id for g in batch.groups] == [enough]  # type: ignore[union-attr]
     assert pool.fetch("trainer", 1) is None
     counts = pool.stats()["channels"]["train"]
@@ -225,6 +235,17 @@ def test_waiting_ends_when_a_group_is_ready(pool: Pool) -> None:
     later.start()
     assert pool.fetch("trainer", 0, wait=30) is not None
     later.join()
+
+
+def test_waiting_ends_at_the_deadline_of_a_group(pool: Pool) -> None:
+    group_of(pool, ["solved", "failed", None], deadline=0.5)
+    assert pool.fetch("trainer", 0, wait=60) is not None
+
+
+def test_a_lease_runs_out_by_itself(pool: Pool) -> None:
+    group_of(pool, ["solved", "failed"])
+    pool.fetch("dead", 0, lease_seconds=0.2)
+    assert pool.fetch("trainer", 0, wait=60) is not None
 
 
 def test_requests_that_make_no_sense_are_refused(file_pool: Pool) -> None:
