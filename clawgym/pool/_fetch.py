@@ -20,7 +20,7 @@ from clawgym.pool._schema import batches, episodes, groups
 
 __all__ = ["Wanted", "ack", "claim", "release", "renew", "worth_trying"]
 
-_AT_ONCE = 64
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _choose(db: sa.Connection, want: Wanted) -> list[tuple[int, dict[str, list[i
             .where(g.channel == want.channel, g.state == "ready", g.ready_at >= after[0])
             .where(sa.or_(g.ready_at > after[0], g.seq > after[1]))
             .order_by(g.ready_at, g.seq)
-            .limit(_AT_ONCE)
+            .limit(max(_AT_ONCE, want.groups - len(taken)))
             .with_for_update()
         ).all()
         if not page:
