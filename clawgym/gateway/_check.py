@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawgym.gateway._template import Template
 from clawgym.gateway.calls import Refusal
+from clawgym.gateway.parsers import CallStyle, ReplyParser
 
-__all__ = ["sees_images", "template_problems"]
+__all__ = ["sees_images", "style_of_calls", "template_problems"]
 
 _TOOL = {
     "type": "function",
@@ -79,6 +81,22 @@ def _unstable(template: Template) -> list[str]:
         if not long.startswith(short) or not long.startswith(start):
             found.append(f"changes the conversation before {what}; a turn that continues another keeps it as it was")
     return found
+
+
+def style_of_calls(template: Template) -> CallStyle | None:
+    """The style in which the template writes a call, if a parser here reads it back."""
+    try:
+        text = template([_ASK, _CALL], ())
+    except Refusal:
+        return None
+    styles: tuple[CallStyle, ...] = ("hermes", "qwen3-coder")
+    for style in styles:
+        parser = ReplyParser(style, [_TOOL])
+        parser.push(text)
+        parser.finish()
+        if [json.loads(call["function"]["arguments"]) for call in parser.calls] == [{"at": "word4"}]:
+            return style
+    return None
 
 
 def sees_images(template: Template) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import GatewayError, MissingDependency
-from clawgym.gateway._check import sees_images, template_problems
+from clawgym.gateway._check import sees_images, style_of_calls, template_problems
 from clawgym.gateway._template import Guard, Template, for_template
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.decode import Alphabet, Decoder
@@ -56,7 +56,7 @@ class Renderer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.template = Template(source, {**loaded.special_tokens_map, **(template_kwargs or {})})
-        self.call_style: CallStyle | None = call_style or _style_of(source)
+        self.call_style: CallStyle | None = call_style or style_of_calls(self.template)
         """How the model writes calls; ``None`` where the template shows no style that is known here."""
         added = {i: token for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         named = {t.content for t in added.values() if t.content in source and not t.content.isalnum()}
@@ -67,6 +67,7 @@ class Renderer:
         self._guard_replies.mark = self._guard.mark
         self._texts = {t.content: i for i, t in added.items()}
         self._sentinel = f"reply{self._guard.mark[::-1]}"
+        self._stand_in_name = f"call{self._guard.mark[::-1]}"
         self._end = self._turn_end()
         stop = set(_eos_of(loaded, self.tokenizer))
         if self._end is not None:
@@ -84,6 +85,7 @@ class Renderer:
         self._remembered = lru_cache(maxsize=64)(self._encoded)
         self._sees_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
+        self._shows_results = self._tail_shows_results()
         self._needs_tools = self._tail_needs_tools()
 
     # To ids
@@ -105,13 +107,23 @@ class Renderer:
         does."""
         after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
         end = self._first_end.search(after)
-        if end and len(sampled_ids) and sampled_ids[-1] in self._ends_here:
+        if end and len(sampled_ids) and self._stands_for(sampled_ids[-1], end.group()):
             # The end is put in front and taken off again: some tokenizers treat the beginning of a text differently.
             return tuple(self._encode(after[end.start() :])[1:])
         return tuple(self._encode(after))
 
+    def _stands_for(self, sampled: int, end: str) -> bool:
+        """Whether a reply that ended with ``sampled`` needs no ``end`` any more."""
+        return sampled == self._texts[end] or (end == self._end and sampled in self._ends_here)
+
     def _after(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """What the template puts after the text of a reply that ``messages`` follow."""
+        if not self._shows_results and any(message["role"] == "tool" for message in messages):
+            raise Refusal(
+                400,
+                "this model's chat template shows no results of tools after a reply: use another template",
+                param="messages",
+            )
         called = 0
         while self._needs_calls and called < len(messages) and messages[called]["role"] == "tool":
             called += 1
@@ -123,7 +135,7 @@ class Renderer:
         """What comes after a made-up reply with the first ``called`` of ``messages`` as results of its calls."""
         stand_in: Message = {"role": "assistant", "content": self._sentinel}
         if called:
-            function = {"name": "f", "arguments": {"x": self._sentinel}}
+            function = {"name": self._stand_in_name, "arguments": {"x": self._sentinel}}
             calls = [{"id": m["tool_call_id"], "type": "function", "function": function} for m in messages[:called]]
             stand_in["tool_calls"] = calls
         text = self.template([_ASKED, stand_in, *self._converted(messages)], tools)
@@ -209,6 +221,8 @@ class Renderer:
         problems = template_problems(self.template)
         if self.call_style is None:
             problems.append("writes calls in no style that is known here (hermes, qwen3-coder): calls stay text")
+        if not self._shows_results:
+            problems.append("shows no results of tools after a reply that is not rendered again")
         if self._end is None:
             problems.append(
                 "ends a reply with no token: what follows it may be joined to it otherwise than in training"
@@ -237,6 +251,16 @@ class Renderer:
         except Refusal:
             return True
         return not with_calls.endswith(plain.partition(self._end)[2] if self._end else plain)
+
+    def _tail_shows_results(self) -> bool:
+        """Whether a tool's result comes through after a made-up reply (and not under its made-up name)."""
+        self._shows_results = True
+        content = f"result{self._guard.mark[::-1]}"
+        try:
+            after = self._after([{**_TOOL, "content": content}], ())
+        except Refusal:
+            return False
+        return content in after and self._stand_in_name not in after
 
     def _tail_needs_tools(self) -> bool:
         """Whether tools are rendered anywhere after a reply."""
@@ -271,12 +295,6 @@ def _template_of(loaded: Any, name: str) -> str:
         return loaded.get_chat_template(tools=[{}])
     except ValueError as error:
         raise GatewayError(f"{name}: has no chat template ({error}): name one with chat_template") from error
-
-
-def _style_of(source: str) -> CallStyle | None:
-    if "<function=" in source and "<parameter=" in source:
-        return "qwen3-coder"
-    return "hermes" if "<tool_call>" in source else None
 
 
 def _eos_of(loaded: Any, name: str) -> set[int]:

@@ -194,6 +194,25 @@ STRICT = """\
 """Mistral-like: refuses results without calls."""
 
 
+NAMED = (
+    CHATML.replace("'\\n<tool_response>\\n' +", "'\\n<tool_response>\\n' + name.of + ': ' +")
+    .replace("{%- for message in messages %}", "{%- set name = namespace(of='') %}\n{%- for message in messages %}", 1)
+    .replace("tool_calls or [] %}", "tool_calls or [] %}{%- set name.of = call.function.name %}", 1)
+)
+"""Shows results under the name of the call."""
+
+OPENERS = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}{{- '<|assistant|>' + message.content }}
+{%- for call in message.tool_calls or [] %}{{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{%- endfor %}
+{%- else %}{{- '<|' + ('observation' if message.role == 'tool' else message.role) + '|>' + message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+"""GLM-like: no turn has an end; a reply ends where the model opens the next turn."""
+
+
 def write_model(folder: Path, template: str, *, sentencepiece: bool = False, special=(), eos="<|im_end|>") -> Path:
     """A folder with a tokenizer (byte-level, or in the manner of SentencePiece with byte fallback) and a template."""
     folder.mkdir(parents=True)

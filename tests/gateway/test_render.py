@@ -287,6 +287,28 @@ def test_an_end_that_the_template_knows_is_not_doubled(tmp_path):
     assert renderer.increment((5, begin), [user("a")])[0] == eot
 
 
+def test_a_reply_that_opened_the_next_turn(tmp_path):
+    folder = write_model(tmp_path / "m", models.OPENERS, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
+    user_id, observation = 1, 2
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, user_id, observation]}))
+    renderer = Renderer(folder)
+    assert text_of(renderer, renderer.increment((5, observation), [result("c", "a")])) == "a<|assistant|>"
+    assert text_of(renderer, renderer.increment((5, user_id), [user("a")])) == "a<|assistant|>"
+    assert text_of(renderer, renderer.increment((5, observation), [user("a")])) == "<|user|>a<|assistant|>"
+    assert text_of(renderer, renderer.increment((5,), [user("a")])) == "<|user|>a<|assistant|>"
+
+
+def test_results_that_cannot_be_shown_are_refused_and_never_dropped(tmp_path):
+    dropping = models.CHATML.replace("+ message.content + '\\n</tool_response>'", "+ '</tool_response>'")
+    for n, template in enumerate((models.NAMED, dropping)):
+        assert template != models.CHATML
+        renderer = Renderer(write_model(tmp_path / str(n), template))
+        with pytest.raises(Refusal, match="shows no results of tools"):
+            renderer.increment((), [result("c", "a")])
+        assert renderer.increment((), [user("a")])
+        assert any("shows no results of tools" in problem for problem in renderer.check())
+
+
 def test_increments_do_not_render_tools_again(renderers):
     assert "read_file" not in text_of(renderers("chatml"), renderers("chatml").increment((), [user("a")], TOOLS))
 
@@ -398,3 +420,11 @@ def test_the_receipt_tells_models_apart(renderers, tmp_path):
     assert one["renderer_sha256"] != other["renderer_sha256"]
     assert renderers("chatml", template_kwargs={"a": 1}).receipt()["renderer_sha256"] != one["renderer_sha256"]
     assert renderers("chatml").receipt() == one
+
+
+def test_a_style_that_only_looks_known_is_none(tmp_path):
+    folder = write_model(tmp_path / "m", models.OPENERS, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
+    assert Renderer(folder).call_style == "hermes"
+    other = models.OPENERS.replace("(call.function | tojson)", "call.function.name")
+    folder = write_model(tmp_path / "o", other, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
+    assert Renderer(folder).call_style is None
