@@ -15,10 +15,12 @@ whatever is behind the mask is still multiplied (by 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -56,7 +58,12 @@ class KVShape:
         return self._zeros(rows, self.kv_heads, capacity)
 
     def _zeros(self, *middle: int) -> torch.Tensor:
-        return torch.zeros(self.layers, 2, *middle, self.head_dim, dtype=self.dtype, device=self.device)
+        shape = (self.layers, 2, *middle, self.head_dim)
+        if self.device.type != "cpu" or 0 in shape:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # numpy leaves the zeros to the kernel: pages that are never written take neither time nor memory.
+        room = numpy.zeros(math.prod(shape) * self.dtype.itemsize, numpy.uint8)
+        return torch.from_numpy(room).view(self.dtype).view(shape)
 
 
 def capacity_for(tokens: int, window: int) -> int:
