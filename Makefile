@@ -42,7 +42,7 @@ soak: $(VENV)/.installed
 # What the tests can use beyond Python: a Docker engine, a clock that can be moved, and libraries that a few public checkers try.
 system:
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends docker.io faketime python3 python3-yaml python3-cryptography
+	apt-get install -q -y --no-install-recommends docker.io faketime postgresql python3 python3-yaml python3-cryptography
 
 clean:
 	rm -rf $(VENV) .lint build runs *.egg-info

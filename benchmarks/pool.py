@@ -1,7 +1,8 @@
 """Measure a pool: ``python benchmarks/pool.py`` fills one with 1,000, 10,000 and 100,000 episodes and prints figures.
 
-``--where postgresql://...`` measures an empty database instead of a file in ``--folder``. Six turns an episode, groups
-of eight, 150 new prompt ids and 100 sampled ids a turn. 100,000 episodes take some minutes and about 1.3 GB.
+``--where FILE`` (or ``postgresql://...``) keeps the pool: what it holds already is not filled in again, so filling can
+be interrupted, and figures can be taken anew. Six turns an episode, groups of eight, 150 new prompt ids and 100 sampled
+ids a turn. 100,000 episodes take some minutes and about 1.3 GB.
 """
 
 from __future__ import annotations
@@ -88,11 +89,14 @@ def measure(where: str, levels: list[int]) -> None:
             rate, wait = asyncio.run(live(pool, turns, streams, 400 if streams == 1 else 20))
             print(f"            {streams:10,} {rate:9,.0f} {wait:7.1f} ms")
         print("milliseconds, p50 (worst):  append a turn   fetch a group   fetch 16   ack   stats     MiB   filled at")
-        done = step = 0
+        step = time.time_ns()
         for level in levels:
-            taken = fill(pool, turns, (level - done) // GROUP)
-            rate, done = (level - done) / taken, level
-            id = pool.open_episode()
+            done = sum(pool.stats()["channels"].get("train", {"groups": {}})["groups"].values()) * GROUP
+            if done > level:
+                continue
+            taken = fill(pool, turns, max(0, level - done) // GROUP)
+            rate = f"{(level - done) / taken:5,.0f} episodes/s" if level > done + 500 else ""
+            id = pool.open_episode(channel="bench")
             columns = [milliseconds(lambda n, id=id: pool.append([(id, n, _nth(turns, n))]))]
             base = step
             columns.append(milliseconds(lambda n, base=base: pool.fetch("bench", base + n)))
@@ -101,7 +105,7 @@ def measure(where: str, levels: list[int]) -> None:
             columns.append(milliseconds(lambda n: pool.stats(), 10))
             step += 1000
             size = pool.stats()["bytes"] / 2**20
-            print(f"{level:9,} episodes  {'  '.join(columns)}  {size:7,.0f}  {rate:5,.0f} episodes/s", flush=True)
+            print(f"{level:9,} episodes  {'  '.join(columns)}  {size:7,.0f}  {rate}", flush=True)
 
 
 def _nth(turns: list[Turn], n: int) -> Turn:
@@ -111,15 +115,14 @@ def _nth(turns: list[Turn], n: int) -> Turn:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--where", help="an empty database, postgresql://...")
-    parser.add_argument("--folder", type=Path, help="where to put the file (a temporary folder)")
+    parser.add_argument("--where", help="a file, or postgresql://...; a temporary file unless given")
     parser.add_argument("--most", type=int, default=LEVELS[-1], help="episodes at most")
     options = parser.parse_args()
     levels = [level for level in LEVELS if level <= options.most]
     if options.where:
         measure(options.where, levels)
         return
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         measure(str(Path(folder) / "pool.db"), levels)
 
 

@@ -21,7 +21,7 @@ def proved(turns: list[Turn], index: int) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=600)
 @given(turns=histories())
 def test_every_provable_sampled_id_is_trained_once_and_nothing_else_is(turns: list[Turn]) -> None:
     for roles in (("main",), ("main", "subagent"), ("compaction",)):
