@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from aiohttp import web
 
 from clawgym.engines.protocol import TextEngine, TokenEngine
 from clawgym.errors import ClawGymError, GatewayError
+from clawgym.gateway._site import LimitedSite
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects import Dialect
@@ -41,6 +42,7 @@ __all__ = ["Address", "Gateway", "Listeners"]
 
 _log = logging.getLogger("clawgym.gateway")
 
+MOST_CONNECTIONS = 8192
 LARGEST_BODY = 64 * 2**20
 """Bytes of one request: a long history with images."""
 DIALECTS: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
@@ -52,6 +54,7 @@ class Address:
 
     url: str
     """``http(s)://host:port``, or ``unix:/path``."""
+    site: web.BaseSite = field(repr=False, compare=False)
 
 
 class Listeners:
@@ -72,17 +75,19 @@ class Listeners:
         path: str | Path | None = None,
         sock: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
+        connections: int = MOST_CONNECTIONS,
     ) -> Address:
         """Listen on a loopback port (0: any free one), a unix socket ``path``, or a listening ``sock``.
 
-        Raises :class:`~clawgym.errors.GatewayError` for an address beyond loopback without ``tls``, and where the
-        system refuses."""
+        ``connections`` at once, and no more: few for a box, so that no program in there uses up the descriptors of
+        this process. Raises :class:`~clawgym.errors.GatewayError` for an address beyond loopback without ``tls``, and
+        where the system refuses."""
         try:
             if path is not None:
-                site: web.BaseSite = web.UnixSite(self._runner, path)
-                await site.start()
+                unix = web.UnixSite(self._runner, path)
+                await unix.start()
                 os.chmod(path, 0o600)
-                return Address(f"unix:{path}")
+                return Address(f"unix:{path}", unix)
             if sock is None:
                 if tls is None and not _is_loopback(host):
                     raise GatewayError(
@@ -90,14 +95,21 @@ class Listeners:
                         "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
                     )
                 sock = socket.create_server((host, port), family=_family(host), backlog=1024)
-            site = web.SockSite(self._runner, sock, ssl_context=tls, backlog=1024)
+            site = LimitedSite(self._runner, sock, most=connections, tls=tls)
             await site.start()
         except OSError as error:
             where = path or f"{host}:{port}"
             raise GatewayError(f"cannot listen on {where} ({error.strerror or error}): choose another one") from error
         name = sock.getsockname()
+        if sock.family == socket.AF_UNIX:
+            return Address(f"unix:{name}", site)
         shown = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return Address(f"{'https' if tls else 'http'}://{shown}:{name[1]}")
+        return Address(f"{'https' if tls else 'http'}://{shown}:{name[1]}", site)
+
+    async def remove(self, address: Address) -> None:
+        """Listen there no more; closes the socket. Idempotent. Requests under way go on."""
+        with contextlib.suppress(RuntimeError):  # removed before
+            await address.site.stop()
 
     async def aclose(self) -> None:
         """Stop listening and end what is under way."""
@@ -162,6 +174,12 @@ class Gateway:
         address = await self._listeners.add(**where)
         self._address = self._address or address
         return address
+
+    async def unlisten(self, address: Address) -> None:
+        """Listen there no more: before the box is closed that ``sock`` is of."""
+        await self._listeners.remove(address)
+        if self._address is address:
+            self._address = None
 
     async def open_session(self, **about: Any) -> Opened:
         """A session for one agent: see :meth:`~clawgym.gateway.sessions.Sessions.open`."""

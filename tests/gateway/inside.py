@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -65,6 +66,7 @@ for name, (head, size) in asked.get("large", {}).items():
     requests[name] = head.encode("latin-1") + b"x" * size
 with ThreadPoolExecutor(8) as threads:
     answers = dict(zip(requests, threads.map(lambda raw: send(asked["where"], raw), requests.values()), strict=True))
+time.sleep(asked.get("rest", 0))
 print(
     json.dumps(
         {

@@ -4,6 +4,7 @@ no outcome. Real boxes of every backend; whatever runs in there may send any byt
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -300,3 +302,24 @@ async def test_connections_that_never_ask_do_not_keep_others_out(inside: Inside)
     got = await inside.ask({"still": inside.raw()}, idle=400)
     assert got["held"] == 400
     assert got["answers"]["still"] == [200]
+
+
+async def test_a_box_cannot_use_up_the_connections_of_all(inside: Inside) -> None:
+    sock = await inside.box.listen(PORT + 1)
+    address = await inside.gateway.listen(sock=sock, connections=64)
+    where = f"/dev/listen-{PORT + 1}" if isinstance(inside.where, str) else PORT + 1
+    before = psutil.Process().num_fds()
+    asking = asyncio.ensure_future(inside.ask({"none left": inside.raw()}, where=where, idle=1000, rest=3.0))
+    most = 0
+    while not asking.done():
+        await asyncio.sleep(0.1)
+        most = max(most, psutil.Process().num_fds() - before)
+    got = await asking
+    assert got["answers"]["none left"] == []
+    assert 60 < most < 250, "those that were just refused are not closed yet"
+    assert (await inside.ask({"again": inside.raw()}, where=where))["answers"]["again"] == [200]
+    await inside.gateway.unlisten(address)
+    await inside.gateway.unlisten(address)
+    assert (await inside.ask({"closed": inside.raw()}, where=where))["answers"]["closed"] == []
+    assert (await inside.ask({"open": inside.raw()}))["answers"]["open"] == [200]
+    assert sock.fileno() == -1
