@@ -337,7 +337,7 @@ class Turn:
     reply: Mapping[str, Any] = field(default_factory=dict)
     """The assistant message as it was sent to the agent."""
     tools: str = ""
-    """Hex SHA-256 of the tool definitions that were rendered into the prompt; empty without tools."""
+    """Hex SHA-256 of the tool definitions that were rendered into the prompt, kept beside images; empty without."""
     id: str = ""
     """The id that the agent was given with the answer (``chatcmpl-...``), to join its own transcript by."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
 
-from clawgym.engines.protocol import Delta, Sampling, TextEngine, TokenEngine, Tokens
+from clawgym.engines.protocol import Delta, Image, Sampling, TextEngine, TokenEngine, Tokens
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
 from clawgym.gateway.gate import Gate
@@ -25,7 +25,7 @@ from clawgym.gateway.parsers import StopStrings
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.roles import role_of
 from clawgym.gateway.sessions import Session
-from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_key, with_our_ids
+from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_json, tools_key, with_our_ids
 from clawgym.pool import PoolWriter
 from clawgym.records import Turn, Usage
 
@@ -292,6 +292,8 @@ class Core:
             id=call.id,
         )
         images = [call.images[sha] for sha in turn.images]
+        if plan.tools and node is None:  # what continues it has the same tools
+            images.append(Image(plan.tools, tools_json(call.tools), "application/json"))
         async with session.lock:
             index = session.turns
             await self._writer.append(session.id, index, turn, images)

@@ -28,7 +28,17 @@ import orjson
 from clawgym.gateway.calls import Message
 from clawgym.records import Role
 
-__all__ = ["UNFINISHED", "Match", "Node", "Tree", "message_keys", "same_reply", "tools_key", "with_our_ids"]
+__all__ = [
+    "UNFINISHED",
+    "Match",
+    "Node",
+    "Tree",
+    "message_keys",
+    "same_reply",
+    "tools_json",
+    "tools_key",
+    "with_our_ids",
+]
 
 UNFINISHED = frozenset({"aborted", "error"})
 """Finish reasons of turns that no history can continue: the agent left, or the engine died."""
@@ -38,8 +48,13 @@ Key = bytes
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Hex SHA-256 of the tool definitions, in order; empty without tools."""
-    return hashlib.sha256(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)).hexdigest() if tools else ""
+    """Hex SHA-256 of the tool definitions (:func:`tools_json`); empty without tools."""
+    return hashlib.sha256(tools_json(tools)).hexdigest() if tools else ""
+
+
+def tools_json(tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """The tool definitions, in order, as they are stored."""
+    return orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
 
 
 def message_keys(messages: Sequence[Message]) -> list[Key]:

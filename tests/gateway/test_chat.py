@@ -117,6 +117,7 @@ async def test_tool_calls(desk, streamed):
     assert text.strip() == "I look."
     assert reason == "tool_calls"
     assert [c["id"] for c in d.turns[0].reply["tool_calls"]] == [c["id"] for c in calls]
+    assert json.loads(d.pool.image(d.turns[0].tools).data) == TOOLS
 
 
 async def test_one_call_at_a_time_when_asked(desk):
