@@ -14,6 +14,7 @@ import os
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -143,6 +144,9 @@ class _WeakBox:
             return await asyncio.to_thread(function)
         except OSError as error:
             raise SandboxError(f"cannot be read ({error.strerror}): give another path") from error
+
+    async def listen(self, port: int) -> socket.socket:
+        raise SandboxError("a baseline has the machine's own network: listen there, or use a backend")
 
     async def stop(self) -> None:
         for pid in list(self._running):
