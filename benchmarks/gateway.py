@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import statistics
 import subprocess
@@ -256,6 +257,8 @@ CPU: dict[str, subprocess.Popen[str]] = {}
 
 def cpu_seconds(process: subprocess.Popen[str]) -> float:
     """User and system time of a process."""
+    if process.poll() is not None:  # nothing stands in between
+        return 0.0
     fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -264,7 +267,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 def part(*argv: str, lines: int = 1, wait_for: str | None = None, env: dict[str, str] | None = None):
     """A process of ours; yields its first ``lines`` of output (or nothing, once ``wait_for`` answers)."""
     process = subprocess.Popen(
-        argv, stdout=subprocess.DEVNULL if wait_for else subprocess.PIPE, stderr=None, text=True, env=env
+        argv, stdout=subprocess.DEVNULL if wait_for else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
     )
     CPU["part"] = process
     try:
@@ -336,9 +339,11 @@ def door(name: str, upstream: str, folder: Path, model: Path, litellm: str | Non
         config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": entry}]}))
         port = free_port()
         argv = [litellm or "", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        key = "sk-" + secrets.token_hex(32)
         env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "NO_PROXY": "*"}
+        env["LITELLM_MASTER_KEY"] = key
         with part(*argv, wait_for=f"http://127.0.0.1:{port}/health/liveliness", env=env):
-            yield [(f"http://127.0.0.1:{port}/v1", "none")]
+            yield [(f"http://127.0.0.1:{port}/v1", key)]
 
 
 def quantile(values: list[float], q: float) -> float:

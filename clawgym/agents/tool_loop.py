@@ -25,6 +25,8 @@ The task's files are in {workspace}, where your shell starts; leave your results
 A command may run for {command_seconds:g} seconds and must not wait for keyboard input.
 Look at the files before you change them, and check your results before you finish."""
 
+_ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
+"""Settings that a receipt names also where they are open: runs that began before there were others go on."""
 _DIALECTS: dict[str, type[Dialect]] = {"tools": ToolsDialect, "text": TextDialect}
 
 
@@ -132,7 +134,7 @@ class ToolLoopAgent:
             "name": self.name,
             "version": self.version,
             "protocol": self._dialect.name,
-            "sampling": asdict(self._sampling),
+            "sampling": {k: v for k, v in asdict(self._sampling).items() if v is not None or k in _ALWAYS},
             "system_prompt_sha256": hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest(),
             "max_malformed": self._max_malformed,
             "engine": self._engine.receipt(),

@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from clawgym.engines.protocol import TextEngine, TokenEngine
 from clawgym.errors import ClawGymError, GatewayError
@@ -42,6 +43,17 @@ __all__ = ["Address", "Gateway", "Listeners"]
 
 _log = logging.getLogger("clawgym.gateway")
 
+
+class _OursOnly(logging.Filter):
+    """Leaves out malformed HTTP: what a box sends is no fault of ours, and must not fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_http_log = logging.getLogger("clawgym.gateway.http")
+_http_log.addFilter(_OursOnly())
+
 MOST_CONNECTIONS = 8192
 LARGEST_BODY = 64 * 2**20
 """Bytes of one request: a long history with images."""
@@ -61,7 +73,9 @@ class Listeners:
     """One aiohttp application on any number of sockets."""
 
     def __init__(self, app: web.Application) -> None:
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0, logger=_http_log
+        )
 
     async def start(self) -> None:
         """Make ready; nothing listens yet."""

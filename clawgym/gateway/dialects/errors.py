@@ -64,13 +64,13 @@ def failure_of(error: Exception) -> Failure:
 
 def _from_upstream(error: EngineError) -> Failure:
     if error.status == 429:
-        return Failure(429, str(error), "rate_limit_exceeded", retry_after=1.0)
+        return Failure(429, str(error), "rate_limit_exceeded", retry_after=error.retry_after or 1.0)
     if error.status is not None and 400 <= error.status < 500:
         # The key of the upstream is ours, not the agent's: its 401 is our fault.
         status = 502 if error.status in (401, 403) else error.status
         return Failure(status, str(error), "upstream_refused")
     if error.retryable:
-        return Failure(503, str(error), "upstream_unavailable", retry_after=1.0)
+        return Failure(503, str(error), "upstream_unavailable", retry_after=error.retry_after or 1.0)
     return Failure(502, str(error), "upstream_failed")
 
 
