@@ -17,7 +17,7 @@ import pytest
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool import Pool, samples_of
 
-KILLS = int(os.environ.get("CLAWGYM_SOAK", 0)) or 3
+KILLS = int(os.environ.get("CLAWGYM_SOAK", 0)) // 50 or 3  # each starts a gateway: seconds
 AGENTS = 8
 
 SERVER = """
