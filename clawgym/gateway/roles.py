@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from clawgym.gateway.calls import Message
 from clawgym.gateway.stitch import Match, Node, Tree
@@ -23,13 +23,20 @@ TELLING = 24
 def role_of(tree: Tree, match: Match, messages: Sequence[Message], tools: str, declared: str | None) -> Role:
     """The role of a call that continues ``match``.
 
-    Declared by the agent, or that of the turn it continues, or the first call's: main. A call that starts anew is
-    main if it is the same agent (system messages, tools) with the same first request, or with a summary that a
+    What an agent declares can only take away: whoever holds a session's key could declare anything, so where its word
+    and the evidence differ, the role is unknown.
+    """
+    shown = _shown(tree, match, messages, tools)
+    return shown if declared in (None, shown) else "unknown"
+
+
+def _shown(tree: Tree, match: Match, messages: Sequence[Message], tools: str) -> Role:
+    """The role that the session's records show.
+
+    That of the turn it continues; the first call's is main. A call that starts anew is main if it is the same agent (system messages, tools) with the same first request, or with a summary that a
     compaction of this session wrote; a sub-agent's if its first request was an argument of a tool call here; a
     compaction if it has no tools and retells the first request and something that was said or done since.
     """
-    if declared in get_args(Role):
-        return declared  # type: ignore[return-value]
     if match.node is not None:
         return match.node.role
     if not tree.roots:

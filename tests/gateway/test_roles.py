@@ -77,6 +77,11 @@ async def test_a_summary_that_was_not_written_here_is_unknown(agent):
     assert await agent("ok", *calls) == ["main", "unknown"]
 
 
-async def test_an_agent_may_say_so(agent):
-    assert await agent("ok", (history(HELP, JOB), []), headers={"x-clawgym-role": "subagent"}) == ["subagent"]
-    assert await agent("ok", (history(HELP, JOB), []), headers={"x-clawgym-role": "king"}) == ["main"]
+async def test_what_an_agent_says_can_only_take_away(agent):
+    first = (history(MAIN, TASK), TOOLS)
+    assert await agent("ok", first, headers={"x-clawgym-role": "main"}) == ["main"]
+    assert await agent("ok", first, headers={"x-clawgym-role": "compaction"}) == ["unknown"]
+    assert await agent("ok", first, headers={"x-clawgym-role": "king"}) == ["unknown"]
+    elsewhere = (history(MAIN, "Something else."), TOOLS)
+    roles = await agent("ok", first, elsewhere, headers={"x-clawgym-role": "main"})
+    assert roles == ["main", "unknown"], "its word makes nothing main"

@@ -1,0 +1,65 @@
+"""``clawgym gateway`` as a person starts it: prints a session that works, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import openai
+
+from clawgym.pool import Pool
+
+PROGRAM = "from clawgym.cli import main; main()"
+
+
+async def start(*argv: str, cwd: Path) -> tuple[asyncio.subprocess.Process, dict[str, str]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-u", "-c", PROGRAM, "gateway", *argv, cwd=cwd, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode() for _ in range(5)]
+    return process, {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+async def test_a_gateway_over_a_recording(tmp_path):
+    recording = tmp_path / "answers.jsonl"
+    recording.write_text('{"text": "one"}\n{"text": "two"}\n')
+    process, shown = await start("--upstream", "replay", "--model", str(recording), cwd=tmp_path)
+    try:
+        assert shown["base_url"].startswith("http://127.0.0.1:")
+        async with openai.AsyncOpenAI(base_url=shown["base_url"], api_key=shown["api_key"]) as client:
+            answer = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "hello"}]
+            )
+            assert answer.choices[0].message.content == "one"
+        connector = aiohttp.UnixConnector(path=shown["control"])
+        headers = {"Authorization": f"Bearer {Path(shown['token']).read_text().strip()}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as client:
+            async with client.post("http://gateway/sessions", data=json.dumps({"channel": "eval"})) as response:
+                assert (await response.json())["base_url"] != shown["base_url"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    assert not Path(shown["control"]).exists()
+    assert not Path(shown["token"]).exists()
+    with Pool(tmp_path / "pool.db") as pool:
+        (turn,) = pool.turns(shown["base_url"].split("/s/")[1].split("/")[0])
+        assert (turn.flaw, turn.reply["content"]) == ("text-only", "one"), "a recording is text: never trained"
+
+
+async def test_what_does_not_go_together_is_said(tmp_path):
+    for argv, said in [
+        (("--upstream", "vllm", "--model", "m"), "--upstream-url and --tokenizer"),
+        (("--upstream", "replay", "--model", "none.jsonl"), "none.jsonl"),
+        (("--upstream", "openai", "--model", "m", "--tls-cert", "x.pem"), "--tls-key"),
+    ]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROGRAM, "gateway", *argv, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+        )
+        _, errors = await process.communicate()
+        assert process.returncode == 2
+        assert said in errors.decode()
