@@ -33,9 +33,10 @@ def role_of(tree: Tree, match: Match, messages: Sequence[Message], tools: str, d
 def _shown(tree: Tree, match: Match, messages: Sequence[Message], tools: str) -> Role:
     """The role that the session's records show.
 
-    That of the turn it continues; the first call's is main. A call that starts anew is main if it is the same agent (system messages, tools) with the same first request, or with a summary that a
-    compaction of this session wrote; a sub-agent's if its first request was an argument of a tool call here; a
-    compaction if it has no tools and retells the first request and something that was said or done since.
+    That of the turn it continues; the first call's is main. A call that starts anew is main if it is the same agent
+    (system messages, tools) with the same first request, or with a summary that a compaction of this session wrote; a
+    sub-agent's if its first request was an argument of a tool call here; a compaction if it has no tools and retells
+    the first request and something that was said or done since.
     """
     if match.node is not None:
         return match.node.role
