@@ -40,7 +40,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "pool.db")
         return
     with postgres_server() as server:
-        yield new_database(server, uuid.uuid4().hex)
+        yield new_database(server, f"s{uuid.uuid4().hex}")
 
 
 def gone(pid: int) -> bool:

@@ -25,7 +25,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty pool may be made."""
     if request.param == "sqlite":
         return str(tmp_path / "pool.db")
-    return new_database(request.getfixturevalue("postgres"), uuid.uuid4().hex)
+    return new_database(request.getfixturevalue("postgres"), f"s{uuid.uuid4().hex}")
 
 
 @pytest.fixture

@@ -94,9 +94,10 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def new_database(server: str, name: str) -> str:
-    """Make an empty database; its URL."""
+    """Make an empty place for one pool; its URL. A schema of its own: a database is 300 files to make and to remove."""
     import psycopg
 
-    with psycopg.connect(server.format(database="postgres"), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    return server.format(database=name)
+    url = server.format(database="postgres")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{name}"'.encode())
+    return f"{url}&options=-csearch_path%3D{name}"

@@ -292,7 +292,7 @@ def test_a_full_disk_is_said_and_nothing_is_half_written(file_pool: Pool) -> Non
 
 
 def test_a_lost_connection_is_made_again(postgres: str) -> None:
-    with Pool(new_database(postgres, uuid.uuid4().hex)) as pool:
+    with Pool(new_database(postgres, f"s{uuid.uuid4().hex}")) as pool:
         id = store(pool, chain(1, 2))
         with psycopg.connect(postgres.format(database="postgres"), autocommit=True) as killer:
             killer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
