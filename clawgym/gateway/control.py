@@ -170,6 +170,8 @@ class Control:
         session = await self._gateway.sessions.get(request.match_info["session"])
         if session is None:
             raise Refusal(404, "there is no such session: use the id that opening it gave")
+        if session.active:
+            raise Refusal(409, "an agent is in the middle of a turn of this session: add turns when it has ended")
         async with session.lock:
             known = await self._gateway.run_in_pool("turns", session.id)
             turns = turns_of_prompts(rows, list(known))

@@ -85,10 +85,10 @@ class _Progress:
         self.logprobs += tokens.logprobs
         self.cached = tokens.cached_tokens or self.cached
         self.finish = tokens.finish_reason or self.finish
-        if len(tokens.logprobs) != len(tokens.ids):
-            self.flaw = "no-logprobs"
-        elif tokens.policy_version != self.version:
+        if tokens.policy_version != self.version:
             self.flaw = "mixed-versions"
+        elif len(tokens.logprobs) != len(tokens.ids):
+            self.flaw = self.flaw or "no-logprobs"
 
 
 class Core:

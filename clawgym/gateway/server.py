@@ -307,9 +307,10 @@ class _Endpoint:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         gateway, dialect = self._gateway, self._dialect
-        session = await gateway.admit(request)
+        await gateway.admit(request)  # nobody else's body is read
         body = await read_object(request)
         call = dialect.call(body, request.headers.get("x-clawgym-role"))
+        session = await gateway.admit(request)  # the one in memory now: bodies take their time
         deltas = gateway.core.answer(session, call)
         if body.get("stream"):
             events = dialect.events(deltas, call, body)
