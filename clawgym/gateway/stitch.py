@@ -10,8 +10,8 @@ about which sampled ids it stands for:
 * ``repair``: arguments that were no JSON object when they were sampled, under the same name;
 * ``reasoning``: the reasoning left out.
 
-Text given as one string or in parts is the same text. Anything else, and a history that fits two stored turns
-equally well, opens a branch.
+Text given as one string or in parts is the same text. Anything else, and a history that fits stored turns of different
+ids equally well, opens a branch.
 """
 
 from __future__ import annotations
@@ -234,9 +234,12 @@ class Tree:
             elif found.used == best[0].used:
                 best.append(found)
             open_ += [(child, found) for child in fits(node.children)]
-        if len(best) > 1:
-            return Match(None, 0, ambiguous=True)
-        return best[0]
+        if len(best) == 1:
+            return best[0]
+        # Asked again after an answer was lost, a model may say the same: where the ids are the same, there is no doubt.
+        last = max(best, key=lambda match: match.node.index if match.node else -1)
+        ids = [match.node.all_ids() for match in best if match.node]
+        return last if all(one == ids[0] for one in ids) else Match(None, 0, ambiguous=True)
 
 
 def _continues(node: Node, before: Match, messages: Sequence[Message], keys: Sequence[Key]) -> Match | None:

@@ -109,13 +109,21 @@ def test_a_history_continues_the_deepest_turn():
     assert match(tree, [user("a"), said("b"), user("c")], tools="other").node is None
 
 
-def test_two_equal_answers_are_ambiguous():
+def test_equal_answers_of_other_ids_are_ambiguous():
     tree = Tree()
-    add(tree, None, [user("a")], said("b"), index=0)
-    add(tree, None, [user("a")], said("b"), index=1)
+    add(tree, None, [user("a")], said("b"), index=0, ids=(1, 2))
+    add(tree, None, [user("a")], said("b"), index=1, ids=(1, 3))
     found = match(tree, [user("a"), said("b"), user("c")])
     assert found.node is None
     assert found.ambiguous
+
+
+def test_equal_answers_of_the_same_ids_are_one():
+    tree = Tree()
+    add(tree, None, [user("a")], said("b"), index=0)
+    again = add(tree, None, [user("a")], said("b"), index=1)
+    found = match(tree, [user("a"), said("b"), user("c")])
+    assert (found.node, found.ambiguous) == (again, False)
 
 
 def test_a_turn_without_ids_is_not_continued_by_ids():
