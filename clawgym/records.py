@@ -39,6 +39,7 @@ __all__ = [
     "Usage",
     "VerifierResult",
     "VerifierSpec",
+    "continued",
     "prompt_ids",
 ]
 
@@ -360,6 +361,13 @@ def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
         parts += [turns[index].sampled_ids, turns[index].context_ids]
         parent = turns[index].parent
     return tuple(token for part in reversed(parts) for token in part)
+
+
+def continued(prompt: tuple[int, ...], histories: Mapping[int, tuple[int, ...]]) -> int | None:
+    """The key of the longest of ``histories`` (index of a turn -> its prompt and sample) that ``prompt`` begins with;
+    the latest of equals, ``None`` where there is none."""
+    fits = [index for index, ids in histories.items() if ids and prompt[: len(ids)] == ids]
+    return max(fits, key=lambda index: (len(histories[index]), index), default=None)
 
 
 @dataclass(frozen=True, slots=True)

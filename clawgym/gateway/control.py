@@ -33,7 +33,7 @@ from clawgym.errors import ClawGymError, GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
 from clawgym.gateway.dialects.errors import Failure, envelope, failure_of
 from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
-from clawgym.records import Turn
+from clawgym.records import Turn, continued, prompt_ids
 
 __all__ = ["Control", "turns_of_prompts"]
 
@@ -48,15 +48,12 @@ _Handler = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
 def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[Turn]:
-    """Turns from whole prompts: each continues the latest turn whose prompt and sample its prompt begins with.
+    """Turns from whole prompts: each continues the longest proved turn whose prompt and sample its prompt begins with.
 
     ``rows`` have ``prompt_ids``, ``sampled_ids``, ``logprobs`` and what else :class:`~clawgym.records.Turn` has;
     ``known`` are the episode's turns so far. Raises :class:`~clawgym.gateway.calls.Refusal` naming the field.
     """
-    so_far: list[tuple[int, ...]] = []
-    for turn in known:
-        before = so_far[turn.parent] if turn.parent is not None else ()
-        so_far.append((*before, *turn.context_ids, *turn.sampled_ids))
+    histories = {n: (*prompt_ids(known, n), *turn.sampled_ids) for n, turn in enumerate(known) if turn.flaw is None}
     names = {f.name for f in fields(Turn)} - {"context_ids", "parent"}
     out: list[Turn] = []
     for n, row in enumerate(rows):
@@ -67,17 +64,17 @@ def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[T
             raise Refusal(400, f"'{where}.{min(extra)}' is no field of a turn: leave it out", param=where)
         prompt = _numbers(row, "prompt_ids", where, int)
         sampled = _numbers(row, "sampled_ids", where, int)
-        fits = [i for i, ids in enumerate(so_far) if ids and len(ids) < len(prompt) and prompt[: len(ids)] == ids]
-        parent = max(fits, key=lambda i: (len(so_far[i]), i), default=None)
+        parent = continued(prompt, histories)
         rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in names}
         rest |= {"sampled_ids": sampled, "logprobs": _numbers(row, "logprobs", where, float)}
         try:
             turn = Turn(
-                context_ids=prompt[len(so_far[parent]) :] if parent is not None else prompt, parent=parent, **rest
+                context_ids=prompt[len(histories[parent]) :] if parent is not None else prompt, parent=parent, **rest
             )
         except ValueError as error:
             raise Refusal(400, f"'{where}': {error}", param=where) from None
-        so_far.append((*prompt, *sampled))
+        if turn.flaw is None:
+            histories[len(known) + n] = (*prompt, *sampled)
         out.append(turn)
     return out
 

@@ -16,7 +16,7 @@ from clawgym.pool._rows import turn_of
 from clawgym.pool.check import TraceTurn, check
 from clawgym.pool.samples import Shape, paths_of
 from clawgym.pool.states import PooledEpisode
-from clawgym.records import Episode, Observation, Outcome, Step, ToolCall, Turn, prompt_ids
+from clawgym.records import Episode, Observation, Outcome, Step, ToolCall, Turn, continued, prompt_ids
 
 __all__ = ["atif_of", "conversations_of", "turns_from_atif", "turns_from_messages"]
 
@@ -169,8 +169,7 @@ def _proved(
         prompt, sampled = (() if flaw else tuple(map(int, ids or ())) for ids in (row.prompt, row.response))
         parent = row.parent
         if not row.declared:  # the longest history that it continues
-            fits = (n for n in range(index) if not flaws.get(n) and prompt[: len(whole[n])] == whole[n])
-            parent = max(fits, key=lambda n: len(whole[n]), default=None)
+            parent = continued(prompt, {n: ids for n, ids in enumerate(whole) if n not in flaws})
         if flaw and parent is not None and not 0 <= parent < index:
             parent = None
         version = row.versions[0] if row.versions else None

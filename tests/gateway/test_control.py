@@ -111,6 +111,19 @@ async def test_white_box_turns(desk, owner):
     assert len(d.turns) == 3
 
 
+async def test_a_white_box_turn_continues_no_turn_that_is_not_proved(desk, owner):
+    d = await desk("four")
+    call = await owner(d)
+    rows = [
+        {"prompt_ids": [1], "sampled_ids": [2], "logprobs": [-0.5]},
+        {"prompt_ids": [1, 2, 3], "sampled_ids": [4], "logprobs": [-0.5], "flaw": "aborted"},
+        {"prompt_ids": [1, 2, 3, 4, 5], "sampled_ids": [6], "logprobs": [-0.5]},
+    ]
+    assert (await call("POST", f"/sessions/{d.session.id}/turns", {"turns": rows}))[0] == 200
+    assert [t.parent for t in d.turns] == [None, 0, 0]
+    assert [sum(s.mask) for s in samples_of(d.turns)] == [2]
+
+
 async def test_weights_are_held_between_turns(desk, owner):
     d = await desk("one two three", pause=0.01)
     call = await owner(d)
