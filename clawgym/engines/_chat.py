@@ -28,7 +28,11 @@ class Problem:
 def storable(value: Any) -> Any:
     """``value`` with every lone surrogate in its strings replaced, so that it can be written as UTF-8."""
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        try:
+            value.encode()  # as nearly always
+        except UnicodeEncodeError:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value
     if isinstance(value, list):
         return [storable(v) for v in value]
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ from clawgym.engines._scale import Scale, is_exact
 from clawgym.engines.protocol import Image, Sampling, Tokens
 from clawgym.errors import ContextLengthExceeded, EngineError, TokenIdsStripped
 
-__all__ = ["Ask", "Checked", "ServedEngine", "joined"]
+__all__ = ["Ask", "Checked", "ServedEngine"]
 
 _log = logging.getLogger("clawgym.engines")
 
@@ -92,14 +92,6 @@ class Checked:
     def broken(self, what: str, use: str) -> NoReturn:
         """The stream is not what was asked for, and would not be the next time."""
         raise self._upstream.error(Failure(what, 502, do=f"use {use}"))
-
-
-def joined(pieces: Sequence[Tokens]) -> Tokens:
-    """Pieces of one stream as one piece."""
-    if len(pieces) == 1:
-        return pieces[0]
-    ids = tuple(token for piece in pieces for token in piece.ids)
-    return Tokens(ids, tuple(p for piece in pieces for p in piece.logprobs), pieces[-1].policy_version)
 
 
 class ServedEngine:

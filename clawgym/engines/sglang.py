@@ -14,13 +14,13 @@ the stream with an error.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine, joined
+from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
 
 __all__ = ["SGLangEngine"]
@@ -74,9 +74,9 @@ class SGLangEngine(ServedEngine):
                     tokens, end = self._read(event, ask, checked, pairs)
                     held.append(tokens)
                     if end is not None:
-                        yield checked.end(joined(held), *end)
+                        yield checked.end(_joined(held), *end)
                         return
-                if (tokens := joined(held)).ids:  # what came together goes on together
+                if (tokens := _joined(held)).ids:  # what came together goes on together
                     yield tokens
         raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
 
@@ -131,6 +131,14 @@ class SGLangEngine(ServedEngine):
         }
         unknown = "which log-probs it gives could not be found out; sample at temperature 1"
         return f"log-probs are left out, and turns cannot be trained on: {mend.get(self.scale, unknown)}"
+
+
+def _joined(pieces: Sequence[Tokens]) -> Tokens:
+    """Pieces of one stream as one piece."""
+    if len(pieces) == 1:
+        return pieces[0]
+    ids = tuple(token for piece in pieces for token in piece.ids)
+    return Tokens(ids, tuple(p for piece in pieces for p in piece.logprobs), pieces[-1].policy_version)
 
 
 class _Pairs:

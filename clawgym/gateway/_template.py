@@ -14,7 +14,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clawgym.gateway.calls import Message, Refusal, storable
+from clawgym.engines._chat import storable
+from clawgym.gateway.calls import Message, Refusal
 
 __all__ = ["Guard", "Template", "for_template"]
 

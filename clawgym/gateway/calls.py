@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clawgym.engines._chat import storable
 from clawgym.engines.protocol import CallDelta, Delta, Image, Sampling
 from clawgym.errors import GatewayError
 
@@ -101,15 +102,6 @@ _KINDS = {
 
 def _kind(value: Any) -> str:
     return _KINDS.get(type(value), "null")
-
-
-def storable(text: str) -> str:
-    """``text`` with lone surrogates replaced, so that it can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def canonical_messages(raw: Any, images: dict[str, Image]) -> list[Message]:

@@ -57,7 +57,8 @@ class _Plan:
     keys: list[Key]
     new: list[Message]
     """Messages that the matched turn does not cover, tool results under our ids."""
-    context: array[int]
+    context: tuple[int, ...]
+    """Ids of ``new``, and of the opening of the answer; the end of ``prompt``."""
     prompt: array[int]
     tools: str
     role: Any
@@ -139,16 +140,14 @@ class Core:
         if match.node is not None:
             new = with_our_ids(new, match.node.reply, call.messages[match.used - 1])
         role = role_of(session.tree, match, call.messages, keyed, call.role)
-        context: array[int] = array("i")
-        prompt = context
+        context: tuple[int, ...] = ()
+        prompt = array("i") if match.node is None else match.node.all_ids()
         if self.renderer is not None:
             if match.node is None:
-                context = prompt = array("i", self.renderer.prompt(new, tools))
+                context = self.renderer.prompt(new, tools)
             else:
-                prompt = match.node.all_ids()
-                sampled = prompt[len(prompt) - match.node.sampled :]
-                context = array("i", self.renderer.increment(sampled, new, tools))
-                prompt = prompt + context
+                context = self.renderer.increment(prompt[len(prompt) - match.node.sampled :], new, tools)
+            prompt.extend(context)
         return _Plan(match, keys[match.used :], new, context, prompt, keyed, role)
 
     async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
@@ -195,7 +194,7 @@ class Core:
                 raise EngineError(f"{engine.name} ended a stream without saying why: look at its log", retryable=True)
             text, stopped = stops.push(decoder.finish())
             held += parser.push(text if stopped else text + stops.finish())
-            held += parser.finish(progress.finish)
+            held += parser.finish()
             for delta in held[:-1]:
                 yield delta
             reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
@@ -270,7 +269,7 @@ class Core:
         """Make the turn durable, then let the next one continue it."""
         node = plan.match.node
         turn = Turn(
-            context_ids=tuple(plan.context),
+            context_ids=plan.context,
             sampled_ids=tuple(progress.sampled),
             logprobs=tuple(progress.logprobs),
             policy_version=progress.version,

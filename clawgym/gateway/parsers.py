@@ -61,7 +61,7 @@ class ReplyParser:
         self._work.extend(text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK))
         return self._run()
 
-    def finish(self, finish_reason: str = "stop") -> list[Delta]:
+    def finish(self) -> list[Delta]:
         """What was held back: the reply ends here, for whatever reason."""
         while self._state == self._in_call:
             self._give_up("")  # only here is it certain that the call does not close
