@@ -413,3 +413,34 @@ async def test_sessions_that_are_quiet_leave_memory_and_come_back(desk):
     assert len(d.gateway.sessions) <= 3
     await d.chat([*ASK, {"role": "assistant", "content": "four"}, {"role": "user", "content": "sure?"}])
     assert [t.parent for t in d.turns] == [None, 0]
+
+
+async def test_any_openai_endpoint_is_an_upstream_for_text(desk):
+    from clawgym.engines import OpenAIEngine
+
+    behind = await desk(f"I look.\n{CALL}")
+    engine = OpenAIEngine("policy", base_url=behind.base_url, api_key=behind.session.secret)
+    front = await desk(None, engine=engine)
+    chunks = await stream(front, tools=TOOLS, stream_options={"include_usage": True})
+    assert text_of(chunks).strip() == "I look."
+    assert chunks[-1].usage.completion_tokens == len(behind.engine.seen[0].sampled)
+    (turn,) = front.turns
+    assert (turn.flaw, turn.finish_reason, turn.sampled_ids) == ("text-only", "tool_calls", ())
+    assert turn.reply["tool_calls"][0]["function"]["name"] == "exec"
+    await engine.aclose()
+
+
+async def test_an_adapter_of_the_session_reaches_the_engine(desk):
+    d = await desk("x", session={"adapter": "lora-a"})
+    await d.chat(ASK)
+    assert d.engine.seen[0].adapter == "lora-a"
+
+
+async def test_an_answer_that_a_schema_shaped_is_not_trained(desk):
+    d = await desk('{"a": 1}')
+    d.engine.constrains = True
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert (await d.chat(ASK, response_format=wanted)).choices[0].message.content == '{"a": 1}'
+    assert d.engine.seen[0].sampling.json_schema == schema
+    assert d.turns[0].flaw == "constrained"
