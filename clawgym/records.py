@@ -478,6 +478,8 @@ class Episode:
     """Gzipped tar of the frozen workspace, if kept."""
     dropped: tuple[str, ...] = ()
     """What could not be taken from the box (links out, FIFOs, files over the cap)."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What the agent's program wrote about itself (its own transcript, its log), by relative path."""
 
     @property
     def key(self) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from clawgym.records import Step, Task, Turn, Usage
-from clawgym.sandbox.protocol import Sandbox
+from clawgym.records import Episode, Step, Task, Turn, Usage
+from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
-__all__ = ["Agent", "AgentContext", "AgentReport"]
+__all__ = ["Agent", "AgentContext", "AgentReport", "ResidentAgent"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class AgentContext:
     has recorded the instruction as the first step."""
     record_turn: Callable[[Turn], None] = lambda turn: None
     """Call once per model call that has exact tokens."""
+    session: Mapping[str, Any] = field(default_factory=dict)
+    """How an agent that has a gateway opens its session there (``channel``, ``group``, ``sampling``, ...)."""
 
     @property
     def rng(self) -> random.Random:
@@ -59,3 +61,22 @@ class Agent(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class ResidentAgent(Agent, Protocol):
+    """An agent that lives in the box itself, and so makes the box."""
+
+    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+        """A box for one episode of a task that asks for ``spec``. Its time is not the set-up's. Raises as
+        :meth:`~clawgym.sandbox.protocol.Backend.create` does."""
+        ...
+
+    async def close_box(self, box: Sandbox) -> None:
+        """Close a box of :meth:`open_box`, whatever it did since. Idempotent."""
+        ...
+
+    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
+        """Learn how the episode in ``box`` ended; called once, after :meth:`close_box`. Returns it with what the agent
+        alone knows (:attr:`~clawgym.records.Episode.usage`, ``files``)."""
+        ...

@@ -114,7 +114,7 @@ class OpenAIEngine:
                 await self._wait(answer, attempt)
                 attempt += 1
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
+    async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncGenerator[Delta, None]:
         """Answer a chat-completions request as it comes. See :class:`clawgym.engines.protocol.TextEngine`.
 
         The model is this engine's, whatever ``body`` names. Raises as :meth:`complete` does."""

@@ -150,8 +150,9 @@ class TextEngine(Protocol):
 
     name: str
 
-    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[Delta]:
-        """Answer a chat-completions request ``body`` (without ``stream``, ``stream_options``, ``n``).
+    def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncIterator[Delta]:
+        """Answer a chat-completions request ``body`` (without ``stream``, ``stream_options``, ``n``); ``session`` says
+        whose it is.
 
         Raises as :meth:`TokenEngine.generate` does, with the endpoint's ``status``; ``retryable`` only before the
         first piece."""

@@ -75,7 +75,7 @@ class ReplayEngine:
             )
         return mine[index]
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
+    async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncGenerator[Delta, None]:
         """The next recorded answer of this conversation, in pieces."""
         answer = await self.complete(body["messages"], sampling=Sampling())
         if answer.reasoning:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 from clawgym.engines.protocol import Delta, Image, Sampling, TextEngine, TokenEngine, Tokens
-from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
+from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.parsers import StopStrings
@@ -114,6 +114,11 @@ class Core:
         stored. Raises :class:`~clawgym.gateway.calls.Refusal` before the first item, and
         :class:`~clawgym.errors.EngineError` at any time."""
         started = time.monotonic()
+        if session.most_turns is not None and session.turns + session.active >= session.most_turns:
+            session.failure = BudgetExceeded(
+                f"this session has had its {session.most_turns} model calls: end the work here", cause="steps"
+            )
+            raise session.failure
         session.active += 1
         try:
             async with self.gate.turn():
@@ -121,6 +126,9 @@ class Core:
                 async with contextlib.aclosing(answer(session, call, started)) as stream:
                     async for delta in stream:
                         yield delta
+        except ClawGymError as error:
+            session.failure = error
+            raise
         finally:
             session.active -= 1
 
@@ -200,6 +208,7 @@ class Core:
             reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
             await record.done(reason, parser.malformed)
             usage = Usage(len(plan.prompt), len(progress.sampled), progress.cached)
+            session.spent(usage, plan.role)
             yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage, stop=stops.met)
 
     async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
@@ -211,7 +220,7 @@ class Core:
         usage: Usage | None = None
         reason: str | None = None
         async with _Recorded(self, session, call, plan, progress, sampling, lambda: heard.message) as record:
-            stream = engine.stream(chat_body(replace(call, sampling=sampling)))
+            stream = engine.stream(chat_body(replace(call, sampling=sampling)), session=session.id)
             async with _closing(stream):
                 async for delta in stream:
                     if progress.first_token is None:
@@ -222,6 +231,7 @@ class Core:
                     if delta.text or delta.reasoning or delta.calls:
                         yield replace(delta, finish_reason=None, usage=None)
             await record.done(reason or "stop", 0)
+            session.spent(usage or Usage(), plan.role)
             yield Delta(finish_reason=reason or "stop", usage=usage or Usage())
 
     def _refuse_what_ids_cannot(self, call: ChatCall) -> Mapping[str, Any] | None:

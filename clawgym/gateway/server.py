@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from clawgym.engines.protocol import TextEngine, TokenEngine
 from clawgym.errors import ClawGymError, GatewayError
 from clawgym.gateway._site import LimitedSite
-from clawgym.gateway.calls import Refusal
+from clawgym.gateway.calls import ChatCall, Refusal
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects import Dialect
 from clawgym.gateway.dialects._sse import send_events
@@ -203,6 +203,15 @@ class Gateway:
         """End a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
         await self.sessions.close(session_id, outcome=outcome, **result)
 
+    async def hang_up(self, session_id: str) -> None:
+        """Take no further call of a session and end those under way, with a record of each."""
+        session = await self.sessions.get(session_id)
+        await self.sessions.close(session_id)
+        if session is not None and session.handlers:
+            for task in session.handlers:
+                task.cancel()
+            await asyncio.wait(session.handlers)
+
     async def run_in_pool(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of the pool, after what was recorded before."""
         return await self._writer.run(getattr(self.pool, method), *args, **kwargs)
@@ -311,6 +320,13 @@ class _Endpoint:
         body = await read_object(request)
         call = dialect.call(body, request.headers.get("x-clawgym-role"))
         session = await gateway.admit(request)  # the one in memory now: bodies take their time
+        with session.handled():
+            return await self._stream(request, session, call, body)
+
+    async def _stream(
+        self, request: web.Request, session: Session, call: ChatCall, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        gateway, dialect = self._gateway, self._dialect
         deltas = gateway.core.answer(session, call)
         if body.get("stream"):
             events = dialect.events(deltas, call, body)

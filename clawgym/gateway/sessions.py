@@ -12,21 +12,22 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import uuid
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from clawgym.engines.protocol import Sampling
-from clawgym.errors import PoolError
+from clawgym.errors import ClawGymError, PoolError
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.roles import opening_of, system_of
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import Pool, PoolWriter
-from clawgym.records import Turn
+from clawgym.records import Role, Turn, Usage
 
-__all__ = ["Opened", "Session", "Sessions"]
+__all__ = ["Opened", "Session", "Sessions", "reserve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class Opened:
 
     id: str
     secret: str = field(repr=False)
+
+
+def reserve() -> Opened:
+    """Id and key of a session that may be opened later: until then it is an unknown one."""
+    return Opened(uuid.uuid4().hex, secrets.token_urlsafe(24))
 
 
 @dataclass(eq=False)
@@ -46,18 +52,44 @@ class Session:
     sampling: Sampling = field(default_factory=Sampling)
     """Wins over what requests ask: who opens a session decides how it is sampled."""
     adapter: str | None = None
+    most_turns: int | None = None
+    """Further calls are refused."""
     tree: Tree = field(default_factory=Tree)
     closed: bool = False
     active: int = 0
     """Requests under way."""
     turns: int = 0
     """Stored so far: the next one's index."""
+    usage: Usage = field(default_factory=Usage)
+    """Of the turns since it was opened, or read again."""
+    failure: ClawGymError | None = None
+    """Why the last call of the agent failed; ``None`` once a later one did not. Agents hide such failures."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn gets its index and is stored."""
+
+    handlers: set[asyncio.Task[Any]] = field(default_factory=set)
+    """What serves the requests under way."""
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """The current task serves a request of this session."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        try:
+            yield
+        finally:
+            self.handlers.discard(task)
 
     def admits(self, secret: str) -> bool:
         """Whether ``secret`` is this session's."""
         return hmac.compare_digest(_digest(secret), self.secret_sha256)
+
+    def spent(self, usage: Usage, role: Role) -> None:
+        """A turn has ended well."""
+        self.usage += usage
+        if role != "subagent":  # whose success says nothing of the one who waits for it
+            self.failure = None
 
     def grow(
         self, index: int, turn: Turn, parent: Node | None, keys: Sequence[Key], messages: Sequence[Message]
@@ -100,18 +132,26 @@ class Sessions:
         *,
         sampling: Sampling | None = None,
         adapter: str | None = None,
+        most_turns: int | None = None,
+        reserved: Opened | None = None,
         meta: Mapping[str, Any] | None = None,
         **episode: Any,
     ) -> Opened:
-        """A new session and its episode (``episode``: what :meth:`~clawgym.pool.Pool.open_episode` takes)."""
-        secret = secrets.token_urlsafe(24)
+        """A new session and its episode (``episode``: what :meth:`~clawgym.pool.Pool.open_episode` takes), or the one
+        that was ``reserved``. After ``most_turns`` calls it answers no more."""
+        opened = reserved or reserve()
+        digest = _digest(opened.secret)
         sampling = sampling or Sampling()
-        about = {"sampling": asdict(sampling), "adapter": adapter}
-        episode_id = await self._writer.run(
-            self._pool.open_episode, secret_sha256=_digest(secret), meta={**(meta or {}), "gateway": about}, **episode
+        about = {"sampling": asdict(sampling), "adapter": adapter, "most_turns": most_turns}
+        await self._writer.run(
+            self._pool.open_episode,
+            id=opened.id,
+            secret_sha256=digest,
+            meta={**(meta or {}), "gateway": about},
+            **episode,
         )
-        self._keep(Session(episode_id, _digest(secret), sampling, adapter))
-        return Opened(episode_id, secret)
+        self._keep(Session(opened.id, digest, sampling, adapter, most_turns))
+        return opened
 
     async def find(self, session_id: str, secret: str) -> Session:
         """The session, if ``secret`` is its own. Raises :class:`~clawgym.gateway.calls.Refusal` (401; 403 when it
@@ -169,7 +209,7 @@ class Sessions:
         known = {f.name for f in fields(Sampling)}
         settings: dict[str, Any] = {k: v for k, v in about["sampling"].items() if k in known}
         sampling = Sampling(**{**settings, "stop": tuple(settings.get("stop", ()))})
-        session = Session(session_id, episode.secret_sha256, sampling, about["adapter"])
+        session = Session(session_id, episode.secret_sha256, sampling, about["adapter"], about.get("most_turns"))
         session.closed = episode.state != "open"
         nodes: dict[int, Node] = {}
         for index, turn in enumerate(turns):

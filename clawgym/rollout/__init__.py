@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from clawgym.agents.protocol import Agent, AgentContext
+from collections.abc import Mapping
+from typing import Any
+
+from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
 from clawgym.records import Episode, Task
 from clawgym.rollout._attempt import Attempt, transcript_payload
@@ -20,14 +23,31 @@ async def run_episode(
     sample: int = 0,
     floor: float | None = None,
     keep_workspace: bool = True,
+    session: Mapping[str, Any] | None = None,
 ) -> Episode:
     """Let ``agent`` attempt ``task`` once in a fresh box of ``backend`` and grade what is left.
 
-    ``floor`` is the task's best cheap-policy score, for the corrected score. A bad rollout is data: whatever the
+    ``floor`` is the task's best cheap-policy score, for the corrected score; ``session`` goes to an agent that has a
+    gateway (:attr:`~clawgym.agents.protocol.AgentContext.session`). A bad rollout is data: whatever the
     agent does ends in an :class:`Episode`. Raises :class:`~clawgym.errors.AgentError` if the agent cannot work on
     this task at all and :class:`~clawgym.errors.UnsupportedTask` if the task cannot run here.
     """
-    attempt = Attempt(task, backend, agent.name, seed=seed, sample=sample)
+    resident = agent if isinstance(agent, ResidentAgent) else None
+    attempt = Attempt(task, backend, agent.name, seed=seed, sample=sample, resident=resident)
+    try:
+        episode = await _attempt_it(attempt, agent, session or {}, floor, keep_workspace)
+    except BaseException:
+        if resident is not None and attempt.opened is not None:
+            await resident.settle(attempt.opened, await attempt.abandon())
+        raise
+    if resident is not None and attempt.opened is not None:
+        episode = await resident.settle(attempt.opened, episode)
+    return episode
+
+
+async def _attempt_it(
+    attempt: Attempt, agent: Agent, session: Mapping[str, Any], floor: float | None, keep_workspace: bool
+) -> Episode:
     try:
         await attempt.open()
     except InfraError as error:
@@ -37,12 +57,13 @@ async def run_episode(
         attempt.fail_infra(f"task: {error}")
         return await attempt.abandon()
     context = AgentContext(
-        task=task,
+        task=attempt.task,
         sandbox=attempt.box,
-        seed=seed,
-        sample=sample,
+        seed=attempt.seed,
+        sample=attempt.sample,
         record=attempt.steps.append,
         record_turn=attempt.turns.append,
+        session=session,
     )
 
     async def work() -> None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from clawgym.agents.protocol import ResidentAgent
 from clawgym.errors import (
     BudgetExceeded,
     GradingError,
@@ -47,12 +48,22 @@ def _second(seconds: int) -> str:  # every step of every environment has a time:
 class Attempt:
     """Open, work, :meth:`finish`. Not to be used twice."""
 
-    def __init__(self, task: Task, backend: Backend, agent: str, *, seed: int, sample: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        backend: Backend,
+        agent: str,
+        *,
+        seed: int,
+        sample: int,
+        resident: ResidentAgent | None = None,
+    ) -> None:
         if task.unsupported:
             raise UnsupportedTask(f"task {task.id} cannot run here: {task.unsupported}")
         self.task = task
         self.backend = backend
         self.agent = agent
+        self.resident = resident
         self.seed = seed
         self.sample = sample
         self.steps: list[Step] = [Step("user", task.instruction, utc_now())]
@@ -66,6 +77,11 @@ class Attempt:
         self._box: Sandbox | None = None
         self._infra: str | None = None
         self._error = ""
+
+    @property
+    def opened(self) -> Sandbox | None:
+        """The agent's box, if there was one."""
+        return self._box
 
     @property
     def box(self) -> Sandbox:
@@ -96,15 +112,19 @@ class Attempt:
         :class:`TaskError` if the task's files are gone or are not what its hash was taken of; a backend that cannot
         work here at all is :class:`SandboxUnavailable`."""
         task = self.task
+        spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
         try:
             async with self.phase(Phase.SETUP):
                 # From here on nothing is read from the task's folder: what is graded is what was pinned.
                 task = self.task = await asyncio.to_thread(task.frozen)
                 await self.backend.probe()
-                spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
-                self._box = await self.backend.create(spec)
+                if self.resident is None:
+                    self._box = await self.backend.create(spec)
+            if self.resident is not None:  # programs start a few at a time, however many episodes do
+                self._box = await self.resident.open_box(self.backend, spec)
+            async with self.phase(Phase.SETUP):
                 if task.inputs:
-                    await self._box.put(task.inputs, task.workspace)
+                    await self.box.put(task.inputs, task.workspace)
         except TimeoutError:
             await self._close()
             raise InfraError(
@@ -216,7 +236,7 @@ class Attempt:
         if self._box is not None:
             try:
                 async with self.phase(Phase.TEARDOWN):
-                    await self._box.close()
+                    await (self._box.close() if self.resident is None else self.resident.close_box(self._box))
             except (TimeoutError, InfraError):
                 pass  # the lease stays with the supervisor, which clears it when we end
 

@@ -1,0 +1,215 @@
+"""An agent made of somebody else's program: a box, a session of the gateway, user turns, and our own records of it all.
+
+Invariants: what an episode was is read from the gateway's records, never from what the program says of itself; a
+program's session opens with its episode and takes no call after the program's work is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clawgym.agents.blackbox.boxes import Booted, Boxes
+from clawgym.agents.blackbox.protocol import Claw, ClawStopped
+from clawgym.agents.blackbox.transcript import steps_of
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.engines.protocol import Sampling, TextEngine, TokenEngine
+from clawgym.errors import BudgetExceeded, ClawGymError, EngineError, InfraError
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.records import Episode, Usage
+from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
+
+__all__ = ["BlackBoxAgent"]
+
+_log = logging.getLogger("clawgym.agents")
+_OURS = (401, 403, 408, 429)
+"""Statuses of an endpoint that no request of an agent brings about."""
+
+
+@dataclass(eq=False)
+class _Stay:
+    """One episode's box, from its first to its last use."""
+
+    booted: Booted
+    opened: bool = False
+    usage: Usage = field(default_factory=Usage)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+class BlackBoxAgent:
+    """Lets ``claw`` work on tasks, each in a box of its own.
+
+    Its model is ``engine`` (then the gateway, and a pool that is forgotten, are made here), or whatever a running
+    ``gateway`` has, which stays its owner's. ``follow_ups`` are said one after another once the instruction has been
+    worked on, in the same conversation. A seed that ``sampling`` leaves open is the episode's. ``spare`` boxes are kept
+    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer.
+    """
+
+    def __init__(
+        self,
+        claw: Claw,
+        engine: TokenEngine | TextEngine | None = None,
+        *,
+        gateway: Gateway | None = None,
+        sampling: Sampling | None = None,
+        follow_ups: Sequence[str] = (),
+        spare: int | None = None,
+        booting: int | None = None,
+        max_tokens: int = 8192,
+    ) -> None:
+        if (engine is None) == (gateway is None):
+            raise TypeError("a black box needs a model: give engine= or gateway=, one of the two")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.name = claw.name
+        self.version = claw.version
+        self.claw = claw
+        self.boxes = Boxes(
+            claw,
+            spare=cores if spare is None else spare,
+            booting=cores if booting is None else booting,
+            max_tokens=max_tokens,
+        )
+        self._own_engine = engine
+        self._engine: TokenEngine | TextEngine = engine or gateway.engine  # type: ignore[union-attr]
+        self._gateway = gateway
+        self._sampling = sampling or Sampling()
+        self._follow_ups = tuple(follow_ups)
+        self._stays: dict[str, _Stay] = {}
+        self._owned: contextlib.AsyncExitStack | None = None
+        self._starting = asyncio.Lock()
+
+    # -- the box
+
+    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+        """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
+        booted = await self.boxes.take(backend, spec, await self._running_gateway())
+        self._stays[booted.box.id] = _Stay(booted)
+        return booted.box
+
+    async def close_box(self, box: Sandbox) -> None:
+        """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
+        await self._stays[box.id].booted.close()
+
+    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
+        """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
+        stay = self._stays.pop(box.id)
+        if stay.opened:
+            result = episode.result
+            await stay.booted.gateway.close_session(
+                stay.booted.opened.id,
+                outcome=episode.outcome,
+                cause=episode.cause,
+                reward=None if result is None else result.strict,
+                rewards={} if result is None else {"strict": result.strict, "official": result.official},
+            )
+        return replace(episode, usage=stay.usage, files=stay.files)
+
+    # -- the work
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        """Say the instruction, then the follow-ups. See the class."""
+        stay = self._stays[context.sandbox.id]
+        await self._open_session(context, stay)
+        try:
+            answer = ""
+            for message in (context.task.instruction, *self._follow_ups):
+                try:
+                    answer = await stay.booted.running.ask(message)
+                except ClawStopped as error:
+                    _log.info("%s: %s", context.task.id, error)
+                    return await self._failed(stay) or AgentReport("error", error.cause, answer)
+                if report := await self._failed(stay):
+                    return replace(report, final_message=answer)
+            return AgentReport(final_message=answer)
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._wind_up(context, stay)))
+
+    async def _open_session(self, context: AgentContext, stay: _Stay) -> None:
+        about = {"channel": "eval", "sampling": self._sampling, **context.session}
+        if about["sampling"].seed is None:
+            about["sampling"] = replace(about["sampling"], seed=context.seed & 0x7FFFFFFF)
+        task = context.task
+        await stay.booted.gateway.open_session(
+            reserved=stay.booted.opened,
+            task_id=task.id,
+            task_hash=task.content_hash,
+            sample=context.sample,
+            seed=context.seed,
+            agent=f"{self.name} {self.version}",
+            most_turns=task.limits.max_steps,
+            **about,
+        )
+        stay.opened = True
+
+    async def _failed(self, stay: _Stay) -> AgentReport | None:
+        """What the last model call's failure means, which the program may have hidden behind a friendly answer.
+
+        What an agent can bring about by what it sends is its own failure. Raises :class:`EngineError` and
+        :class:`InfraError` for ours."""
+        session = await stay.booted.gateway.sessions.get(stay.booted.opened.id)
+        failure: ClawGymError | None = None if session is None else session.failure
+        match failure:
+            case None:
+                return None
+            case BudgetExceeded():
+                return AgentReport("budget", failure.cause)
+            case EngineError() if failure.status in range(400, 500) and failure.status not in _OURS:
+                return AgentReport("error", f"model-{failure.status}")
+            case EngineError():
+                raise failure
+            case Refusal():
+                return AgentReport("error", f"model-{failure.status}")
+        raise InfraError(f"the gateway failed ({failure}): look at its log, then run the same command again")
+
+    async def _wind_up(self, context: AgentContext, stay: _Stay) -> None:
+        """No more model calls; then take what is known of the episode."""
+        booted = stay.booted
+        await booted.hang_up()
+        await booted.gateway.hang_up(booted.opened.id)
+        if (session := await booted.gateway.sessions.get(booted.opened.id)) is not None:
+            stay.usage = session.usage
+        turns = await booted.gateway.run_in_pool("turns", booted.opened.id)
+        for turn in turns:
+            context.record_turn(turn)
+        for step in steps_of(turns, context.task.instruction):
+            context.record(step)
+        stay.files.update(await booted.running.files())
+
+    # -- the rest
+
+    async def _running_gateway(self) -> Gateway:
+        async with self._starting:
+            if self._gateway is None:
+                self._owned = contextlib.AsyncExitStack()
+                folder = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="clawgym-"))
+                pool = self._owned.enter_context(contextlib.closing(Pool(Path(folder) / "pool.db")))
+                self._gateway = await self._owned.enter_async_context(Gateway(self._engine, pool))
+        return self._gateway
+
+    def receipt(self) -> dict[str, Any]:
+        """The program, its configuration, the sampling, the engine's receipt."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            **self.claw.receipt(),
+            "follow_ups": list(self._follow_ups),
+            "sampling": {k: v for k, v in asdict(self._sampling).items() if v not in (None, ())},
+            "engine": self._engine.receipt(),
+        }
+
+    async def aclose(self) -> None:
+        """Close the boxes that wait, and what was made here: the gateway, the engine."""
+        await self.boxes.aclose()
+        if self._owned is not None:
+            await self._owned.aclose()
+        if self._own_engine is not None:
+            await self._own_engine.aclose()

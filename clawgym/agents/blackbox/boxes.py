@@ -1,0 +1,185 @@
+"""Boxes with a program started in them: made before they are needed, used once.
+
+Invariant: a box that has seen a task never serves another; at most ``booting`` programs start at once, since a start is
+seconds of one core; whatever happens to who asked, a box that was made is handed out, kept as a spare, or closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+
+from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
+from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.gateway.server import Address, Gateway
+from clawgym.gateway.sessions import Opened, reserve
+from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
+
+__all__ = ["PORT", "Booted", "Boxes"]
+
+_log = logging.getLogger("clawgym.agents")
+PORT = 9000
+"""Of the gateway, inside every box."""
+_CONNECTIONS = 64
+"""At once, from one box."""
+
+
+@dataclass(eq=False)
+class Booted:
+    """A box whose program waits for its user. Its session is opened when its episode begins."""
+
+    box: Sandbox
+    running: Running
+    opened: Opened
+    address: Address
+    gateway: Gateway
+
+    async def hang_up(self) -> None:
+        """The program reaches its model no more. Before the box is stopped: the socket ends with it. Idempotent."""
+        await self.gateway.unlisten(self.address)
+
+    async def close(self) -> None:
+        """Free everything. Idempotent."""
+        await self.hang_up()
+        await self.running.aclose()
+        await self.box.close()
+
+
+@dataclass(eq=False)
+class _Kind:
+    """Boxes of one backend and one spec."""
+
+    boot: Callable[[], Awaitable[Booted]]
+    ready: deque[Booted] = field(default_factory=deque)
+    waiting: deque[asyncio.Future[Booted]] = field(default_factory=deque)
+    starting: int = 0
+    asked: int = 0
+
+
+class Boxes:
+    """Hands out booted boxes. ``spare`` are kept ready of the kind that was asked for last, and only once it was asked
+    for more than once."""
+
+    def __init__(self, claw: Claw, *, spare: int, booting: int, max_tokens: int) -> None:
+        self._claw = claw
+        self._spare = spare
+        self._max_tokens = max_tokens
+        self._cores = asyncio.Semaphore(booting)
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.hits = 0
+        """Boxes that were ready when they were asked for."""
+
+    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
+        """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
+        kind = self._kind(backend, spec, gateway)
+        kind.asked += 1
+        while kind.ready:
+            booted = kind.ready.popleft()
+            if not booted.running.ended:
+                self.hits += 1
+                self._fill(kind)
+                return booted
+            await booted.close()
+        ours: asyncio.Future[Booted] = asyncio.get_running_loop().create_future()
+        kind.waiting.append(ours)
+        self._fill(kind)
+        try:
+            return await ours
+        except asyncio.CancelledError:
+            if ours in kind.waiting:
+                kind.waiting.remove(ours)
+            if ours.done() and not ours.cancelled() and ours.exception() is None:
+                self._deliver(kind, ours.result())
+            raise
+
+    async def aclose(self) -> None:
+        """Close what nobody has taken."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ready = [booted for kind in self._kinds.values() for booted in kind.ready]
+        self._kinds.clear()
+        await asyncio.gather(*(booted.close() for booted in ready), return_exceptions=True)
+
+    def _kind(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> _Kind:
+        key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind(lambda: self._boot(backend, spec, gateway))
+        self._kinds.move_to_end(key)
+        for other in self._kinds.values():  # what was ready for others makes room
+            while other is not kind and other.ready:
+                self._keep(asyncio.ensure_future(other.ready.popleft().close()))
+        return kind
+
+    def _fill(self, kind: _Kind) -> None:
+        """Start what is missing."""
+        wanted = len(kind.waiting) + min(self._spare, kind.asked - 1) - len(kind.ready)
+        for _ in range(wanted - kind.starting):
+            kind.starting += 1
+            self._keep(asyncio.ensure_future(self._start(kind)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, kind: _Kind) -> None:
+        try:
+            async with self._cores:
+                booted = await kind.boot()
+        except (ClawGymError, OSError) as error:
+            _log.info("a box could not be made ready: %s", error)
+            while kind.waiting:
+                asked = kind.waiting.popleft()
+                if not asked.done():
+                    asked.set_exception(error)
+                    break
+            return
+        finally:
+            kind.starting -= 1
+        self._deliver(kind, booted)
+
+    def _deliver(self, kind: _Kind, booted: Booted) -> None:
+        while kind.waiting:
+            asked = kind.waiting.popleft()
+            if not asked.done():
+                asked.set_result(booted)
+                return
+        kind.ready.append(booted)
+
+    async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
+        try:
+            box = await backend.create(self._claw.spec(spec))
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            raise InfraError(f"{self._claw.name}: no box for it ({error}): run `clawgym doctor`") from error
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(box.close)
+            try:
+                sock = await box.listen(PORT)
+                unix = sock.getsockname() if sock.family == socket.AF_UNIX else None
+                address = await gateway.listen(sock=sock, connections=_CONNECTIONS)
+                undo.push_async_callback(gateway.unlisten, address)
+                opened = reserve()
+                link = ModelLink(
+                    base_url=f"http://127.0.0.1:{PORT}/s/{opened.id}/v1",
+                    api_key=opened.secret,
+                    model=gateway.model,
+                    context_window=getattr(gateway.engine, "context_window", 128_000),
+                    max_tokens=self._max_tokens,
+                    socket_path=None if unix is None else f"/dev/listen-{PORT}",
+                )
+                running = await self._claw.start(box, link)
+            except SandboxDied as error:
+                raise InfraError(
+                    f"{self._claw.name} died in its box as it started ({error}, {error.cause}): give it more memory"
+                ) from error
+            undo.pop_all()
+        return Booted(box, running, opened, address, gateway)
