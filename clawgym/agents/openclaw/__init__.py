@@ -1,0 +1,1 @@
+"""OpenClaw, unmodified, as an agent."""
