@@ -17,6 +17,7 @@ import shutil
 import socket
 import struct
 import tarfile
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,7 +27,7 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox._link import GuestLink
-from clawgym.sandbox._listen import in_network
+from clawgym.sandbox._listen import connect, fresh, in_network, listening
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 
@@ -221,13 +222,24 @@ class DockerSandbox(GuestLink):
         return data
 
     async def _listen(self, port: int) -> socket.socket:
+        return self._in_network(lambda: listening(port))
+
+    async def _connect(self, port: int) -> socket.socket:
+        try:
+            sock = self._in_network(fresh)
+        except OSError:
+            raise SandboxDied("the box is gone") from None
+        await connect(sock, port)
+        return sock
+
+    def _in_network(self, make: Callable[[], socket.socket]) -> socket.socket:
         if not self._held:
             raise SandboxError(_NO_ENTRY)
         network = os.open(f"/proc/{self._first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self._nonce not in Path(f"/proc/{self._first}/cmdline").read_bytes():
                 raise SandboxDied("the box is gone")  # and its number is another's
-            return in_network(network, port)
+            return in_network(network, make)
         except PermissionError:
             raise SandboxError(_NO_ENTRY) from None
         finally:

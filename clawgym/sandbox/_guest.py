@@ -8,7 +8,8 @@ Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
 
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
                 S shell {pty,cwd,env}   R run (RUN and the command)   K kill and forget the channel
-                W files (entries)   w end of files   N listen (PORT); the socket comes with the answer
+                W files (entries)   w end of files   N a socket that listens (PORT), or for 0 a new one;
+                it comes with the answer
 guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the folder)   F failed {error,cause}
 """
 
@@ -599,12 +600,13 @@ def end_put(channel):
     return send("D", channel, DONE.pack(0, 0, 0, 0.0))
 
 
-def listen(channel, port):
+def give_socket(channel, port):
     sock = socket(AF_INET, SOCK_STREAM)
     try:
-        sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
-        sock.listen(1024)
+        if port:
+            sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            sock.listen(1024)
         os.set_blocking(OUT, True)  # the socket goes with its own frame, and after all that waits
         flush()
         send("D", channel, DONE.pack(0, 0, 0, 0.0))
@@ -650,7 +652,7 @@ def handle(op, channel, payload):
         elif op == "w":
             end_put(channel)
         elif op == "N":
-            listen(channel, PORT.unpack(payload)[0])
+            give_socket(channel, PORT.unpack(payload)[0])
     except OSError as error:
         cause = "pids" if error.errno in (errno.EAGAIN, errno.ENOMEM) else "exec"
         job = jobs.get(channel)

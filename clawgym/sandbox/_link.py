@@ -173,10 +173,7 @@ class GuestLink:
 
     async def send(self, op: str, channel: int, payload: bytes) -> None:
         """Send one frame. Raises :class:`SandboxDied`, or :class:`SandboxError` once closed."""
-        if self.death is not None:
-            raise self.death
-        if self.closed:
-            raise SandboxError("this box is closed: create another one")
+        self._alive()
         try:
             self._stream.write(_HEADER.pack(len(payload), ord(op), channel) + payload)
         except OSError:
@@ -356,10 +353,7 @@ class GuestLink:
 
     async def listen(self, port: int) -> socket.socket:
         check_port(port)
-        if self.death is not None:
-            raise self.death
-        if self.closed:
-            raise SandboxError("this box is closed: create another one")
+        self._alive()
         try:
             sock = await self._listen(port)
         except OSError as error:
@@ -370,8 +364,37 @@ class GuestLink:
         self._listening.append(sock)
         return sock
 
+    async def connect(self, port: int) -> socket.socket:
+        check_port(port)
+        self._alive()
+        try:
+            sock = await self._connect(port)
+        except SandboxError:
+            await asyncio.sleep(0)  # a box that dies refuses everything: its end may be about to be read
+            if self._dying is not None:
+                await asyncio.shield(self._dying)
+            if self.death is not None:
+                raise self.death from None
+            raise
+        try:
+            self._alive()
+        except (SandboxDied, SandboxError):
+            sock.close()
+            raise
+        return sock
+
+    def _alive(self) -> None:
+        if self.death is not None:
+            raise self.death
+        if self.closed:
+            raise SandboxError("this box is closed: create another one")
+
     async def _listen(self, port: int) -> socket.socket:
         """A socket as :meth:`~clawgym.sandbox.protocol.Sandbox.listen` promises. Raises OSError too."""
+        raise NotImplementedError
+
+    async def _connect(self, port: int) -> socket.socket:
+        """A socket as :meth:`~clawgym.sandbox.protocol.Sandbox.connect` promises."""
         raise NotImplementedError
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:

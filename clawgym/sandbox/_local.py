@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from clawgym.errors import InfraError, SandboxError
-from clawgym.sandbox import _extract
+from clawgym.sandbox import _extract, _mounts
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import GuestLink
 from clawgym.sandbox._stream import SocketStream
@@ -54,9 +54,11 @@ class LocalBox(GuestLink):
         return self._stopping
 
     async def get(self, path: str, *, max_bytes: int = 16 * _MiB) -> bytes:
+        _mounts.refuse_taking(self.spec, path)
         return await _extract.in_thread(self._open_root(), _extract.take_file, path, max_bytes)
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
+        _mounts.refuse_taking(self.spec, path)
         return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
 
     def _open_root(self) -> int:

@@ -60,6 +60,12 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
         for name, source in plan["lowers"].items():
             _make_folders(f"{layer}/{name}")
             _linux.bind_idmapped(source, f"{layer}/{name}", fds["userns"])
+        for name, source in plan["mounts"].items():
+            _make_folders(f"{layer}/{name}")
+            try:
+                _linux.bind_idmapped(source, f"{layer}/{name}", fds["userns"])
+            except OSError:  # of a file system that cannot map owners: what everybody may read can be read
+                _linux.bind_idmapped(source, f"{layer}/{name}", None)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -177,9 +183,12 @@ def _mount_at(root: int, path: str, source: str, kind: str | None, flags: int, d
 
 def _bind_readonly(root: int, source: str, path: str) -> None:
     _mount_at(root, path, source, None, _linux.MS_BIND)
-    target = _open_target(root, path, os.path.isdir(source))  # again: now the mount is what lies there
+    folder = os.path.isdir(source)
+    target = _open_target(root, path, folder)  # again: now the mount is what lies there
     kept = os.fstatvfs(target).f_flag & (_linux.MS_NOSUID | _linux.MS_NODEV | _linux.MS_NOEXEC)  # ST_* are the same
     flags = _linux.MS_BIND | _linux.MS_REMOUNT | _linux.MS_RDONLY | _linux.MS_NOSUID | kept
+    if folder:
+        flags |= _linux.MS_NODEV
     _linux.mount("none", f"/proc/self/fd/{target}", None, flags)
     os.close(target)
 

@@ -25,7 +25,7 @@ from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import close_late
-from clawgym.sandbox._listen import at_path
+from clawgym.sandbox._listen import at_path, connect_path
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -57,6 +57,9 @@ class ChrootSandbox(LocalBox):
 
     async def _listen(self, port: int) -> socket.socket:
         return at_path(self._open_root(), port)
+
+    async def _connect(self, port: int) -> socket.socket:
+        return await connect_path(self._open_root(), port)
 
     async def snapshot(self) -> Snapshot:
         async with self._still():
@@ -173,6 +176,8 @@ class ChrootBackend:
             raise SandboxError(
                 f"image {spec.image!r}: the chroot backend knows 'default' only: use the Docker backend for images"
             )
+        if spec.mounts:
+            raise SandboxError("this backend mounts no folders yet: use the namespace backend")
         if spec.join_network_of is not None:
             raise SandboxUnavailable(
                 "live grading needs a network that boxes share, and chroot boxes have none: "

@@ -135,6 +135,8 @@ class DockerBackend:
             raise
 
     async def _open(self, spec: SandboxSpec, saved: Path | None) -> DockerSandbox:
+        if spec.mounts:
+            raise SandboxError("this backend mounts no folders yet: use the namespace backend")
         joined = spec.join_network_of
         if joined is not None and not isinstance(joined, DockerSandbox):
             raise SandboxError("only the network of a box of the same backend can be joined: create both with one")

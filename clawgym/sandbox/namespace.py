@@ -25,11 +25,11 @@ from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
-from clawgym.sandbox import _rootfs, _seccomp
+from clawgym.sandbox import _mounts, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import PORT, PRISTINE, close_late
-from clawgym.sandbox._listen import checked, refused
+from clawgym.sandbox._listen import checked, connect, refused
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -59,7 +59,28 @@ class NamespaceSandbox(LocalBox):
         """The saved layers that this box was forked over, bottom first."""
 
     async def _listen(self, port: int) -> socket.socket:
+        try:
+            return await self._gift(port)
+        except SandboxDied:
+            raise
+        except SandboxError as error:
+            raise refused(port, error) from None
+
+    async def _connect(self, port: int) -> socket.socket:
+        sock = await self._gift(0)
+        await connect(sock, port)
+        return sock
+
+    async def _gift(self, port: int) -> socket.socket:
         """Made by process 1, which is in the box's network: as an ordinary user nobody else could enter it."""
+        task = asyncio.ensure_future(self._take_gift(port))
+        try:
+            return await asyncio.shield(task)  # or the gift that is on its way would be taken for the next one's
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda t: t.cancelled() or t.exception() or t.result().close())
+            raise
+
+    async def _take_gift(self, port: int) -> socket.socket:
         async with self._one_gift:
             gifts = self._stream.gifts = []
             try:
@@ -67,10 +88,6 @@ class NamespaceSandbox(LocalBox):
                 if len(gifts) != 1:
                     raise SandboxError("no socket came with the answer")
                 return checked(gifts.pop(), port)
-            except SandboxDied:
-                raise
-            except SandboxError as error:
-                raise refused(port, error) from None
             finally:
                 self._stream.gifts = None
                 for fd in gifts:
@@ -198,6 +215,11 @@ class NamespaceBackend:
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")
             binds.append((f"{layer}/ro/{index}", folder))
+        mounts: dict[str, str] = {}
+        for index, (target, source) in enumerate(_mounts.checked(spec).items()):
+            if as_root:
+                mounts[f"mount/{index}"] = source
+            binds.append((f"{layer}/mount/{index}" if as_root else source, target))
         rlimits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
         if "memory" not in self.supervised.limits:
             rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
@@ -208,6 +230,7 @@ class NamespaceBackend:
         return {
             "kind": "namespace",
             "lowers": lowers,
+            "mounts": mounts,
             "mkdirs": mkdirs,
             "overlays": overlays,
             "binds": binds,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from clawgym.records import Limits, TaskFile
@@ -63,6 +64,9 @@ class SandboxSpec:
     """Share the network namespace of a running box (``live`` grading); otherwise an empty one."""
     pristine_tools: bool = False
     """Also mount the image's untouched ``/usr`` at ``/.pristine/usr`` (``fork`` grading)."""
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    """Absolute folder in the box -> folder of this machine: its files can be read and started in there, and no box can
+    change them. What root or everybody may read, the box can. Not in snapshots, nor in what is taken from the box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,13 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-        """Read one regular file. Never follows a link. Raises :class:`SandboxError` for anything else."""
+        """Read one regular file. Never follows a link. Raises :class:`SandboxError` for anything else, and below
+        ``spec.mounts``."""
         ...
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * 2**20, max_files: int = 20_000) -> Archive:
-        """Take the tree at ``path``; works on a stopped box. Raises :class:`SandboxError` over the caps."""
+        """Take the tree at ``path``; works on a stopped box. Raises :class:`SandboxError` over the caps, and below
+        ``spec.mounts``; above, a mount is among what is dropped."""
         ...
 
     async def listen(self, port: int) -> socket.socket:
@@ -185,6 +191,16 @@ class Sandbox(Protocol):
         without a loopback (``features["loopback"]``: ``chroot``) it is a unix socket at ``/dev/listen-<port>``
         instead; the socket's family says which. Non-blocking; it is closed with the box, so whatever serves it stops
         before. Raises :class:`SandboxError` for a port below 1024 or in use, and where this backend cannot.
+        """
+        ...
+
+    async def connect(self, port: int) -> socket.socket:
+        """A socket of ours, connected to the program of the box that listens at 127.0.0.1:``port`` in there.
+
+        In a box without a loopback that program listens at a unix socket instead, which it made at
+        ``/tmp/port-<port>``. Non-blocking; the caller closes it. Whatever comes over it is the box's word: hostile.
+        Raises :class:`SandboxError` where nothing listens (it may not have begun to: try again), for a port below
+        1024, and where this backend cannot.
         """
         ...
 

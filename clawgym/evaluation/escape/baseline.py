@@ -148,6 +148,9 @@ class _WeakBox:
     async def listen(self, port: int) -> socket.socket:
         raise SandboxError("a baseline has the machine's own network: listen there, or use a backend")
 
+    async def connect(self, port: int) -> socket.socket:
+        raise SandboxError("a baseline has the machine's own network: connect there, or use a backend")
+
     async def stop(self) -> None:
         for pid in list(self._running):
             self._kill(pid)
