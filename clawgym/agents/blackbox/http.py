@@ -1,0 +1,69 @@
+"""HTTP to a program in a box. What answers is hostile: bounded in size, checked, and never more than a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from clawgym.agents.blackbox.protocol import ClawStopped
+from clawgym.errors import MissingDependency, SandboxDied, SandboxError
+from clawgym.sandbox.protocol import Sandbox
+
+__all__ = ["request"]
+
+LARGEST_ANSWER = 64 * 2**20
+
+
+async def request(
+    box: Sandbox,
+    port: int,
+    method: str,
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: Any = None,
+) -> tuple[int, bytes]:
+    """Status and body of one request to 127.0.0.1:``port`` in ``box``; ``body`` is sent as JSON.
+
+    Raises :class:`ClawStopped` where nobody answers, or not in HTTP, and SandboxDied with the box.
+    """
+    try:
+        import h11
+    except ImportError as error:
+        raise MissingDependency("black boxes need h11: pip install 'clawgym[openclaw]'") from error
+    data = b"" if body is None else json.dumps(body).encode()
+    sent = [("host", f"127.0.0.1:{port}"), ("connection", "close"), ("content-length", str(len(data)))]
+    sent += [("content-type", "application/json")] if data else []
+    sent += (headers or {}).items()
+    try:
+        sock = await box.connect(port)
+    except SandboxDied:
+        raise
+    except SandboxError as error:
+        raise ClawStopped(f"nothing answers in the box ({error})") from error
+    connection = h11.Connection(h11.CLIENT)
+    reader, writer = await asyncio.open_connection(sock=sock)
+    try:
+        for event in (h11.Request(method=method, target=path, headers=sent), h11.Data(data), h11.EndOfMessage()):
+            writer.write(connection.send(event) or b"")
+        await writer.drain()
+        status, parts, room = 0, [], LARGEST_ANSWER
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(1 << 18))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                room -= len(event.data)
+                if room < 0:
+                    raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return status, b"".join(parts)
+    except (h11.ProtocolError, OSError) as error:
+        raise ClawStopped(f"the program in the box broke off its answer ({error})") from error
+    finally:
+        writer.transport.abort()

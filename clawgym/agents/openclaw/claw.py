@@ -1,0 +1,176 @@
+"""OpenClaw as a black box: its own gateway process in the box, asked through its own chat API."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import secrets
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Any
+
+from clawgym.agents.blackbox.http import request
+from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
+from clawgym.agents.openclaw.config import ENV, Prompt, configuration
+from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
+from clawgym.errors import InfraError, SandboxError
+from clawgym.records import TaskFile
+from clawgym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
+
+__all__ = ["OpenClaw", "RunningOpenClaw"]
+
+PORT = 18789
+FOLDER = "/opt/openclaw"
+HOME = "/root"
+_OURS = "/opt/clawgym"
+_MEMORY_MB, _PIDS, _DISK_MB = 1024, 64, 64
+"""What OpenClaw uses beside its task."""
+_BOOT_SECONDS = 120.0
+_LOOK_SECONDS = 0.05
+_FOREVER = 7 * 86400.0
+_NODE = ["--max-semi-space-size=2"]
+
+
+class OpenClaw:
+    """One version of OpenClaw (:class:`~clawgym.agents.blackbox.protocol.Claw`).
+
+    Raises :class:`~clawgym.errors.AgentError` if it is not installed.
+    """
+
+    name = "openclaw"
+
+    def __init__(self, version: str = DEFAULT_VERSION, *, prompt: Prompt = "reference") -> None:
+        self.installation: Installation = installed(version)
+        self.version = self.installation.version
+        self.prompt: Prompt = prompt
+
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
+        limits = replace(
+            spec.limits,
+            memory_mb=spec.limits.memory_mb + _MEMORY_MB,
+            pids=spec.limits.pids + _PIDS,
+            disk_mb=spec.limits.disk_mb + _DISK_MB,
+        )
+        preload = resources.files("clawgym.agents.blackbox").joinpath("loopback.cjs").read_bytes()
+        ours = (TaskFile("loopback.cjs", preload), TaskFile("plugins/.none", b""))
+        return replace(
+            spec,
+            limits=limits,
+            mounts={**spec.mounts, FOLDER: self.installation.folder},
+            readonly={**spec.readonly, _OURS: ours},
+        )
+
+    async def start(self, box: Sandbox, link: ModelLink) -> RunningOpenClaw:
+        """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
+        token = secrets.token_urlsafe(24)
+        seconds = box.spec.limits.agent_seconds
+        config = configuration(
+            link, port=PORT, token=token, workspace=box.spec.workdir, seconds=seconds, prompt=self.prompt
+        )
+        await box.put([TaskFile("openclaw.json", json.dumps(config, indent=1).encode())], f"{HOME}/.openclaw")
+        node = [f"{FOLDER}/node/bin/node", *_NODE]
+        if link.socket_path is not None:
+            node += ["--require", f"{_OURS}/loopback.cjs"]
+        argv = [*node, f"{FOLDER}/node_modules/openclaw/openclaw.mjs", "gateway", "--bind", "loopback"]
+        env = {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{_OURS}/plugins", "TMPDIR": "/tmp"}
+        running = RunningOpenClaw(box, token, [*argv, "--port", str(PORT)], env)
+        try:
+            async with asyncio.timeout(_BOOT_SECONDS):
+                await running.ready()
+        except TimeoutError:
+            raise InfraError(
+                f"OpenClaw {self.version} was not ready within {_BOOT_SECONDS:g} s: lower --concurrency"
+            ) from None
+        return running
+
+    def receipt(self) -> dict[str, Any]:
+        """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
+        link = ModelLink("", "")
+        config = configuration(link, port=PORT, token="", workspace="", seconds=1, prompt=self.prompt)
+        return {
+            "node": self.installation.node_version,
+            "installation_sha256": self.installation.digest,
+            "prompt": self.prompt,
+            "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        }
+
+
+class RunningOpenClaw:
+    """An OpenClaw gateway that was started with ``argv`` in ``box`` (:class:`~clawgym.agents.blackbox.Running`)."""
+
+    def __init__(self, box: Sandbox, token: str, argv: list[str], env: Mapping[str, str]) -> None:
+        self._box = box
+        self._headers = {"authorization": f"Bearer {token}"}
+        # Every request of one key is a turn of one conversation; without it each would be a new one.
+        self._conversation = {**self._headers, "x-openclaw-session-key": "agent:main:clawgym"}
+        self._process: asyncio.Task[ExecResult] = asyncio.ensure_future(
+            box.exec(argv, env=env, timeout=_FOREVER, max_output=64 * 1024)
+        )
+
+    @property
+    def ended(self) -> bool:
+        """See :class:`~clawgym.agents.blackbox.protocol.Running`."""
+        return self._process.done()
+
+    async def ready(self) -> None:
+        """Wait until it answers. Raises :class:`InfraError` if it ends instead."""
+        while True:
+            try:
+                status, _ = await request(self._box, PORT, "GET", "/health")
+                if status == 200:
+                    return
+            except ClawStopped:
+                pass
+            if self._process.done():
+                raise InfraError(f"OpenClaw ended as it started ({self._why()}): run `clawgym openclaw install`")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def ask(self, message: str) -> str:
+        """See :class:`~clawgym.agents.blackbox.protocol.Running`."""
+        body = {"model": "openclaw", "messages": [{"role": "user", "content": message}]}
+        status, answer = await request(
+            self._box, PORT, "POST", "/v1/chat/completions", headers=self._conversation, body=body
+        )
+        if status != 200:
+            raise ClawStopped(f"OpenClaw answered {status}: {answer[:300]!r}", cause=f"agent-{status}")
+        try:
+            content = json.loads(answer)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise ClawStopped(f"OpenClaw answered in no known form: {answer[:300]!r}") from None
+        return content if isinstance(content, str) else ""
+
+    async def files(self) -> Mapping[str, bytes]:
+        """OpenClaw's own session transcripts, and its output once it has ended."""
+        found: dict[str, bytes] = {}
+        try:
+            archive = await self._box.get_archive(f"{HOME}/.openclaw/agents", max_bytes=32 * 2**20, max_files=500)
+            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+                for member in tar:
+                    if member.isfile() and PurePosixPath(member.name).suffix == ".jsonl":
+                        content = tar.extractfile(member)
+                        found[f"agents/{member.name}"] = content.read() if content else b""
+        except SandboxError:
+            pass
+        if self._process.done():
+            found["openclaw.log"] = self._why().encode()
+        return found
+
+    async def aclose(self) -> None:
+        """See :class:`~clawgym.agents.blackbox.protocol.Running`."""
+        self._process.cancel()
+        await asyncio.gather(self._process, return_exceptions=True)
+
+    def _why(self) -> str:
+        if self._process.cancelled():
+            return "it was stopped"
+        error = self._process.exception()
+        if error is not None:
+            return str(error)
+        done = self._process.result()
+        return f"exit code {done.exit_code}: {done.text.strip()[-4000:]}"

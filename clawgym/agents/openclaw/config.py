@@ -1,0 +1,84 @@
+"""The configuration that an OpenClaw in a box gets: one model, ours; tools of the box; nothing that calls out.
+
+Found by running 2026.4.1: a heartbeat of "0m" is none (a very long one overflows Node's timer and burns a core), an
+empty folder for bundled plugins saves most of the time to the first model call, and plugins, cron, discovery, update
+checks and the browser have nothing to reach in a box.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from clawgym.agents.blackbox.protocol import ModelLink
+
+__all__ = ["ENV", "Prompt", "configuration", "model_provider"]
+
+Prompt = Literal["reference", "slim"]
+"""``reference``: what OpenClaw makes of its defaults, as in the published training runs. ``slim``: without its
+workspace files, skills, and the tools for sessions, web and cron; a third of the tokens (docs/openclaw.md)."""
+
+ENV = {
+    "OPENCLAW_NO_RESPAWN": "1",
+    "OPENCLAW_SKIP_CHANNELS": "1",
+    "OPENCLAW_SKIP_PROVIDERS": "1",
+    "OPENCLAW_SKIP_CRON": "1",
+    "OPENCLAW_SKIP_CANVAS_HOST": "1",
+    "OPENCLAW_SKIP_GMAIL_WATCHER": "1",
+    "OPENCLAW_DISABLE_BONJOUR": "1",
+    "NODE_DISABLE_COMPILE_CACHE": "1",  # a box's disk is memory
+}
+
+_DENIED = ["web_search", "memory_search"]
+_SLIM_DENIED = [*_DENIED, "web_fetch", "cron", "group:sessions"]
+
+
+def model_provider(link: ModelLink) -> dict[str, Any]:
+    """The provider that stands for ``link``; its model is ``<provider>/<link.model>``."""
+    model = {
+        "id": link.model,
+        "name": link.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": link.context_window,
+        "maxTokens": min(link.max_tokens, link.context_window),
+    }
+    return {"baseUrl": link.base_url, "apiKey": link.api_key, "api": "openai-completions", "models": [model]}
+
+
+def configuration(
+    link: ModelLink, *, port: int, token: str, workspace: str, seconds: float, prompt: Prompt = "reference"
+) -> dict[str, Any]:
+    """``openclaw.json`` of a gateway on ``port`` with the secret ``token``, whose turns may take ``seconds``."""
+    defaults: dict[str, Any] = {
+        "model": {"primary": f"clawgym/{link.model}"},
+        "workspace": workspace,
+        "maxConcurrent": 4,
+        "timeoutSeconds": int(seconds),
+        "heartbeat": {"every": "0m"},
+    }
+    config: dict[str, Any] = {
+        "gateway": {
+            "port": port,
+            "mode": "local",
+            "bind": "loopback",
+            "auth": {"mode": "token", "token": token},
+            "http": {"endpoints": {"chatCompletions": {"enabled": True}}},
+            "tailscale": {"mode": "off"},
+            "controlUi": {"enabled": False},
+        },
+        "models": {"mode": "merge", "providers": {"clawgym": model_provider(link)}},
+        "agents": {"defaults": defaults},
+        "tools": {"profile": "coding", "deny": _DENIED, "exec": {"host": "gateway", "security": "full"}},
+        "plugins": {"enabled": False},
+        "cron": {"enabled": False},
+        "discovery": {"mdns": {"mode": "off"}},
+        "update": {"checkOnStart": False},
+        "hooks": {"internal": {"enabled": False}},
+        "browser": {"enabled": False},
+    }
+    if prompt == "slim":
+        defaults["skipBootstrap"] = True
+        config["skills"] = {"allowBundled": ["none"]}
+        config["tools"]["deny"] = _SLIM_DENIED
+    return config
