@@ -12,10 +12,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -42,7 +45,8 @@ __all__ = [
 RECEIPT, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
 _PLAIN_ID = re.compile(r"[a-z0-9_][a-z0-9._-]{0,99}")
 _TEXT_CAP = 4000
-TRANSCRIPT, WORKSPACE = "transcript.json", "workspace.tar.gz"
+TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.tar.gz"
+"""What we recorded; what the agent left; what its own program wrote about itself, if it does."""
 KEPT_WORKSPACE = 64 * 2**20
 """Largest compressed workspace that is kept, in bytes."""
 _TEMPORARY = ".tmp"
@@ -254,6 +258,13 @@ class RunFolder:
         else:
             with _writing(folder):
                 (folder / WORKSPACE).unlink(missing_ok=True)  # an earlier attempt's
+        if episode.files:
+            packed = _packed(episode.files)
+            write_atomic(folder / PROGRAM, packed)
+            row["files"][PROGRAM] = hashlib.sha256(packed).hexdigest()
+        else:
+            with _writing(folder):
+                (folder / PROGRAM).unlink(missing_ok=True)
         if episode.result is not None:
             write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
         if episode.error:
@@ -305,6 +316,17 @@ class RunFolder:
     def _check_writable(self) -> None:
         if self._lock is None:
             raise RunFolderError(f"{self.path} is open for reading only: use RunFolder.open")
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    """A gzipped tar, the same for the same files. Names come out of a box: a tar may hold any, a folder may not."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return gzip.compress(buffer.getvalue(), 6, mtime=0)
 
 
 def _foreign(path: Path) -> bool:

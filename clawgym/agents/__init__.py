@@ -31,7 +31,7 @@ __all__ = [
     "make_agent",
 ]
 
-NAMES = ("noop", "oracle", "replay", "script", "sloppy", "tool-loop")
+NAMES = ("noop", "openclaw", "oracle", "replay", "script", "sloppy", "tool-loop")
 """What :func:`make_agent` makes."""
 
 
@@ -48,15 +48,71 @@ def make_agent(
     prices: Prices | None = None,
     budget: Budget | None = None,
     limits: RateLimits | None = None,
+    version: str | None = None,
+    prompt: Literal["reference", "slim"] | None = None,
 ) -> Agent:
     """The agent called ``name`` (see :data:`NAMES`).
 
     ``replay`` takes ``source``: a run folder, or a file of JSON lines; ``script`` takes ``source``: a bash
-    script. ``tool-loop`` takes a ``model`` behind an OpenAI-compatible ``base_url`` (or any ``engine``), and the
-    rest. Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
+    script. ``tool-loop`` and ``openclaw`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
+    ``engine``), and the rest; ``protocol`` is the tool loop's, ``version`` and ``prompt`` are OpenClaw's. Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
     """
     given = {key: value for key, value in locals().items() if key != "name" and value is not None}
     if name not in _MAKERS:
+        close = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise AgentError(f"there is no agent {name!r}.{hint} Agents: {', '.join(NAMES)}")
+    make, takes = _MAKERS[name]
+    if refused := sorted(given.keys() - takes):
+        what = f"it takes {', '.join(sorted(takes))}" if takes else "it takes no options"
+        raise AgentError(f"agent {name!r} does not take {', '.join(refused)}: {what}")
+    return make(given)
+
+
+def _make_replay(given: dict[str, Any]) -> Agent:
+    if "source" not in given:
+        raise AgentError("agent 'replay' needs source=: a run folder, or a file of JSON lines of commands")
+    return ReplayAgent.from_path(given["source"])
+
+
+def _make_script(given: dict[str, Any]) -> Agent:
+    if "source" not in given:
+        raise AgentError("agent 'script' needs source=: a bash script")
+    path = Path(given["source"])
+    try:
+        return ScriptAgent(path.read_bytes())
+    except OSError as error:
+        raise AgentError(f"{path}: the script cannot be read ({error.strerror}): check the path") from error
+
+
+def _engine_of(name: str, given: dict[str, Any]) -> Any:
+    """The engine that was given, or one of the endpoint that was."""
+    engine = given.pop("engine", None)
+    if engine is None:
+        if "model" not in given:
+            raise AgentError(f"agent {name!r} needs model= (and base_url= unless it is OpenAI's), or engine=")
+        return OpenAIEngine(**given)
+    if given:
+        raise AgentError(f"engine= already says {', '.join(sorted(given))}: leave one of the two out")
+    return engine
+
+
+def _make_tool_loop(given: dict[str, Any]) -> Agent:
+    loop = {key: given.pop(key) for key in ("protocol", "sampling") if key in given}
+    return ToolLoopAgent(_engine_of("tool-loop", given), **loop)
+
+
+def _make_openclaw(given: dict[str, Any]) -> Agent:
+    from clawgym.agents.blackbox import BlackBoxAgent
+    from clawgym.agents.openclaw.claw import OpenClaw
+
+    claw = OpenClaw(**{key: given.pop(key) for key in ("version", "prompt") if key in given})
+    sampling = given.pop("sampling", None)
+    return BlackBoxAgent(claw, _engine_of("openclaw", given), sampling=sampling)
+
+
+_MODEL = frozenset({"model", "base_url", "api_key", "engine", "sampling", "prices", "budget", "limits"})
+_MAKERS:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise AgentError(f"there is no agent {name!r}.{hint} Agents: {', '.join(NAMES)}")
@@ -101,8 +157,6 @@ _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "replay": (_make_replay, frozenset({"source"})),
     "script": (_make_script, frozenset({"source"})),
     "sloppy": (lambda given: SloppyAgent(), frozenset()),
-    "tool-loop": (
-        _make_tool_loop,
-        frozenset({"model", "base_url", "api_key", "engine", "protocol", "sampling", "prices", "budget", "limits"}),
-    ),
+    "openclaw": (_make_openclaw, _MODEL | {"version", "prompt"}),
+    "tool-loop": (_make_tool_loop, _MODEL | {"protocol"}),
 }

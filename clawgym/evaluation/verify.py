@@ -37,7 +37,7 @@ from clawgym.evaluation.verification import (
 from clawgym.receipts import library_version, now
 from clawgym.records import GradingMode, Outcome, Task, TaskSet, VerifierResult
 from clawgym.rollout import transcript_payload
-from clawgym.runs import TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
+from clawgym.runs import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.verifiers.grading import Subject, grade
 
@@ -195,14 +195,15 @@ class _Work:
         return not self._file(row, WORKSPACE).exists()
 
     def _damage(self, row: Row) -> str | None:
-        for name in (WORKSPACE, TRANSCRIPT):
+        kept = row.get("files") or {}
+        for name in (WORKSPACE, TRANSCRIPT, *([PROGRAM] if PROGRAM in kept else [])):
             try:
                 digest = hashlib.sha256(self._file(row, name).read_bytes()).hexdigest()
             except FileNotFoundError:
                 return f"{name} is missing"
             except OSError as error:
                 return f"{name} cannot be read ({error.strerror})"
-            if digest != (row.get("files") or {}).get(name, digest):
+            if digest != kept.get(name, digest):
                 return f"{name} is not the file that was written with this result"
         return None
 
