@@ -43,7 +43,7 @@ def npm(arguments: Sequence[str], folder: Path, look: Callable[[], None]) -> Non
     No script of a package is run. npm is killed if this thread ends, however it ends.
     Raises :class:`~clawgym.errors.AgentError` with what npm said if it fails.
     """
-    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error", "--prefer-offline"]
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error"]
     whole = ["--include=optional", "--omit=dev", "--global=false", "--engine-strict=false"]
     command = [*npm_command(), *arguments, *quiet, *whole]
     env = {name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"}
