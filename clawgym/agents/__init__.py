@@ -55,7 +55,9 @@ def make_agent(
 
     ``replay`` takes ``source``: a run folder, or a file of JSON lines; ``script`` takes ``source``: a bash
     script. ``tool-loop`` and ``openclaw`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
-    ``engine``), and the rest; ``protocol`` is the tool loop's, ``version`` and ``prompt`` are OpenClaw's. Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
+    ``engine``), and the rest; ``protocol`` is the tool loop's, ``version`` and ``prompt`` are OpenClaw's.
+
+    Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
     """
     given = {key: value for key, value in locals().items() if key != "name" and value is not None}
     if name not in _MAKERS:
@@ -112,45 +114,6 @@ def _make_openclaw(given: dict[str, Any]) -> Agent:
 
 
 _MODEL = frozenset({"model", "base_url", "api_key", "engine", "sampling", "prices", "budget", "limits"})
-_MAKERS:
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise AgentError(f"there is no agent {name!r}.{hint} Agents: {', '.join(NAMES)}")
-    make, takes = _MAKERS[name]
-    if refused := sorted(given.keys() - takes):
-        what = f"it takes {', '.join(sorted(takes))}" if takes else "it takes no options"
-        raise AgentError(f"agent {name!r} does not take {', '.join(refused)}: {what}")
-    return make(given)
-
-
-def _make_replay(given: dict[str, Any]) -> Agent:
-    if "source" not in given:
-        raise AgentError("agent 'replay' needs source=: a run folder, or a file of JSON lines of commands")
-    return ReplayAgent.from_path(given["source"])
-
-
-def _make_script(given: dict[str, Any]) -> Agent:
-    if "source" not in given:
-        raise AgentError("agent 'script' needs source=: a bash script")
-    path = Path(given["source"])
-    try:
-        return ScriptAgent(path.read_bytes())
-    except OSError as error:
-        raise AgentError(f"{path}: the script cannot be read ({error.strerror}): check the path") from error
-
-
-def _make_tool_loop(given: dict[str, Any]) -> Agent:
-    loop = {key: given.pop(key) for key in ("protocol", "sampling") if key in given}
-    engine = given.pop("engine", None)
-    if engine is None:
-        if "model" not in given:
-            raise AgentError("agent 'tool-loop' needs model= (and base_url= unless it is OpenAI's), or engine=")
-        engine = OpenAIEngine(**given)
-    elif given:
-        raise AgentError(f"engine= already says {', '.join(sorted(given))}: leave one of the two out")
-    return ToolLoopAgent(engine, **loop)
-
-
 _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "noop": (lambda given: NoopAgent(), frozenset()),
     "oracle": (lambda given: OracleAgent(), frozenset()),
