@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from clawgym.errors import SandboxUnavailable
+from clawgym.agents.openclaw.install import Installation, installed
+from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 from clawgym.sandbox import backend as make_backend
 
@@ -33,6 +34,15 @@ async def box(backend: Backend) -> AsyncIterator[Sandbox]:
     made = await backend.create(SandboxSpec())
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="session")
+def openclaw() -> Installation:
+    """The real OpenClaw, as `make test` installs it."""
+    try:
+        return installed()
+    except AgentError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from clawgym.engines import Prices, ReplayEngine
 from clawgym.errors import AgentError
 
 
+@pytest.mark.usefixtures("openclaw")
 def test_every_name_makes_an_agent(tmp_path: Path):
     script = tmp_path / "a.sh"
     script.write_text("true\n")
@@ -21,6 +22,7 @@ def test_every_name_makes_an_agent(tmp_path: Path):
         "script": {"source": script},
         "replay": {"source": lines},
         "tool-loop": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
+        "openclaw": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "prompt": "slim"},
     }
     for name in NAMES:
         agent = make_agent(name, **options.get(name, {}))
@@ -37,7 +39,7 @@ def test_any_engine_will_do():
     ("name", "options", "message"),
     [
         ("orcale", {}, "Did you mean 'oracle'"),
-        ("zzz", {}, "Agents: noop, oracle"),
+        ("zzz", {}, "Agents: noop, openclaw, oracle"),
         ("oracle", {"model": "m"}, "does not take model: it takes no options"),
         ("replay", {"model": "m"}, "it takes source"),
         ("replay", {}, "needs source="),
