@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,10 +29,12 @@ __all__ = ["eval_command", "stop_on_signals"]
 
 def eval_command(
     bench: Annotated[str, typer.Option(help="Task set: a name, or a path.")],
-    agent: Annotated[str, typer.Option(help="Agent: tool-loop, oracle, noop, replay, ...")],
+    agent: Annotated[str, typer.Option(help="Agent: openclaw, tool-loop, oracle, noop, replay, ...")],
     model: Annotated[str | None, typer.Option(help="Model, as its endpoint names it.")] = None,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint.")] = None,
     source: Annotated[Path | None, typer.Option(help="For replay and script: what to run.")] = None,
+    agent_version: Annotated[str | None, typer.Option(help="For openclaw: which one, of those installed.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="For openclaw: reference (default) or slim.")] = None,
     samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task.")] = 1,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Most episodes at once; as many as the machine carries by default.")
@@ -52,13 +54,13 @@ def eval_command(
     from clawgym.sandbox import backend as make_backend
     from clawgym.tasks import sets
 
-    options = {"model": model, "base_url": base_url, "source": source}
+    options = {"model": model, "base_url": base_url, "source": source, "version": agent_version, "prompt": prompt}
     ids = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     config = EvalConfig(
         task_set=sets.load(bench, limit=limit, ids=ids),
         agent=make_agent(agent, **{key: value for key, value in options.items() if value is not None}),
         backend=make_backend(backend),
-        out=out or default_out(bench, agent, model, samples, seed, limit, tasks),
+        out=out or default_out(bench, agent, model, samples, seed, limit, tasks, [agent_version, prompt]),
         samples=samples,
         seed=seed,
         concurrency=concurrency,
@@ -67,10 +69,18 @@ def eval_command(
 
 
 def default_out(
-    bench: str, agent: str, model: str | None, samples: int, seed: int, limit: int | None, tasks: str | None
+    bench: str,
+    agent: str,
+    model: str | None,
+    samples: int,
+    seed: int,
+    limit: int | None,
+    tasks: str | None,
+    about_agent: Sequence[str | None] = (),
 ) -> Path:
     """A folder below ``runs/`` that the same options always lead to."""
-    parts = [Path(bench).name, agent, *([model] if model else []), f"seed{seed}", f"k{samples}"]
+    named = [agent, *(part for part in about_agent if part), *([model] if model else [])]
+    parts = [Path(bench).name, *named, f"seed{seed}", f"k{samples}"]
     if limit:
         parts.append(f"first{limit}")
     if tasks:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from clawgym.agents.blackbox.http import request
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import ENV, Prompt, configuration
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
-from clawgym.errors import InfraError, SandboxError
+from clawgym.errors import AgentError, InfraError, SandboxError
 from clawgym.records import TaskFile
 from clawgym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
 
@@ -45,6 +45,8 @@ class OpenClaw:
     name = "openclaw"
 
     def __init__(self, version: str = DEFAULT_VERSION, *, prompt: Prompt = "reference") -> None:
+        if prompt not in get_args(Prompt):
+            raise AgentError(f"there is no prompt {prompt!r}: use {' or '.join(get_args(Prompt))}")
         self.installation: Installation = installed(version)
         self.version = self.installation.version
         self.prompt: Prompt = prompt
