@@ -21,7 +21,7 @@ from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Sampling, TextEngine, TokenEngine
-from clawgym.errors import BudgetExceeded, ClawGymError, EngineError, InfraError
+from clawgym.errors import BudgetExceeded, ClawGymError, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
@@ -32,7 +32,7 @@ __all__ = ["BlackBoxAgent"]
 
 _log = logging.getLogger("clawgym.agents")
 _OURS = (401, 403, 408, 429)
-"""Statuses of an endpoint that no request of an agent brings about."""
+"""Statuses that no request of an agent brings about."""
 
 
 @dataclass(eq=False)
@@ -124,9 +124,12 @@ class BlackBoxAgent:
             for message in (context.task.instruction, *self._follow_ups):
                 try:
                     answer = await stay.booted.running.ask(message)
-                except ClawStopped as error:
+                except SandboxDied:
+                    raise
+                except (ClawStopped, SandboxError) as error:  # what runs in the box can cause either
                     _log.info("%s: %s", context.task.id, error)
-                    return await self._failed(stay) or AgentReport("error", error.cause, answer)
+                    cause = error.cause if isinstance(error, ClawStopped) else "agent-stopped"
+                    return await self._failed(stay) or AgentReport("error", cause, answer)
                 if report := await self._failed(stay):
                     return replace(report, final_message=answer)
             return AgentReport(final_message=answer)
@@ -166,7 +169,7 @@ class BlackBoxAgent:
                 return AgentReport("error", f"model-{failure.status}")
             case EngineError():
                 raise failure
-            case Refusal():
+            case Refusal() if failure.status not in _OURS:
                 return AgentReport("error", f"model-{failure.status}")
         raise InfraError(f"the gateway failed ({failure}): look at its log, then run the same command again")
 
@@ -182,7 +185,8 @@ class BlackBoxAgent:
             context.record_turn(turn)
         for step in steps_of(turns, context.task.instruction):
             context.record(step)
-        stay.files.update(await booted.running.files())
+        with contextlib.suppress(SandboxError):  # a box that is gone, or whose files cannot be taken
+            stay.files.update(await booted.running.files())
 
     # -- the rest
 

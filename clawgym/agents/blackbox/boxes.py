@@ -11,11 +11,12 @@ import contextlib
 import logging
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
-from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.gateway.server import Address, Gateway
 from clawgym.gateway.sessions import Opened, reserve
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
@@ -45,9 +46,11 @@ class Booted:
 
     async def close(self) -> None:
         """Free everything. Idempotent."""
-        await self.hang_up()
-        await self.running.aclose()
-        await self.box.close()
+        try:
+            await self.hang_up()
+            await self.running.aclose()
+        finally:
+            await self.box.close()
 
 
 @dataclass(eq=False)
@@ -71,12 +74,16 @@ class Boxes:
         self._max_tokens = max_tokens
         self._cores = asyncio.Semaphore(booting)
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.hits = 0
         """Boxes that were ready when they were asked for."""
 
     async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
         """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
+        if self._closed:
+            raise _closed()
         kind = self._kind(backend, spec, gateway)
         kind.asked += 1
         while kind.ready:
@@ -85,7 +92,7 @@ class Boxes:
                 self.hits += 1
                 self._fill(kind)
                 return booted
-            await booted.close()
+            self._close(booted)
         ours: asyncio.Future[Booted] = asyncio.get_running_loop().create_future()
         kind.waiting.append(ours)
         self._fill(kind)
@@ -99,13 +106,19 @@ class Boxes:
             raise
 
     async def aclose(self) -> None:
-        """Close what nobody has taken."""
-        for task in list(self._tasks):
+        """Close what nobody has taken. Who waits for a box gets an InfraError."""
+        self._closed = True
+        for task in list(self._starting):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        ready = [booted for kind in self._kinds.values() for booted in kind.ready]
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        for kind in self._kinds.values():
+            for asked in kind.waiting:
+                if not asked.done():
+                    asked.set_exception(_closed())
+            for booted in kind.ready:
+                self._close(booted)
         self._kinds.clear()
-        await asyncio.gather(*(booted.close() for booted in ready), return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _kind(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> _Kind:
         key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir)
@@ -115,7 +128,7 @@ class Boxes:
         self._kinds.move_to_end(key)
         for other in self._kinds.values():  # what was ready for others makes room
             while other is not kind and other.ready:
-                self._keep(asyncio.ensure_future(other.ready.popleft().close()))
+                self._close(other.ready.popleft())
         return kind
 
     def _fill(self, kind: _Kind) -> None:
@@ -123,18 +136,17 @@ class Boxes:
         wanted = len(kind.waiting) + min(self._spare, kind.asked - 1) - len(kind.ready)
         for _ in range(wanted - kind.starting):
             kind.starting += 1
-            self._keep(asyncio.ensure_future(self._start(kind)))
+            _keep(self._starting, self._start(kind))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _close(self, booted: Booted) -> None:
+        _keep(self._closing, booted.close())
 
     async def _start(self, kind: _Kind) -> None:
         try:
             async with self._cores:
                 booted = await kind.boot()
-        except (ClawGymError, OSError) as error:
-            _log.info("a box could not be made ready: %s", error)
+        except Exception as error:  # a mistake in a Claw too: somebody waits for this box
+            _log.info("a box could not be made ready: %r", error)
             while kind.waiting:
                 asked = kind.waiting.popleft()
                 if not asked.done():
@@ -151,7 +163,10 @@ class Boxes:
             if not asked.done():
                 asked.set_result(booted)
                 return
-        kind.ready.append(booted)
+        if self._closed:
+            self._close(booted)
+        else:
+            kind.ready.append(booted)
 
     async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
         try:
@@ -183,3 +198,13 @@ class Boxes:
                 ) from error
             undo.pop_all()
         return Booted(box, running, opened, address, gateway)
+
+
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+def _closed() -> InfraError:
+    return InfraError("the agent was closed while a box was asked of it: make another agent")

@@ -48,12 +48,13 @@ class Running(Protocol):
 
     async def ask(self, message: str) -> str:
         """One user turn, to the end of the agent's work on it; returns what it says then. Several are one
-        conversation. Raises :class:`ClawStopped`, and :class:`~clawgym.errors.SandboxDied` with the box."""
+        conversation. Takes as long as it takes: it is cancelled when the episode's time is up. Raises
+        :class:`ClawStopped`, and what the box raises (:mod:`clawgym.sandbox.protocol`)."""
         ...
 
     async def files(self) -> Mapping[str, bytes]:
-        """What the program wrote about itself (transcripts, log), by relative path; also after the box was
-        stopped. Never raises for what it finds."""
+        """What the program wrote about itself (transcripts, log), by relative path; once, at the end. A
+        :class:`~clawgym.errors.SandboxError` counts as nothing."""
         ...
 
     async def aclose(self) -> None:

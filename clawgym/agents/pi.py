@@ -1,0 +1,142 @@
+"""The coding agent ``pi`` as a black box: a process for each user turn, and one session file that makes them one
+conversation.
+
+It is the copy that OpenClaw is built on, in OpenClaw's installation. Found by running 0.64.0: what is piped in is the
+user's message, without the space around it; ``--mode json`` repeats the whole message with every token, so that an
+answer of 8,000 tokens is 182 MB, while ``--mode text`` prints what the agent says at last, which is all that is needed
+here: everything else is in the gateway's records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
+from clawgym.agents.openclaw.config import model_provider
+from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
+from clawgym.errors import AgentError
+from clawgym.records import TaskFile
+from clawgym.sandbox.protocol import Sandbox, SandboxSpec
+
+__all__ = ["Pi", "RunningPi"]
+
+FOLDER = "/opt/openclaw"
+HOME = "/root"
+_PACKAGE = "node_modules/@mariozechner/pi-coding-agent"
+_OURS = "/opt/clawgym"
+_AGENT = f"{HOME}/.pi/agent"
+_SESSION = f"{_AGENT}/sessions/session.jsonl"
+_MEMORY_MB, _PIDS, _DISK_MB = 512, 32, 64
+"""What pi uses beside its task."""
+_FOREVER = 7 * 86400.0
+_LARGEST_ANSWER = 2**20
+_ENV = {"PI_OFFLINE": "1", "NODE_DISABLE_COMPILE_CACHE": "1"}
+_ARGUMENTS = [
+    *("--print", "--mode", "text", "--provider", "clawgym"),
+    *("--no-extensions", "--no-skills", "--no-prompt-templates", "--no-themes"),
+    *("--session", _SESSION),
+]
+
+
+class Pi:
+    """The pi that is in the installation of OpenClaw ``version`` (:class:`~clawgym.agents.blackbox.Claw`).
+
+    Raises :class:`~clawgym.errors.AgentError` if that is not installed, or has none.
+    """
+
+    name = "pi"
+
+    def __init__(self, version: str = DEFAULT_VERSION) -> None:
+        self.installation: Installation = installed(version)
+        try:
+            package = json.loads((self.installation.folder / _PACKAGE / "package.json").read_bytes())
+            self.version: str = package["version"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise AgentError(
+                f"there is no pi in the installation of OpenClaw {version} ({error}): use {DEFAULT_VERSION}"
+            ) from error
+
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        """See :class:`~clawgym.agents.blackbox.Claw`."""
+        limits = replace(
+            spec.limits,
+            memory_mb=spec.limits.memory_mb + _MEMORY_MB,
+            pids=spec.limits.pids + _PIDS,
+            disk_mb=spec.limits.disk_mb + _DISK_MB,
+        )
+        preload = resources.files("clawgym.agents.blackbox").joinpath("loopback.cjs").read_bytes()
+        return replace(
+            spec,
+            limits=limits,
+            mounts={**spec.mounts, FOLDER: self.installation.folder},
+            readonly={**spec.readonly, _OURS: (TaskFile("loopback.cjs", preload),)},
+        )
+
+    async def start(self, box: Sandbox, link: ModelLink) -> RunningPi:
+        """See :class:`~clawgym.agents.blackbox.Claw`. Nothing runs between two turns: only files are written here."""
+        files = {"models.json": _models(link), "settings.json": _settings(link)}
+        await box.put([TaskFile(name, json.dumps(body, indent=1).encode()) for name, body in files.items()], _AGENT)
+        node = [f"{FOLDER}/node/bin/node"]
+        if link.socket_path is not None:
+            node += ["--require", f"{_OURS}/loopback.cjs"]
+        return RunningPi(box, [*node, f"{FOLDER}/{_PACKAGE}/dist/cli.js", *_ARGUMENTS, "--model", link.model])
+
+    def receipt(self) -> dict[str, Any]:
+        """See :class:`~clawgym.agents.blackbox.Claw`."""
+        link = ModelLink("", "")
+        config = [_models(link), _settings(link), _ARGUMENTS, _ENV]
+        return {
+            "openclaw": self.installation.version,
+            "node": self.installation.node_version,
+            "installation_sha256": self.installation.digest,
+            "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        }
+
+
+def _models(link: ModelLink) -> dict[str, Any]:
+    return {"providers": {"clawgym": model_provider(link)}}
+
+
+def _settings(link: ModelLink) -> dict[str, Any]:
+    """Its defaults, but for a window that they are larger than."""
+    reserve = min(16_384, link.context_window // 4)
+    keep = min(20_000, link.context_window // 4)
+    return {"compaction": {"enabled": True, "reserveTokens": reserve, "keepRecentTokens": keep}}
+
+
+class RunningPi:
+    """The conversation that ``argv`` continues in ``box`` (:class:`~clawgym.agents.blackbox.Running`)."""
+
+    ended = False  # nothing runs that could have
+
+    def __init__(self, box: Sandbox, argv: list[str]) -> None:
+        self._box = box
+        self._argv = argv
+
+    async def ask(self, message: str) -> str:
+        """See :class:`~clawgym.agents.blackbox.Running`."""
+        done = await self._box.exec(
+            self._argv,
+            cwd=self._box.spec.workdir,
+            env={**_ENV, "HOME": HOME},
+            stdin=message.encode("utf-8", "replace"),
+            timeout=_FOREVER,
+            max_output=_LARGEST_ANSWER,
+            stdout_only=True,
+        )
+        if done.exit_code != 0:
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ClawStopped(f"pi ended with exit code {done.exit_code}: {said!r}")
+        return done.text.strip()
+
+    async def files(self) -> Mapping[str, bytes]:
+        """pi's own transcript."""
+        return {"session.jsonl": await self._box.get(_SESSION, max_bytes=32 * 2**20)}
+
+    async def aclose(self) -> None:
+        """See :class:`~clawgym.agents.blackbox.Running`."""
