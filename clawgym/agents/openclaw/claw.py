@@ -71,17 +71,9 @@ class OpenClaw:
     async def start(self, box: Sandbox, link: ModelLink) -> RunningOpenClaw:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
         token = secrets.token_urlsafe(24)
-        seconds = box.spec.limits.agent_seconds
-        config = configuration(
-            link, port=PORT, token=token, workspace=box.spec.workdir, seconds=seconds, prompt=self.prompt
-        )
+        config = self.config(link, token, box.spec.workdir, box.spec.limits.agent_seconds)
         await box.put([TaskFile("openclaw.json", json.dumps(config, indent=1).encode())], f"{HOME}/.openclaw")
-        node = [f"{FOLDER}/node/bin/node", *_NODE]
-        if link.socket_path is not None:
-            node += ["--require", f"{_OURS}/loopback.cjs"]
-        argv = [*node, f"{FOLDER}/node_modules/openclaw/openclaw.mjs", "gateway", "--bind", "loopback"]
-        env = {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{_OURS}/plugins", "TMPDIR": "/tmp"}
-        running = RunningOpenClaw(box, token, [*argv, "--port", str(PORT)], env)
+        running = RunningOpenClaw(box, token, self.argv(link), self.env())
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 await running.ready()
@@ -91,10 +83,32 @@ class OpenClaw:
             ) from None
         return running
 
+    def config(self, link: ModelLink, token: str, workspace: str, seconds: float) -> dict[str, Any]:
+        """Its ``openclaw.json``."""
+        return configuration(link, port=PORT, token=token, workspace=workspace, seconds=seconds, prompt=self.prompt)
+
+    def argv(self, link: ModelLink) -> list[str]:
+        """Its command line."""
+        node = [f"{FOLDER}/node/bin/node", *_NODE]
+        if link.socket_path is not None:
+            node += ["--require", f"{_OURS}/loopback.cjs"]
+        return [
+            *node,
+            f"{FOLDER}/node_modules/openclaw/openclaw.mjs",
+            "gateway",
+            "--bind",
+            "loopback",
+            "--port",
+            f"{PORT}",
+        ]
+
+    def env(self) -> dict[str, str]:
+        """Its environment, beside the box's own."""
+        return {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{_OURS}/plugins", "TMPDIR": "/tmp"}
+
     def receipt(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
-        link = ModelLink("", "")
-        config = configuration(link, port=PORT, token="", workspace="", seconds=1, prompt=self.prompt)
+        config = self.config(ModelLink("", ""), "", "", 1)
         return {
             "node": self.installation.node_version,
             "installation_sha256": self.installation.digest,

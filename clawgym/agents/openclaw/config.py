@@ -54,7 +54,9 @@ def configuration(
         "model": {"primary": f"clawgym/{link.model}"},
         "workspace": workspace,
         "maxConcurrent": 4,
+        "subagents": {"maxConcurrent": 4},
         "timeoutSeconds": int(seconds),
+        "llm": {"idleTimeoutSeconds": 0},  # a model may think for as long as its turn lasts
         "heartbeat": {"every": "0m"},
     }
     config: dict[str, Any] = {
