@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import leaderboard, ledger, pool, tasks
+from clawgym.cli import leaderboard, ledger, openclaw, pool, tasks
 from clawgym.cli.attack import attack
 from clawgym.cli.audit import audit_command
 from clawgym.cli.compare import compare_command
@@ -37,6 +37,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(leaderboard.app, name="leaderboard")
 app.add_typer(pool.app, name="pool")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(openclaw.app, name="openclaw")
 
 
 @app.callback(invoke_without_command=True)
