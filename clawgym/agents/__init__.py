@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +33,7 @@ __all__ = [
     "make_agent",
 ]
 
-NAMES = ("noop", "openclaw", "oracle", "replay", "script", "sloppy", "tool-loop")
+NAMES = ("noop", "openclaw", "oracle", "pi", "replay", "script", "sloppy", "tool-loop")
 """What :func:`make_agent` makes."""
 
 
@@ -51,20 +53,25 @@ def make_agent(
     version: str | None = None,
     prompt: Literal["reference", "slim"] | None = None,
 ) -> Agent:
-    """The agent called ``name`` (see :data:`NAMES`).
+    """The agent called ``name`` (see :data:`NAMES`), or that the class ``package.module:Class`` says how to run.
 
     ``replay`` takes ``source``: a run folder, or a file of JSON lines; ``script`` takes ``source``: a bash
-    script. ``tool-loop`` and ``openclaw`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
-    ``engine``), and the rest; ``protocol`` is the tool loop's, ``version`` and ``prompt`` are OpenClaw's.
+    script. ``tool-loop``, ``openclaw`` and ``pi`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
+    ``engine``), and the rest; ``protocol`` is the tool loop's, ``prompt`` is OpenClaw's, and ``version`` is OpenClaw's
+    for ``pi`` too, which is a part of it. A class is a :class:`~clawgym.agents.blackbox.Claw` that is made without
+    arguments; it takes what ``pi`` does but a version, and its module is imported, so name none that you do not trust.
 
     Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
     """
     given = {key: value for key, value in locals().items() if key != "name" and value is not None}
-    if name not in _MAKERS:
+    if ":" in name:
+        make, takes = partial(_make_claw, name), _MODEL
+    elif name in _MAKERS:
+        make, takes = _MAKERS[name]
+    else:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise AgentError(f"there is no agent {name!r}.{hint} Agents: {', '.join(NAMES)}")
-    make, takes = _MAKERS[name]
+        raise AgentError(f"there is no agent {name!r}.{hint} Agents: {', '.join(NAMES)}, or package.module:Class")
     if refused := sorted(given.keys() - takes):
         what = f"it takes {', '.join(sorted(takes))}" if takes else "it takes no options"
         raise AgentError(f"agent {name!r} does not take {', '.join(refused)}: {what}")
@@ -104,13 +111,23 @@ def _make_tool_loop(given: dict[str, Any]) -> Agent:
     return ToolLoopAgent(_engine_of("tool-loop", given), **loop)
 
 
-def _make_openclaw(given: dict[str, Any]) -> Agent:
+def _make_claw(path: str, given: dict[str, Any]) -> Agent:
+    """A black box of the Claw at ``path``. Raises AgentError."""
     from clawgym.agents.blackbox import BlackBoxAgent
-    from clawgym.agents.openclaw.claw import OpenClaw
 
-    claw = OpenClaw(**{key: given.pop(key) for key in ("version", "prompt") if key in given})
+    module, _, name = path.partition(":")
+    try:
+        kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AgentError(
+            f"agent {path!r} was not found ({error}): write package.module:Class, and let Python find the module "
+            "(PYTHONPATH=folder)"
+        ) from error
+    if not (isinstance(kind, type) and all(hasattr(kind, part) for part in ("spec", "start", "receipt"))):
+        raise AgentError(f"agent {path!r} is no Claw: give it spec(), start() and receipt() (docs/new-agent.md)")
+    claw = kind(**{key: given.pop(key) for key in ("version", "prompt") if key in given})
     sampling = given.pop("sampling", None)
-    return BlackBoxAgent(claw, _engine_of("openclaw", given), sampling=sampling)
+    return BlackBoxAgent(claw, _engine_of(claw.name, given), sampling=sampling)
 
 
 _MODEL = frozenset({"model", "base_url", "api_key", "engine", "sampling", "prices", "budget", "limits"})
@@ -120,6 +137,7 @@ _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "replay": (_make_replay, frozenset({"source"})),
     "script": (_make_script, frozenset({"source"})),
     "sloppy": (lambda given: SloppyAgent(), frozenset()),
-    "openclaw": (_make_openclaw, _MODEL | {"version", "prompt"}),
+    "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _MODEL | {"version", "prompt"}),
+    "pi": (partial(_make_claw, "clawgym.agents.pi:Pi"), _MODEL | {"version"}),
     "tool-loop": (_make_tool_loop, _MODEL | {"protocol"}),
 }

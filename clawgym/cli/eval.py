@@ -29,11 +29,11 @@ __all__ = ["eval_command", "stop_on_signals"]
 
 def eval_command(
     bench: Annotated[str, typer.Option(help="Task set: a name, or a path.")],
-    agent: Annotated[str, typer.Option(help="Agent: openclaw, tool-loop, oracle, noop, replay, ...")],
+    agent: Annotated[str, typer.Option(help="Agent: openclaw, pi, tool-loop, oracle, ..., or package.module:Class.")],
     model: Annotated[str | None, typer.Option(help="Model, as its endpoint names it.")] = None,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint.")] = None,
     source: Annotated[Path | None, typer.Option(help="For replay and script: what to run.")] = None,
-    agent_version: Annotated[str | None, typer.Option(help="For openclaw: which one, of those installed.")] = None,
+    agent_version: Annotated[str | None, typer.Option(help="For openclaw, pi: which one, of those installed.")] = None,
     prompt: Annotated[str | None, typer.Option(help="For openclaw: reference (default) or slim.")] = None,
     samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task.")] = 1,
     concurrency: Annotated[

@@ -23,6 +23,7 @@ def test_every_name_makes_an_agent(tmp_path: Path):
         "replay": {"source": lines},
         "tool-loop": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
         "openclaw": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "prompt": "slim"},
+        "pi": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
     }
     for name in NAMES:
         agent = make_agent(name, **options.get(name, {}))
@@ -46,6 +47,12 @@ def test_any_engine_will_do():
         ("script", {}, "needs source="),
         ("script", {"source": "/nowhere.sh"}, "check the path"),
         ("tool-loop", {}, "needs model="),
+        ("tests.agents.nowhere:Claw", {}, "was not found .*PYTHONPATH"),
+        ("json:Claw", {}, "was not found"),
+        (":Claw", {}, "was not found"),
+        ("json:loads", {}, "is no Claw"),
+        ("json:JSONDecoder", {}, "is no Claw"),
+        ("json:JSONDecoder", {"version": "1"}, "does not take version"),
         ("tool-loop", {"engine": ReplayEngine([]), "prices": Prices(1, 1)}, "already says prices"),
     ],
 )
