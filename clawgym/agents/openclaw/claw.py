@@ -27,13 +27,14 @@ __all__ = ["OpenClaw", "RunningOpenClaw"]
 PORT = 18789
 FOLDER = "/opt/openclaw"
 HOME = "/root"
-_OURS = "/opt/clawgym"
+OURS = "/opt/clawgym"
 _MEMORY_MB, _PIDS, _DISK_MB = 1024, 64, 64
 """What OpenClaw uses beside its task."""
 _BOOT_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
 _FOREVER = 7 * 86400.0
-_NODE = ["--max-semi-space-size=2"]
+_SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size=2"], 256_000
+"""A third less memory. Seen to hold a conversation of 1.5 MB, some 390,000 tokens; more than that is not known."""
 
 
 class OpenClaw:
@@ -65,7 +66,7 @@ class OpenClaw:
             spec,
             limits=limits,
             mounts={**spec.mounts, FOLDER: self.installation.folder},
-            readonly={**spec.readonly, _OURS: ours},
+            readonly={**spec.readonly, OURS: ours},
         )
 
     async def start(self, box: Sandbox, link: ModelLink) -> RunningOpenClaw:
@@ -74,6 +75,11 @@ class OpenClaw:
         config = self.config(link, token, box.spec.workdir, box.spec.limits.agent_seconds)
         await box.put([TaskFile("openclaw.json", json.dumps(config, indent=1).encode())], f"{HOME}/.openclaw")
         running = RunningOpenClaw(box, token, self.argv(link), self.env())
+        await self.wait(running)
+        return running
+
+    async def wait(self, running: RunningOpenClaw) -> None:
+        """Until it can be asked. Raises :class:`InfraError` if that never comes."""
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 await running.ready()
@@ -81,7 +87,6 @@ class OpenClaw:
             raise InfraError(
                 f"OpenClaw {self.version} was not ready within {_BOOT_SECONDS:g} s: lower --concurrency"
             ) from None
-        return running
 
     def config(self, link: ModelLink, token: str, workspace: str, seconds: float) -> dict[str, Any]:
         """Its ``openclaw.json``."""
@@ -89,9 +94,9 @@ class OpenClaw:
 
     def argv(self, link: ModelLink) -> list[str]:
         """Its command line."""
-        node = [f"{FOLDER}/node/bin/node", *_NODE]
+        node = [f"{FOLDER}/node/bin/node", *(_SMALL_HEAP if link.context_window <= _LONG_CONTEXT else ())]
         if link.socket_path is not None:
-            node += ["--require", f"{_OURS}/loopback.cjs"]
+            node += ["--require", f"{OURS}/loopback.cjs"]
         return [
             *node,
             f"{FOLDER}/node_modules/openclaw/openclaw.mjs",
@@ -104,7 +109,7 @@ class OpenClaw:
 
     def env(self) -> dict[str, str]:
         """Its environment, beside the box's own."""
-        return {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{_OURS}/plugins", "TMPDIR": "/tmp"}
+        return {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{OURS}/plugins", "TMPDIR": "/tmp"}
 
     def receipt(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
@@ -123,8 +128,6 @@ class RunningOpenClaw:
     def __init__(self, box: Sandbox, token: str, argv: list[str], env: Mapping[str, str]) -> None:
         self._box = box
         self._headers = {"authorization": f"Bearer {token}"}
-        # Every request of one key is a turn of one conversation; without it each would be a new one.
-        self._conversation = {**self._headers, "x-openclaw-session-key": "agent:main:clawgym"}
         self._process: asyncio.Task[ExecResult] = asyncio.ensure_future(
             box.exec(argv, env=env, timeout=_FOREVER, max_output=64 * 1024)
         )
@@ -144,15 +147,16 @@ class RunningOpenClaw:
             except ClawStopped:
                 pass
             if self._process.done():
-                raise InfraError(f"OpenClaw ended as it started ({self._why()}): run `clawgym openclaw install`")
+                raise InfraError(f"OpenClaw ended as it started ({self.why()}): run `clawgym openclaw install`")
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def ask(self, message: str) -> str:
-        """See :class:`~clawgym.agents.blackbox.protocol.Running`."""
-        body = {"model": "openclaw", "messages": [{"role": "user", "content": message}]}
-        status, answer = await request(
-            self._box, PORT, "POST", "/v1/chat/completions", headers=self._conversation, body=body
-        )
+    async def ask(self, message: str, *, agent: str = "main") -> str:
+        """See :class:`~clawgym.agents.blackbox.protocol.Running`; ``agent`` is one of OpenClaw's."""
+        # Every request of one key is a turn of one conversation; without it each would be a new one.
+        conversation = {**self._headers, "x-openclaw-session-key": f"agent:{agent}:clawgym"}
+        model = "openclaw" if agent == "main" else f"openclaw/{agent}"
+        body = {"model": model, "messages": [{"role": "user", "content": message}]}
+        status, answer = await request(self._box, PORT, "POST", "/v1/chat/completions", headers=conversation, body=body)
         if status != 200:
             raise ClawStopped(f"OpenClaw answered {status}: {answer[:300]!r}", cause=f"agent-{status}")
         try:
@@ -161,20 +165,21 @@ class RunningOpenClaw:
             raise ClawStopped(f"OpenClaw answered in no known form: {answer[:300]!r}") from None
         return content if isinstance(content, str) else ""
 
-    async def files(self) -> Mapping[str, bytes]:
-        """OpenClaw's own session transcripts, and its output once it has ended."""
+    async def files(self, agent: str = "") -> Mapping[str, bytes]:
+        """OpenClaw's own session transcripts (of one ``agent``, or of all), and its output once it has ended."""
+        top = PurePosixPath("agents", agent)
         found: dict[str, bytes] = {}
         try:
-            archive = await self._box.get_archive(f"{HOME}/.openclaw/agents", max_bytes=32 * 2**20, max_files=500)
+            archive = await self._box.get_archive(f"{HOME}/.openclaw/{top}", max_bytes=32 * 2**20, max_files=500)
             with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
                 for member in tar:
                     if member.isfile() and PurePosixPath(member.name).suffix == ".jsonl":
                         content = tar.extractfile(member)
-                        found[f"agents/{member.name}"] = content.read() if content else b""
+                        found[str(top / member.name)] = content.read() if content else b""
         except SandboxError:
             pass
         if self._process.done():
-            found["openclaw.log"] = self._why().encode()
+            found["openclaw.log"] = self.why().encode()
         return found
 
     async def aclose(self) -> None:
@@ -182,7 +187,8 @@ class RunningOpenClaw:
         self._process.cancel()
         await asyncio.gather(self._process, return_exceptions=True)
 
-    def _why(self) -> str:
+    def why(self) -> str:
+        """What it said last, once it has ended."""
         if self._process.cancelled():
             return "it was stopped"
         error = self._process.exception()
