@@ -258,7 +258,9 @@ class Core:
         room = window - prompt
         if room < 1:
             raise ContextLengthExceeded(
-                f"the prompt has {prompt} tokens and the model's context window is {window}: shorten the conversation"
+                # The words by which agents know that they must shorten the conversation.
+                f"this model's maximum context length is {window} tokens, but the messages resulted in {prompt} "
+                "tokens: reduce the length of the messages"
             )
         sampling = _merge(session.sampling, call.sampling)
         wanted = sampling.max_tokens if sampling.max_tokens is not None else room

@@ -22,7 +22,7 @@ from typing import Any
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import ClawGymError, PoolError
 from clawgym.gateway.calls import Message, Refusal
-from clawgym.gateway.roles import opening_of, system_of
+from clawgym.gateway.roles import opening_of, system_of, told_by
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import Pool, PoolWriter
 from clawgym.records import Role, Turn, Usage
@@ -109,6 +109,7 @@ class Session:
             sampled=len(turn.sampled_ids),
             system="" if parent else system_of(messages),
             opening="" if parent else opening_of(messages),
+            told=told_by(messages),
         )
         self.tree.add(node)
         return node

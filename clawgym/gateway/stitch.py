@@ -8,7 +8,9 @@ about which sampled ids it stands for:
 * ``spacing``: arguments serialised again (equal as JSON), or text trimmed at its ends;
 * ``alias``: a call under another tool name, its arguments equal as JSON;
 * ``repair``: arguments that were no JSON object when they were sampled, under the same name;
-* ``reasoning``: the reasoning left out.
+* ``reasoning``: the reasoning left out;
+* ``origin``: a line before a user message that says which other session wrote it (OpenClaw 2026.4.1 puts it there
+  once a sub-agent's report has become history).
 
 Text given as one string or in parts is the same text. Anything else, and a history that fits stored turns of different
 ids equally well, opens a branch.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +45,8 @@ __all__ = [
 
 UNFINISHED = frozenset({"aborted", "error"})
 """Finish reasons of turns that no history can continue: the agent left, or the engine died."""
+
+_ORIGIN = re.compile(r"\A\[Inter-session message\][^\n]*\n")
 
 Key = bytes
 """Digest of a message that is not the model's own, up to the rewrites above."""
@@ -68,6 +73,8 @@ def message_keys(messages: Sequence[Message]) -> list[Key]:
             keys.append(b"")
             continue
         content = message["content"]
+        if role == "user" and isinstance(content, str):
+            content = _ORIGIN.sub("", content)
         about: list[Any] = [role, content]
         if role == "tool":
             call_id = message["tool_call_id"]
@@ -170,6 +177,8 @@ class Node:
     """Of a root: its system messages."""
     opening: str = ""
     """Of a root: its first user message."""
+    told: tuple[str, ...] = ()
+    """How the messages new in this turn begin that a user or a tool wrote, where they are long enough to know again."""
     children: list[Node] = field(default_factory=list)
 
     def path(self) -> Iterator[Node]:
