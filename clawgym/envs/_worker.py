@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from clawgym.envs._kit import Reward, StepResult, ending
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError, TaskError
-from clawgym.records import Episode, Observation, Outcome, Step, Task, ToolCall, VerifierResult
+from clawgym.records import Episode, Observation, Step, Task, ToolCall
 from clawgym.rollout import Attempt
 from clawgym.rollout._attempt import utc_now
 from clawgym.sandbox import Backend, Shell
 
-__all__ = ["SUBMIT", "Reward", "Worker"]
+__all__ = ["SUBMIT", "Worker"]
 
 SUBMIT = "submit"
 """The action that ends an episode and has it graded."""
-
-Reward = Literal["official", "strict", "corrected", "checks"]
-StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 
 
 class Worker:
@@ -38,8 +36,7 @@ class Worker:
         self._floor: float | None = None
 
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A fresh box for ``task``. A host failure, or a file of the task that is gone or changed, is reported in
-        ``info['error']``; the first step then ends the episode as ``infra``."""
+        """A fresh box for ``task``. See :class:`~clawgym.envs._kit.EnvWorker`."""
         await self.close()
         self._count, self._floor = 0, floor
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
@@ -105,30 +102,9 @@ class Worker:
             self.last = await attempt.abandon()
         else:
             self.last = await attempt.finish(floor=self._floor, keep_workspace=False)
-        episode = self.last
-        truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
-        truncated = truncated or (episode.outcome is Outcome.SOLVED and attempt.stop == "budget")
-        info: dict[str, Any] = {
-            "task_id": episode.task_id,
-            "outcome": str(episode.outcome),
-            "cause": episode.cause or "",
-        }
-        result = episode.result
-        if result is not None:
-            info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
-            info |= {"tampered": result.tampered}
-            if result.corrected is not None:
-                info["corrected"] = result.corrected
+        paid, terminated, truncated, info = ending(self.last, cut=attempt.stop == "budget", reward=self.reward)
         observation = self._observe(output, code, cwd or attempt.task.workspace, attempt.task.limits.max_steps)
-        return observation, self._pay(result), not truncated, truncated, info
-
-    def _pay(self, result: VerifierResult | None) -> float:
-        if result is None:
-            return 0.0
-        if self.reward == "checks":
-            return float(sum(result.checks.values()))
-        value = getattr(result, self.reward)
-        return float(result.strict if value is None else value)
+        return observation, paid, terminated, truncated, info
 
     def _observe(self, output: str, code: int, cwd: str, max_steps: int | None = None) -> dict[str, Any]:
         if max_steps is None:

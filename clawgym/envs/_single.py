@@ -1,0 +1,78 @@
+"""One environment over any kit, as Gymnasium wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from clawgym.envs._kit import EnvKit
+from clawgym.envs._runtime import runtime
+from clawgym.envs._tasks import TaskChoice
+from clawgym.records import Episode, TaskSet
+
+__all__ = ["TaskEnv"]
+
+
+class TaskEnv(gym.Env[dict[str, Any], str]):
+    """Chooses tasks, and plays them one after another."""
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012  # Gymnasium's own declaration
+
+    def __init__(self, kit: EnvKit, tasks: str | TaskSet, *, backend: str, render_mode: str | None) -> None:
+        self.render_mode = render_mode
+        self.choice = TaskChoice(tasks)
+        self.action_space = kit.action_space
+        self.observation_space = kit.observation_space
+        self._kit = kit
+        self._backend_name: str | None = None
+        self._runtime = runtime()
+        made = self._runtime.acquire(backend)
+        try:
+            self._runtime.run(kit.open(made))
+        except BaseException:
+            self._runtime.release(backend)
+            raise
+        self._backend_name = backend
+        self._worker = kit.worker()
+        self.metadata = {**self.metadata, "isolation": self._runtime.run(made.probe()).as_dict()}
+        self._screen = ""
+
+    @property
+    def episode(self) -> Episode | None:
+        """The record of the last finished episode."""
+        return self._worker.last
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        task = self.choice.pick(self.np_random, options, 0)
+        episode_seed = int(self.np_random.integers(2**31))
+        floor = self.choice.floor(task)
+        observation, info = self._runtime.run(self._worker.reset(task, episode_seed, floor))
+        self._screen = self._kit.screen(observation)
+        return observation, info
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        result = self._runtime.run(self._worker.step(str(action)))
+        self._screen = f"$ {action}\n{self._kit.screen(result[0])}"
+        return result
+
+    def render(self) -> str | None:  # type: ignore[override]
+        return self._screen if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        if self._backend_name is None:
+            return
+        name, self._backend_name = self._backend_name, None
+
+        async def drop() -> None:
+            await self._worker.close()
+            await self._kit.aclose()
+
+        if self._runtime.usable:  # else the boxes are the other process's, or end with what held them
+            self._runtime.run(drop())
+            self._runtime.release(name)
+        else:
+            self._worker.forget()

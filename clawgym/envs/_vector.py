@@ -1,0 +1,295 @@
+"""N environments over one kit in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
+
+Both a ``gym.Env`` (which ``gym.make`` insists on) and a ``VectorEnv`` (so that ``gymnasium.wrappers.vector`` takes it).
+One slow environment stalls nobody: with ``send`` / ``recv`` whoever is ready is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from clawgym.envs._answers import Answers
+from clawgym.envs._kit import EnvKit, StepResult
+from clawgym.envs._runtime import runtime
+from clawgym.envs._tasks import TaskChoice
+from clawgym.errors import ClawGymError
+from clawgym.records import Episode, Task, TaskSet
+
+__all__ = ["TaskVectorEnv"]
+
+
+class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
+    """N environments of one kit.
+
+    Args:
+        kit: what they are made of.
+        num_envs: how many; 1 is a batch of one.
+        autoreset_mode: ``NEXT_STEP`` (default): the step after an episode's end ignores its action and returns the
+            first observation of the next one; ``SAME_STEP``: the last step returns it at once, the final observation
+            is in ``info['final_obs']``; ``DISABLED``: call ``reset(options={"reset_mask": mask})``.
+
+    Batched: text is a tuple of N str, numbers are int64 arrays of shape (N,); rewards float64 (N,), ``terminated`` and
+    ``truncated`` bool (N,). ``info`` values are arrays of shape (N,) with a mask ``_<key>``.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        kit: EnvKit,
+        num_envs: int,
+        tasks: str | TaskSet,
+        *,
+        backend: str,
+        autoreset_mode: AutoresetMode | str,
+        render_mode: str | None,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: ask for one environment or more")
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.closed = False
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.choice = TaskChoice(tasks)
+        self.single_action_space = kit.action_space
+        self.single_observation_space = kit.observation_space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._kit = kit
+        self._runtime = runtime()
+        made = self._runtime.acquire(backend)
+        try:
+            self._runtime.run(kit.open(made))
+        except BaseException:
+            self._runtime.release(backend)
+            raise
+        self._backend_name: str | None = backend
+        self._workers = [kit.worker() for _ in range(num_envs)]
+        isolation = self._runtime.run(made.probe()).as_dict()
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode, "isolation": isolation}
+        self._rngs: list[np.random.Generator] = []
+        self._options: dict[str, Any] | None = None
+        self._over = np.zeros(num_envs, dtype=np.bool_)
+        self._answers: Answers[StepResult] = Answers()
+        self._busy: set[int] = set()
+        self._seen: list[dict[str, Any] | None] = [None] * num_envs
+
+    # -- Gymnasium
+
+    @property
+    def unwrapped(self) -> TaskVectorEnv:
+        return self
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start every environment, or those in ``options['reset_mask']`` (bool array of shape (N,)).
+
+        ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow.
+        """
+        if self._busy:
+            raise gym.error.AlreadyPendingCallError("reset while steps are under way: recv() them first", "reset")
+        mask = np.ones(self.num_envs, dtype=np.bool_)
+        if options and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"])
+            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+                raise ValueError(
+                    f"options['reset_mask'] must be a bool array of shape ({self.num_envs},), one True at least"
+                )
+        self._options = options
+        if seed is not None or not self._rngs:
+            seeds = _seeds(seed, self.num_envs)
+            fresh = [np.random.default_rng(s) for s in seeds]
+            self._rngs = [f if mask[i] or not self._rngs else self._rngs[i] for i, f in enumerate(fresh)]
+        chosen = np.flatnonzero(mask)
+        plans = [self._next(int(i)) for i in chosen]
+
+        async def all_of_them() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+            work = [asyncio.create_task(self._workers[i].reset(*p)) for i, p in zip(chosen, plans, strict=True)]
+            try:
+                return await asyncio.gather(*work)
+            except BaseException:  # nobody goes on by itself
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+                raise
+
+        infos: dict[str, Any] = {}
+        for i, (observation, info) in zip(chosen, self._runtime.run(all_of_them()), strict=True):
+            self._seen[i] = observation
+            self._over[i] = False
+            _add(infos, info, int(i), self.num_envs)
+        if any(o is None for o in self._seen):
+            raise gym.error.ResetNeeded("the first reset must start every environment: leave reset_mask out")
+        return self._batch(range(self.num_envs)), infos
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
+        self, actions: Sequence[str]
+    ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One action for each environment; waits for all."""
+        if len(actions) != self.num_envs:
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: give one for each")
+        self.send(actions, range(self.num_envs))
+        env_ids, observation, rewards, terminated, truncated, info = self.recv(self.num_envs)
+        assert len(env_ids) == self.num_envs
+        return observation, rewards, terminated, truncated, info
+
+    # -- asynchronous
+
+    def send(self, actions: Sequence[str], env_ids: Sequence[int]) -> None:
+        """Start one action in each of ``env_ids``; returns at once.
+
+        Raises :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
+        """
+        if len(actions) != len(env_ids):
+            raise ValueError(f"{len(actions)} actions for {len(env_ids)} env_ids: give one for each")
+        if not self._rngs:
+            raise gym.error.ResetNeeded("call reset() before the first step")
+        ids = [int(i) for i in env_ids]
+        if twice := self._busy.intersection(ids):
+            raise gym.error.AlreadyPendingCallError(
+                f"environments {sorted(twice)} still work: recv() them first", "send"
+            )
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"env_ids {ids}: name each environment once")
+        for i in ids:
+            if self._over[i] and self.autoreset_mode is AutoresetMode.DISABLED:
+                raise gym.error.ResetNeeded(f"environment {i} is over: reset(options={{'reset_mask': ...}}) first")
+        self._runtime.start([self._one(i, str(action)) for i, action in zip(ids, actions, strict=True)])
+        self._busy.update(ids)
+
+    def recv(
+        self, min_envs: int = 1, timeout: float | None = None
+    ) -> tuple[np.ndarray, dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Wait until ``min_envs`` environments have answered and return all that have, in the order of their index.
+
+        Returns ``(env_ids, observation, reward, terminated, truncated, info)``; every array has shape (M,), M the
+        number of answers. Raises TimeoutError after ``timeout`` seconds (nothing is lost), ValueError if fewer work.
+        """
+        if min_envs > len(self._busy) or min_envs < 1:
+            raise ValueError(f"recv({min_envs}) while {len(self._busy)} environments work: send() first")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        answers: dict[int, StepResult] = {}
+        for i, answer in self._answers.wait(min_envs, deadline, self._runtime.ensure).items():
+            if isinstance(answer, BaseException):  # the others are there for the next call
+                self._answers.drop([i])
+                self._busy.discard(i)
+                raise answer
+            answers[i] = answer
+        ids = sorted(answers)
+        self._answers.drop(ids)
+        self._busy.difference_update(ids)
+        infos: dict[str, Any] = {}
+        for row, i in enumerate(ids):
+            observation, _, terminated, truncated, info = answers[i]
+            self._seen[i] = observation
+            # In SAME_STEP the next episode has begun already.
+            self._over[i] = (terminated or truncated) and self.autoreset_mode is not AutoresetMode.SAME_STEP
+            _add(infos, info, row, len(ids))
+        return (
+            np.array(ids, dtype=np.int64),
+            self._batch(ids),
+            np.array([answers[i][1] for i in ids], dtype=np.float64),
+            np.array([answers[i][2] for i in ids], dtype=np.bool_),
+            np.array([answers[i][3] for i in ids], dtype=np.bool_),
+            infos,
+        )
+
+    # -- the rest
+
+    @property
+    def episodes(self) -> list[Episode | None]:
+        """The record of each environment's last finished episode."""
+        return [worker.last for worker in self._workers]
+
+    def render(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        if self.render_mode != "ansi":
+            return None
+        return tuple(self._kit.screen(o) if o else "" for o in self._seen)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Called by ``close()``: drop running attempts and the boxes they hold."""
+        if self._backend_name is None:
+            return
+        name, self._backend_name = self._backend_name, None
+
+        async def drop() -> None:
+            await asyncio.gather(*(worker.close() for worker in self._workers))
+            await self._kit.aclose()
+
+        if self._runtime.usable:
+            self._runtime.run(drop())
+            self._runtime.release(name)
+        else:  # the boxes are the other process's, or end with what held them
+            for worker in self._workers:
+                worker.forget()
+
+    def close(self, **kwargs: Any) -> None:
+        if not self.closed:
+            self.close_extras(**kwargs)
+            self.closed = True
+
+    def __del__(self) -> None:
+        # VectorEnv would close here, on whatever thread collects: boxes end with the process instead.
+        pass
+
+    def _next(self, i: int) -> tuple[Task, int, float | None]:
+        task = self.choice.pick(self._rngs[i], self._options, i)
+        return task, int(self._rngs[i].integers(2**31)), self.choice.floor(task)
+
+    async def _one(self, i: int, action: str) -> None:
+        worker = self._workers[i]
+        try:
+            if self._over[i]:  # NEXT_STEP
+                observation, info = await worker.reset(*self._next(i))
+                answer: StepResult = (observation, 0.0, False, False, info)
+            else:
+                answer = await worker.step(action)
+                if (answer[2] or answer[3]) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                    observation, info = await worker.reset(*self._next(i))
+                    info |= {"final_obs": answer[0], "final_info": answer[4]}
+                    answer = (observation, answer[1], answer[2], answer[3], info)
+            self._answers.put(i, answer)
+        except asyncio.CancelledError:
+            self._answers.put(i, ClawGymError(f"environment {i} was interrupted: reset() it"))
+        except BaseException as error:
+            self._answers.put(i, error)
+
+    def _batch(self, ids: Sequence[int]) -> dict[str, Any]:
+        rows = [self._seen[i] for i in ids]
+        batched: dict[str, Any] = {}
+        for key in rows[0] or ():
+            values = [row[key] for row in rows if row is not None]
+            text = isinstance(self._kit.observation_space[key], gym.spaces.Text)
+            batched[key] = tuple(values) if text else np.array(values, dtype=np.int64)
+        return batched
+
+
+def _seeds(seed: int | list[int | None] | None, count: int) -> list[int | None]:
+    """One seed an environment: ``seed + i``, or the list as given."""
+    if seed is None:
+        return [None] * count
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + i for i in range(count)]
+    if len(seed) != count:
+        raise ValueError(f"{len(seed)} seeds for {count} environments: give one for each")
+    return list(seed)
+
+
+def _add(infos: dict[str, Any], info: dict[str, Any], row: int, count: int) -> None:
+    """Put one environment's info into arrays of shape (count,) with their masks."""
+    for key, value in info.items():
+        if key not in infos:
+            kind = {bool: np.bool_, float: np.float64, int: np.int64}.get(type(value), object)
+            infos[key] = np.zeros(count, dtype=kind) if kind is not object else np.full(count, None, dtype=object)
+            infos[f"_{key}"] = np.zeros(count, dtype=np.bool_)
+        infos[key][row] = value
+        infos[f"_{key}"][row] = True
