@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.blackbox.boxes import Booted, Boxes
+from clawgym.agents.blackbox.boxes import Booted, Boxes, BoxSource
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.agents.protocol import AgentContext, AgentReport
@@ -51,7 +51,8 @@ class BlackBoxAgent:
     Its model is ``engine`` (then the gateway, and a pool that is forgotten, are made here), or whatever a running
     ``gateway`` has, which stays its owner's. ``follow_ups`` are said one after another once the instruction has been
     worked on, in the same conversation. A seed that ``sampling`` leaves open is the episode's. ``spare`` boxes are kept
-    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer.
+    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer. ``boxes``
+    stand for all three, where they are given.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class BlackBoxAgent:
         follow_ups: Sequence[str] = (),
         spare: int | None = None,
         booting: int | None = None,
+        boxes: BoxSource | None = None,
         max_tokens: int = 8192,
     ) -> None:
         if (engine is None) == (gateway is None):
@@ -72,7 +74,7 @@ class BlackBoxAgent:
         self.name = claw.name
         self.version = claw.version
         self.claw = claw
-        self.boxes = Boxes(
+        self.boxes: BoxSource = boxes or Boxes(
             claw,
             spare=cores if spare is None else spare,
             booting=cores if booting is None else booting,

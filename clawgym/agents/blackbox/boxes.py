@@ -13,7 +13,7 @@ import socket
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -21,7 +21,7 @@ from clawgym.gateway.server import Address, Gateway
 from clawgym.gateway.sessions import Opened, reserve
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
-__all__ = ["PORT", "Booted", "Boxes"]
+__all__ = ["PORT", "BoxSource", "Booted", "Boxes"]
 
 _log = logging.getLogger("clawgym.agents")
 PORT = 9000
@@ -37,12 +37,14 @@ class Booted:
     box: Sandbox
     running: Running
     opened: Opened
-    address: Address
+    address: Address | None
+    """Where the gateway listens for this box alone."""
     gateway: Gateway
 
     async def hang_up(self) -> None:
         """The program reaches its model no more. Before the box is stopped: the socket ends with it. Idempotent."""
-        await self.gateway.unlisten(self.address)
+        if self.address is not None:
+            await self.gateway.unlisten(self.address)
 
     async def close(self) -> None:
         """Free everything. Idempotent."""
@@ -51,6 +53,18 @@ class Booted:
             await self.running.aclose()
         finally:
             await self.box.close()
+
+
+class BoxSource(Protocol):
+    """Where the boxes of a black box come from."""
+
+    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
+        """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close what nobody has taken."""
+        ...
 
 
 @dataclass(eq=False)
@@ -79,6 +93,11 @@ class Boxes:
         self._closed = False
         self.hits = 0
         """Boxes that were ready when they were asked for."""
+
+    @property
+    def ready(self) -> int:
+        """How many boxes wait."""
+        return sum(len(kind.ready) for kind in self._kinds.values())
 
     async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
         """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
