@@ -1,11 +1,12 @@
-"""Copies of the host's ``/usr`` for chroot boxes, made of hard links, and the end of what a box wrote.
+"""Copies of this machine's folders for chroot boxes, made of hard links, and the end of what a box wrote.
 
 No box can change such a copy: its folders and files belong to root, and nobody else may write them. So a copy is
 used again as it is, and nothing else of a box is: the rest of its root is removed, and made anew for the next.
 
-A *store* (``<state>/chroot/<fingerprint>``, for root only) holds the ``template`` and the ``idle`` copies. A box's root
-is a folder of its owner's ``chroot-<fingerprint>``; copies get there and back by rename, so that each has one user at
-every moment, whoever is killed. Standard library only.
+A *store* (``<state>/chroot/<fingerprint>`` for ``/usr``, ``<state>/mounts/<fingerprint>`` for what boxes mount; both
+for root only) holds the ``template`` and the ``idle`` copies. A box's root is a folder of its owner's
+``chroot-<fingerprint>``; copies get there and back by rename, so that each has one user at every moment, whoever is
+killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import secrets
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LEFT_OUT", "Store", "recover", "remove_tree"]
+__all__ = ["LEFT_OUT", "Store", "recover", "remove_tree", "store_of", "store_of_usr"]
 
 LEFT_OUT = frozenset(
     f"share/{name}" for name in ("doc", "gtk-doc", "help", "icons", "info", "locale", "man", "sounds")
@@ -34,49 +36,61 @@ _NEW = "new-"
 
 
 class Store:
-    """The template of this host's ``/usr`` and its copies, used by this process until :meth:`close`."""
+    """The template of a folder and its copies, used by this process until :meth:`close`."""
 
-    def __init__(self, state: Path) -> None:
-        """Make the template if it is not there. Raises OSError; takes seconds the first time."""
-        folder = state / "chroot"
+    def __init__(
+        self, folder: Path, source: str, made_from: object, make: Callable[[Path], None], stale: Callable[[str], bool]
+    ) -> None:
+        """Have ``make`` make the template in ``folder`` if none of ``source`` and ``made_from`` is there.
+
+        Other stores whose source is ``stale`` go, if nobody uses them. Raises OSError; takes seconds the first time.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        try:
-            stamp = os.stat("/var/lib/dpkg/status").st_mtime_ns
-        except OSError:
-            stamp = 0
-        info = os.stat("/usr")
-        made_from = [sorted(LEFT_OUT), stamp, info.st_ino, info.st_dev, os.stat("/usr/bin").st_mtime_ns]
-        self.fingerprint = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+        self.fingerprint = hashlib.sha256(json.dumps([source, made_from]).encode()).hexdigest()[:16]
         self.path = folder / self.fingerprint
-        self._lock = _open_lock(folder / f"{self.fingerprint}.lock")  # the kernel gives it back for the dead
+        self._lock = self._hold(folder / f"{self.fingerprint}.lock")  # the kernel gives it back for the dead
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for broken in self.path.glob(f"{_NEW}*"):
-                shutil.rmtree(broken, ignore_errors=True)
-        except OSError:
-            pass  # somebody uses it
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
-        for other in folder.iterdir():
-            if other.is_dir() and other != self.path:
-                _remove_unused(other)
-        making = _open_lock(folder / f"{self.fingerprint}.making")
-        try:
-            fcntl.flock(making, fcntl.LOCK_EX)  # one makes it, the others wait for it
-            if not (self.path / "template").is_dir():
-                (self.path / "idle").mkdir(parents=True, exist_ok=True)
-                scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
-                _make_template(scratch)
-                scratch.rename(self.path / "template")
-        finally:
-            os.close(making)
+            for other in folder.iterdir():
+                if other.is_dir() and other != self.path and stale(_source(other)):
+                    _remove_unused(other)
+            self.path.mkdir(exist_ok=True)
+            making = _open_lock(self.path / "making")
+            try:
+                fcntl.flock(making, fcntl.LOCK_EX)  # one makes it, the others wait for it
+                if not (self.path / "template").is_dir():
+                    (self.path / "idle").mkdir(exist_ok=True)
+                    (self.path / "source").write_text(source)
+                    scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
+                    scratch.mkdir()
+                    make(scratch)
+                    scratch.rename(self.path / "template")
+            finally:
+                os.close(making)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hold(self, path: Path) -> int:
+        while True:
+            lock = _open_lock(path)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for broken in self.path.glob(f"{_NEW}*"):
+                    shutil.rmtree(broken, ignore_errors=True)
+            except OSError:
+                pass  # somebody uses it
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if os.fstat(lock).st_nlink:
+                return lock
+            os.close(lock)  # the store was just removed, and the lock with it
 
     def roots(self, owner: Path) -> Path:
         """The folder of an owner's roots."""
         return owner / f"{_PREFIX}{self.fingerprint}"
 
     def claim(self, target: Path) -> None:
-        """Put a copy of ``/usr`` at ``target``: an idle one, else a new one (a second or two). Raises OSError."""
+        """Put a copy at ``target``: an idle one, else a new one (a second or two). Raises OSError."""
         for name in os.listdir(self.path / "idle"):
             try:
                 os.rename(self.path / "idle" / name, target)
@@ -84,15 +98,74 @@ class Store:
             except FileNotFoundError:
                 continue  # somebody else was faster
         scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
-        _clone(self.path / "template" / "usr", scratch)
+        _clone(self.path / "template" / _TREE, scratch)
         scratch.rename(target)
 
+    def give_back(self, copy: Path) -> None:
+        """Keep a copy for the next. Raises OSError."""
+        os.rename(copy, self.path / "idle" / secrets.token_hex(8))
+
     def recycle(self, root: Path) -> None:
-        """Keep the copy in ``root``, and remove all else. No process of the box may be left."""
+        """Keep the copy of ``/usr`` in ``root``, and remove all else. No process of the box may be left."""
         _recycle(self.path, root)
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+_TREE = "usr"
+"""The folder of a template that is copied."""
+
+
+def store_of_usr(state: Path) -> Store:
+    """The store of this host's ``/usr``, as it is now."""
+    try:
+        stamp = os.stat("/var/lib/dpkg/status").st_mtime_ns
+    except OSError:
+        stamp = 0
+    info = os.stat("/usr")
+    made_from = [sorted(LEFT_OUT), stamp, info.st_ino, info.st_dev, os.stat("/usr/bin").st_mtime_ns]
+
+    def make(target: Path) -> None:
+        _copy("/usr", target / _TREE, LEFT_OUT, _aim)
+        _cache_libraries(target)
+
+    return Store(state / "chroot", "/usr", made_from, make, lambda _: True)
+
+
+def store_of(state: Path, source: str) -> Store:
+    """The store of the folder ``source``, as it is now. Every file is looked at: 60,000 take half a second."""
+    return Store(
+        state / "mounts",
+        source,
+        _contents(source),
+        lambda target: _copy(source, target / _TREE, frozenset(), os.readlink),
+        lambda other: other == source or not os.path.isdir(other),
+    )
+
+
+def _contents(source: str) -> str:
+    """A digest of what lies below ``source``: names, kinds, sizes, times; not of what is in the files."""
+    found = hashlib.sha256()
+    stack = [source]
+    while stack:
+        folder = stack.pop()
+        with os.scandir(folder) as entries:
+            rows = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
+        for name, info in rows:
+            row = folder, name, info.st_mode, info.st_uid, info.st_gid, info.st_size, info.st_mtime_ns, info.st_ino
+            found.update(repr(row).encode("utf-8", "surrogateescape"))
+            if stat.S_ISDIR(info.st_mode):
+                stack.append(f"{folder}/{name}")
+    return found.hexdigest()
+
+
+def _source(store: Path) -> str:
+    """Of which folder a store is; '' if it does not say."""
+    try:
+        return (store / "source").read_text()
+    except OSError:
+        return ""
 
 
 def recover(owner: Path) -> None:
@@ -119,7 +192,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _remove_unused(store: Path) -> None:
-    """Remove a store that was made from an earlier ``/usr``, unless somebody uses it."""
+    """Remove a store that was made from what is no more, unless somebody uses it."""
     name = store.name.removesuffix(_OLD)
     fd = _open_lock(store.with_name(f"{name}.lock"))
     try:
@@ -127,6 +200,7 @@ def _remove_unused(store: Path) -> None:
         if store.name == name:
             store = store.rename(store.with_name(name + _OLD))
         shutil.rmtree(store, ignore_errors=True)
+        store.with_name(f"{name}.lock").unlink(missing_ok=True)  # whoever waits for it sees that it has gone
     except OSError:
         pass
     finally:
@@ -136,32 +210,32 @@ def _remove_unused(store: Path) -> None:
 # -- making copies
 
 
-def _make_template(target: Path) -> None:
-    """A copy of the host's ``/usr`` that is safe to share: root's, without setuid, no link out of it."""
-    os.makedirs(target / "usr")
-    stack = [("/usr", "")]
+def _copy(source: str, target: Path, left_out: frozenset[str], aim_of: Callable[[str], str | None]) -> None:
+    """A copy of ``source`` that is safe to share: root's, without setuid, of folders, files, and links that aim at what
+    ``aim_of`` says."""
+    os.mkdir(target)
+    stack = [(source, "")]
     while stack:
-        source, below = stack.pop()
-        into = f"{target}/usr/{below}"
-        with os.scandir(source) as entries:
+        folder, below = stack.pop()
+        into = f"{target}/{below}"
+        with os.scandir(folder) as entries:
             for entry in entries:
                 name = below + entry.name
                 if entry.is_symlink():
-                    aim = _aim(entry.path)
+                    aim = aim_of(entry.path)
                     if aim is not None:
                         os.symlink(aim, into + entry.name)
                 elif entry.is_dir():
-                    if name not in LEFT_OUT:
+                    if name not in left_out:
                         os.mkdir(into + entry.name)
                         os.chmod(into + entry.name, 0o755)  # whatever the umask
                         stack.append((entry.path, name + "/"))
                 elif entry.is_file():
                     _take(entry, into + entry.name)
-    _cache_libraries(target)
 
 
 def _aim(link: str) -> str | None:
-    """Where a link of the copy points; None for one that leads out of ``/usr`` (the box's own files lie there)."""
+    """Where a link of the copy of ``/usr`` points; None for one that leads out (the box's own files lie there)."""
     aim = os.readlink(link)
     if aim.startswith("/etc/alternatives/"):
         aim = os.path.realpath(link)

@@ -28,6 +28,7 @@ from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox._link import GuestLink
 from clawgym.sandbox._listen import connect, fresh, in_network, listening
+from clawgym.sandbox._mounts import refuse_taking
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 
@@ -172,6 +173,7 @@ class DockerSandbox(GuestLink):
             raise SandboxError("this box is closed: take files before close()")
         if not path.startswith("/") or ".." in path.split("/"):
             raise SandboxError(f"{path!r} is not an absolute path without '..': correct it")
+        refuse_taking(self.spec, path)
         clean = posixpath.normpath("/" + path.lstrip("/"))
         for folder in sorted(self._held, key=len, reverse=True):
             if clean == folder or clean.startswith(folder + "/"):

@@ -31,6 +31,8 @@ _REPOSITORY = "clawgym/default"
 _EVERYWHERE = ("/home", "/logs", "/root", "/run", "/tmp", "/var/tmp")
 _DEFAULT_TOO = ("/mnt", "/opt", "/srv")
 LEASE_LABEL = "clawgym.lease"
+_ELSEWHERE = "use an engine that runs beside this process, or another backend"
+NOT_SHARED = "mounts[{!r}]: the Docker engine does not see this machine's {}: " + _ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Engine:
         readonly_bytes: int,
         labels: dict[str, str],
         join: str | None,
+        folders: Mapping[str, str],
     ) -> dict[str, Any]:
         """What the engine is asked for: no capability, no network, no privilege to gain, nothing shared."""
         limits = spec.limits
@@ -172,14 +175,22 @@ class Engine:
         mounts = dict.fromkeys(writable, f"{tmpfs},size={limits.disk_mb}m,nr_inodes={inodes},uid={user},gid={user}")
         for folder in spec.readonly:  # root's own: filled once at the start, then nobody's to change
             mounts[folder] = f"{tmpfs},size={readonly_bytes},uid=0,gid=0"
-        binds: list[dict[str, Any]] = []
+        shared = dict(
+            folders
+        )  # nosuid and nodev cannot be asked for: no-new-privileges and the devices cgroup stand in
         if image.default:
-            for target in ("/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])):
-                options = {"NonRecursive": True}
-                binds.append(
-                    {"Type": "bind", "Source": "/usr", "Target": target, "ReadOnly": True, "BindOptions": options}
-                )
-        elif spec.pristine_tools:
+            shared |= dict.fromkeys(["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])], "/usr")
+        binds = [
+            {
+                "Type": "bind",
+                "Source": source,
+                "Target": target,
+                "ReadOnly": True,
+                "BindOptions": {"NonRecursive": True},
+            }
+            for target, source in shared.items()
+        ]
+        if spec.pristine_tools and not image.default:
             mounts["/.pristine"] = f"{tmpfs},size=64k,uid=0,gid=0"
         # Files of the box are memory: a full disk must not look like a memory bomb.
         memory = (limits.memory_mb + limits.disk_mb) * _MiB
@@ -415,6 +426,8 @@ def _refused(error: Any) -> Exception:
     text = str(error.explanation or error)[-500:]
     if "executable file not found" in text or ("no such file or directory" in text and "exec" in text):
         return SandboxError(f"the image has no python3 ({text}): choose one with python3, bash and tar in it")
+    if "bind source path does not exist" in text:
+        return SandboxError(f"the Docker engine does not see this machine's folders ({text}): {_ELSEWHERE}")
     if "cannot join network" in text or "No such container" in text:
         return SandboxError(f"the box whose network was to be joined is gone ({text}): start it again")
     return InfraError(f"the Docker engine could not start a box ({text}): see its log")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import posixpath
 import stat
 import tarfile
 from collections.abc import Callable
@@ -132,8 +133,11 @@ def _take(folder: int, name: str, child: str, room: int) -> tuple[tarfile.TarInf
     return entry, data, None
 
 
-def take_tree(root: int, path: str, max_bytes: int, max_files: int) -> Archive:
-    """Archive the tree at ``path`` below ``root``. Raises :class:`SandboxError` over the caps or without a folder."""
+def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: frozenset[str] = frozenset()) -> Archive:
+    """Archive the tree at ``path`` below ``root``, without the absolute paths ``mounts``.
+
+    Raises :class:`SandboxError` over the caps or without a folder.
+    """
     try:
         top = _linux.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -154,6 +158,8 @@ def take_tree(root: int, path: str, max_bytes: int, max_files: int) -> Archive:
                         if count > max_files:
                             raise SandboxError(f"{path}: more than {max_files} entries: too many to take from the box")
                         try:
+                            if mounts and posixpath.normpath(f"/{path.lstrip('/')}/{prefix}{child}") in mounts:
+                                raise _Dropped("mounted from this machine")
                             entry, data, inner = _take(folder, prefix + child, child, max_bytes - total)
                         except _Dropped as error:
                             dropped.append(f"{prefix}{child}: {error}")

@@ -2,7 +2,7 @@
 
 ``take``/``stop``/``kill`` PATH...: write the trees to stdout with names relative to ``/``; before that leave every
 other process alone, stop it (and let it go on afterwards), or kill it. ``fill`` NAME...: unpack stdin at ``/``
-without what is at or below a NAME. Exit code 3: a path is not there, or lies behind a link.
+without what is at or below a NAME, or in its way. Exit code 3: a path is not there, or lies behind a link.
 """
 
 import os
@@ -103,9 +103,12 @@ def take(paths):
 def fill(skip):
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as tar:
         tar.extraction_filter = lambda member, path: member
-        tar.extractall(
-            "/", members=(m for m in tar if not any(m.name == s or m.name.startswith(s + "/") for s in skip))
-        )
+        tar.extractall("/", members=(m for m in tar if not any(left_out(m, name) for name in skip)))
+
+
+def left_out(member, name):
+    below = f"{member.name}/".startswith(f"{name}/")
+    return below or (name.startswith(f"{member.name}/") and not member.isdir())
 
 
 def main():

@@ -11,9 +11,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from clawgym.errors import SandboxError
 from clawgym.records import TaskFile
@@ -21,7 +20,7 @@ from clawgym.sandbox import _linux, _rootfs
 from clawgym.sandbox._clones import Store, remove_tree
 from clawgym.sandbox._link import PRISTINE
 
-__all__ = ["build", "save"]
+__all__ = ["build", "save", "take_down"]
 
 _MAX_DEPTH = 128
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -33,12 +32,17 @@ _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "u
 
 
 def build(
-    store: Store, root: Path, readonly: Mapping[str, tuple[TaskFile, ...]], saved: Path | None
+    store: Store,
+    root: Path,
+    readonly: Mapping[str, tuple[TaskFile, ...]],
+    mounts: Mapping[str, Store],
+    saved: Path | None,
 ) -> dict[str, list[str]]:
     """Make the folder ``root``, over a snapshot's files if ``saved`` is one. Raises OSError.
 
-    Returns what :func:`clawgym.sandbox._jail.enter` has to know: ``keep``, paths that stay root's; ``sticky``, folders
-    that the box may add to.
+    Of each of ``mounts`` a copy is put at its path; :func:`take_down` gives it back. Returns what
+    :func:`clawgym.sandbox._jail.enter` has to know: ``keep``, paths that stay root's; ``sticky``, folders that the box
+    may add to.
     """
     root.mkdir()
     store.claim(root / "usr")
@@ -66,9 +70,12 @@ def build(
         _make_devices(root / "dev")
         keep: set[str] = set(_ROOTS)
         sticky = {"", "etc"}
-        for folder, files in readonly.items():
+        for folder in (*readonly, *mounts):
             path = folder.strip("/")
-            _write_readonly(top, path, files)
+            if folder in mounts:
+                _put_copy(top, path, mounts[folder])
+            else:
+                _write_readonly(top, path, readonly[folder])
             keep.add(path)
             parents = path.split("/")[:-1]
             sticky.update("/".join(parents[:depth]) for depth in range(1, len(parents) + 1))
@@ -99,14 +106,54 @@ def _make_devices(folder: Path) -> None:
     (folder / "shm").chmod(0o1777)
 
 
-def _write_readonly(top: int, path: str, files: tuple[TaskFile, ...]) -> None:
-    """In a fork the tree is the agent's: no link is followed, and what is in the way is replaced."""
+def _make_way(top: int, path: str) -> tuple[int, str]:
+    """A descriptor of the folder above ``path``, and its name there, which nothing has any more.
+
+    In a fork the tree is the agent's: no link is followed, and what is in the way is replaced.
+    """
     *parents, name = path.split("/")
     here = os.dup(top)
     try:
         for parent in parents:
             here = _enter_folder(here, parent)
         _clear(here, name)
+    except BaseException:
+        os.close(here)
+        raise
+    return here, name
+
+
+def _put_copy(top: int, path: str, store: Store) -> None:
+    here, name = _make_way(top, path)
+    try:
+        store.claim(Path(f"/proc/self/fd/{here}/{name}"))
+    finally:
+        os.close(here)
+
+
+def take_down(root: Path, mounts: Mapping[str, Store]) -> None:
+    """Give the copies back that :func:`build` put there. No process of the box may be left. Raises OSError.
+
+    The folders above them are root's, so they are where they were.
+    """
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder, store in mounts.items():
+            above, _, name = folder.strip("/").rpartition("/")
+            here = _linux.open_beneath(top, above or ".", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                info = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode) and info.st_uid == 0:
+                    store.give_back(Path(f"/proc/self/fd/{here}/{name}"))
+            finally:
+                os.close(here)
+    finally:
+        os.close(top)
+
+
+def _write_readonly(top: int, path: str, files: tuple[TaskFile, ...]) -> None:
+    here, name = _make_way(top, path)
+    try:
         here = _enter_folder(here, name)
         for file in files:
             *inner, last = file.path.split("/")
@@ -165,11 +212,14 @@ class _Room:
                 raise SandboxError("the box holds more than limits.disk_mb: too much for a snapshot")
 
 
-def save(root: Path, folder: Path, readonly: Mapping[str, Any], max_bytes: int) -> Path:
-    """Copy what a box may have changed to a new folder in ``folder``. Raises OSError, :class:`SandboxError`."""
+def save(root: Path, folder: Path, others: Iterable[str], max_bytes: int) -> Path:
+    """Copy what a box may have changed, so nothing at or below ``others``, to a new folder in ``folder``.
+
+    Raises OSError, :class:`SandboxError`.
+    """
     target = folder / f"snapshot-{secrets.token_hex(8)}"
     target.mkdir(mode=0o700)
-    skip = frozenset({*_ROOTS, *(path.strip("/") for path in readonly)})
+    skip = frozenset({*_ROOTS, *(path.strip("/") for path in others)})
     source = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     into = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -59,7 +59,8 @@ class LocalBox(GuestLink):
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
         _mounts.refuse_taking(self.spec, path)
-        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files)
+        mounts = frozenset(self.spec.mounts)
+        return await _extract.in_thread(self._open_root(), _extract.take_tree, path, max_bytes, max_files, mounts)
 
     def _open_root(self) -> int:
         if self._freed:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.sandbox import _jail_root, _landlock, _rootfs, _seccomp
-from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree
+from clawgym.sandbox import _jail_root, _landlock, _mounts, _rootfs, _seccomp
+from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree, store_of, store_of_usr
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import close_late
@@ -42,11 +42,20 @@ _CAPABILITIES = {
 class ChrootSandbox(LocalBox):
     """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
-    def __init__(self, backend: ChrootBackend, lease: str, spec: SandboxSpec, control: socket.socket, folder: Path):
+    def __init__(
+        self,
+        backend: ChrootBackend,
+        lease: str,
+        spec: SandboxSpec,
+        control: socket.socket,
+        folder: Path,
+        mounts: dict[str, Store],
+    ):
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         super().__init__(backend, lease, spec, control, root)
         self._backend = backend
         self._folder = folder
+        self._mounts = mounts
 
     def tool(self, name: str) -> list[str]:
         if not self.spec.pristine_tools:
@@ -67,14 +76,14 @@ class ChrootSandbox(LocalBox):
                 _jail_root.save,
                 self._folder,
                 self._backend.folder,
-                self.spec.readonly,
+                (*self.spec.readonly, *self.spec.mounts),
                 self.spec.limits.disk_mb * _MiB,
             )
         return self._backend.seal(self.spec, saved)
 
     async def _free(self, gone: bool) -> None:
         if gone:
-            await self._backend.recycle(self._folder)
+            await self._backend.recycle(self._folder, self._mounts)
         self._backend.boxes.pop(self.id, None)
 
 
@@ -91,6 +100,9 @@ class ChrootBackend:
         self._isolation: Isolation | None = None
         self._store: Store | None = None
         self._snapshots: dict[str, Path] = {}
+        self._mounted: dict[str, Store] = {}
+        """Folder of this machine -> its store."""
+        self._mounting = asyncio.Lock()
 
     # -- starting
 
@@ -103,7 +115,7 @@ class ChrootBackend:
         _check_host()
         await self.supervised.start()
         try:
-            self._store = await asyncio.to_thread(Store, self.supervised.state)
+            self._store = await asyncio.to_thread(store_of_usr, self.supervised.state)
             self._roots.mkdir(mode=0o700)
         except OSError as error:
             raise SandboxUnavailable(
@@ -176,8 +188,6 @@ class ChrootBackend:
             raise SandboxError(
                 f"image {spec.image!r}: the chroot backend knows 'default' only: use the Docker backend for images"
             )
-        if spec.mounts:
-            raise SandboxError("this backend mounts no folders yet: use the namespace backend")
         if spec.join_network_of is not None:
             raise SandboxUnavailable(
                 "live grading needs a network that boxes share, and chroot boxes have none: "
@@ -194,21 +204,35 @@ class ChrootBackend:
         assert self._store is not None
         lease = secrets.token_hex(8)
         root = self._roots / lease
+        mounts: dict[str, Store] = {}
         try:
-            owned = await asyncio.to_thread(_jail_root.build, self._store, root, spec.readonly, saved)
+            mounts = await self._stores(spec)
+            owned = await asyncio.to_thread(_jail_root.build, self._store, root, spec.readonly, mounts, saved)
             control, _ = await launch(self.supervised, lease, self._plan(spec, root, saved is None, owned))
         except BaseException as error:
-            await self.recycle(root)
+            await self.recycle(root, mounts)
             if isinstance(error, OSError):
                 raise InfraError(f"a box's files could not be made ({error}): free disk space there") from error
             raise
-        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root)
+        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root, mounts)
         box.start()
         return box
 
-    async def recycle(self, root: Path) -> None:
-        """Keep the copy of ``/usr``, remove the rest. What stays behind goes with the owner's folder."""
+    async def _stores(self, spec: SandboxSpec) -> dict[str, Store]:
+        """Folder in the box -> what is put there: copies, as nothing can be mounted."""
+        found: dict[str, Store] = {}
+        for target, source in (await asyncio.to_thread(_mounts.checked, spec)).items():
+            async with self._mounting:
+                if source not in self._mounted:
+                    self._mounted[source] = await asyncio.to_thread(store_of, self.supervised.state, source)
+            found[target] = self._mounted[source]
+        return found
+
+    async def recycle(self, root: Path, mounts: dict[str, Store]) -> None:
+        """Keep the copies of folders, remove the rest. What stays behind goes with the owner's folder."""
         assert self._store is not None
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(_jail_root.take_down, root, mounts)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self._store.recycle, root)
 
@@ -237,8 +261,10 @@ class ChrootBackend:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
         await self.supervised.stop()
         if self._store is not None:
-            self._store.close()
+            for store in (self._store, *self._mounted.values()):
+                store.close()
             self._store = None
+            self._mounted.clear()
 
 
 def _check_host() -> None:

@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.sandbox._docker_box import Attached, DockerSandbox, Started, inside
-from clawgym.sandbox._engine import LEASE_LABEL, Engine, Image
+from clawgym.sandbox._engine import LEASE_LABEL, NOT_SHARED, Engine, Image
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import close_late, guest_argv
+from clawgym.sandbox._mounts import checked
 from clawgym.sandbox.leases import LABEL
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -135,8 +136,7 @@ class DockerBackend:
             raise
 
     async def _open(self, spec: SandboxSpec, saved: Path | None) -> DockerSandbox:
-        if spec.mounts:
-            raise SandboxError("this backend mounts no folders yet: use the namespace backend")
+        mounts = await asyncio.to_thread(checked, spec)
         joined = spec.join_network_of
         if joined is not None and not isinstance(joined, DockerSandbox):
             raise SandboxError("only the network of a box of the same backend can be joined: create both with one")
@@ -155,7 +155,15 @@ class DockerBackend:
         argv = guest_argv(start, ["python3"])
         labels = {LABEL: self.supervised.owner, LEASE_LABEL: lease}
         config = self.engine.config(
-            spec, image, argv, user, writable, len(readonly) + _MiB, labels, joined.container if joined else None
+            spec,
+            image,
+            argv,
+            user,
+            writable,
+            len(readonly) + _MiB,
+            labels,
+            joined.container if joined else None,
+            mounts,
         )
         container, sock, pid = await self.call(self.engine.launch, config, f"clawgym-{lease}")
         started = Started(container, Attached(sock), pid, writable)
@@ -173,6 +181,7 @@ class DockerBackend:
         self.boxes[lease] = box
         box.start()
         try:
+            await _see(box, mounts)
             await self._fill(box, image, saved)
         except BaseException:
             await box.close()
@@ -205,7 +214,7 @@ class DockerBackend:
                     f"image {box.spec.image!r} has no bash or no tar: choose one with python3, bash and tar"
                 )
         if content:
-            skip = [folder.strip("/") for folder in box.spec.readonly]
+            skip = [folder.strip("/") for folder in (*box.spec.readonly, *box.spec.mounts)]
             done = await box.exec(inside("fill", *skip), cwd="/", stdin=content, timeout=box.spec.limits.setup_seconds)
             if done.exit_code:
                 raise SandboxError(
@@ -238,6 +247,16 @@ class DockerBackend:
         await self.supervised.stop()
         self._threads.shutdown(wait=False)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+async def _see(box: DockerSandbox, mounts: dict[str, str]) -> None:
+    """Raise :class:`SandboxError` if the engine mounted other folders than this machine's: it may have its own."""
+    for target, source in mounts.items():
+        script = "import os, sys; info = os.stat(sys.argv[1]); print(info.st_dev, info.st_ino)"
+        seen = await box.exec(["python3", "-I", "-S", "-c", script, target], cwd="/", timeout=20)
+        here = os.stat(source)
+        if seen.text.split() != [str(here.st_dev), str(here.st_ino)]:
+            raise SandboxError(NOT_SHARED.format(target, source))
 
 
 def _pack_readonly(spec: SandboxSpec, image: Image) -> bytes:

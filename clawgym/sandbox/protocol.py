@@ -66,7 +66,8 @@ class SandboxSpec:
     """Also mount the image's untouched ``/usr`` at ``/.pristine/usr`` (``fork`` grading)."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """Absolute folder in the box -> folder of this machine: its files can be read and started in there, and no box can
-    change them. What root or everybody may read, the box can. Not in snapshots, nor in what is taken from the box."""
+    change them. What everybody may read, every box can; what root alone may, some. It is for folders, files and links:
+    sockets and FIFOs of a mounted folder could be spoken to. Not in snapshots, nor in what is taken from the box."""
 
 
 @dataclass(frozen=True, slots=True)

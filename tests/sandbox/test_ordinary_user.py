@@ -70,7 +70,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary u
 
 
 def test_namespace_backend(home: Path) -> None:
-    _conformance(home, "namespace", "shell", "files", "limits", "listen")
+    _conformance(home, "namespace", "shell", "files", "limits", "listen", "mounts", "connect")
     assert list((home / ".cache" / "clawgym" / "owners").iterdir()) == []
 
 
