@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 if TYPE_CHECKING:
+    from clawgym.envs.openclaw import OpenClawEnv, OpenClawVectorEnv
     from clawgym.envs.terminal import TerminalEnv
     from clawgym.envs.vector import TerminalVectorEnv
 
-__all__ = ["make_terminal", "make_terminal_vector", "register"]
+__all__ = ["make_openclaw", "make_openclaw_vector", "make_terminal", "make_terminal_vector", "register"]
 
 
 def make_terminal(num_envs: int | None = None, **kwargs: Any) -> TerminalEnv | TerminalVectorEnv:
@@ -29,17 +30,33 @@ def make_terminal_vector(num_envs: int = 1, **kwargs: Any) -> TerminalVectorEnv:
     return TerminalVectorEnv(num_envs, **kwargs)
 
 
+def make_openclaw(num_envs: int | None = None, **kwargs: Any) -> OpenClawEnv | OpenClawVectorEnv:
+    """One environment, or with ``num_envs`` (also 1) a batch."""
+    if num_envs is None:
+        from clawgym.envs.openclaw import OpenClawEnv
+
+        return OpenClawEnv(**kwargs)
+    return make_openclaw_vector(num_envs, **kwargs)
+
+
+def make_openclaw_vector(num_envs: int = 1, **kwargs: Any) -> OpenClawVectorEnv:
+    """A batch of environments."""
+    from clawgym.envs.openclaw import OpenClawVectorEnv
+
+    return OpenClawVectorEnv(num_envs, **kwargs)
+
+
 def register() -> None:
     """Register the ids with Gymnasium (idempotent).
 
     The checking and ordering wrappers of ``gym.make`` are for single environments and would hide the batch.
     """
-    if "ClawGym/terminal-v0" in gym.registry:
-        return
-    gym.register(
-        "ClawGym/terminal-v0",
-        entry_point="clawgym.envs:make_terminal",
-        vector_entry_point="clawgym.envs:make_terminal_vector",
-        order_enforce=False,
-        disable_env_checker=True,
-    )
+    for name in ("terminal", "openclaw"):
+        if f"ClawGym/{name}-v0" not in gym.registry:
+            gym.register(
+                f"ClawGym/{name}-v0",
+                entry_point=f"clawgym.envs:make_{name}",
+                vector_entry_point=f"clawgym.envs:make_{name}_vector",
+                order_enforce=False,
+                disable_env_checker=True,
+            )

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import string
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["AnyText", "terminal_action_space", "terminal_observation_space"]
+__all__ = [
+    "AnyText",
+    "AssistantText",
+    "JsonList",
+    "openclaw_observation_space",
+    "terminal_action_space",
+    "terminal_observation_space",
+]
 
 _LARGEST = 2**31 - 1
+_TOOLS = {
+    "exec": ("command",),
+    "read": ("path",),
+    "write": ("path", "content"),
+    "edit": ("path", "oldText", "newText"),
+}
+"""Of OpenClaw, and their arguments: what samples call."""
 
 
 class AnyText(gym.spaces.Text):
@@ -55,5 +70,85 @@ def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
             "cwd": AnyText(4096),
             "step": count,
             "remaining_steps": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
+        }
+    )
+
+
+class JsonList(AnyText):
+    """JSON text of an array of objects.
+
+    >>> JsonList(99).contains('[{"role": "user"}]'), JsonList(99).contains("[1]"), JsonList(99).contains("")
+    (True, False, False)
+    """
+
+    def contains(self, x: Any) -> bool:
+        if not super().contains(x):
+            return False
+        try:
+            items = json.loads(x)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(items, list) and all(isinstance(item, dict) for item in items)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return json.dumps([{"content": super().sample()} for _ in range(int(self.np_random.integers(3)))])
+
+    def __repr__(self) -> str:
+        return f"JsonList({self.max_length})"
+
+
+class AssistantText(AnyText):
+    """What a policy may say to an agent: any text. Samples are words, or calls of OpenClaw's tools with words for
+    arguments, in the form ``message``, ``hermes`` or ``qwen3-coder`` (:class:`~clawgym.envs.openclaw.OpenClawEnv`).
+    """
+
+    def __init__(
+        self, form: str = "message", max_length: int = 1 << 22, *, seed: int | np.random.Generator | None = None
+    ) -> None:
+        super().__init__(max_length, seed=seed)
+        self.form = form
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        text = super().sample()
+        if self.np_random.integers(4) == 0:
+            return text
+        name = str(self.np_random.choice(list(_TOOLS)))
+        arguments = {key: super(AssistantText, self).sample() for key in _TOOLS[name]}
+        if self.form == "hermes":
+            call = json.dumps({"name": name, "arguments": arguments})
+            return f"{text}\n<tool_call>\n{call}\n</tool_call>"
+        if self.form == "qwen3-coder":
+            given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+            return f"{text}\n<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        return json.dumps({"content": text, "tool_calls": [{"type": "function", "function": function}]})
+
+    def __repr__(self) -> str:
+        return f"AssistantText({self.form!r}, {self.max_length})"
+
+
+def openclaw_observation_space() -> gym.spaces.Dict:
+    """What a model request shows. The whole request, not what is new: about 45 KB with the reference prompt.
+
+    ``messages`` str: JSON of the chat messages (OpenAI's form) that the agent sent; ``tools`` str: JSON of the tools it
+    offers; both ``[]`` where no request waits. ``role`` str: what the call is for: ``main``, ``subagent``,
+    ``compaction``, ``unknown``, or empty. The rest are int64 arrays of shape (): ``request``, the number of the request
+    in its episode, from 0 (-1 where none waits); ``max_tokens``, of the answer; ``context_window``, of prompt and
+    answer together; ``step``; ``remaining_steps``, model calls that the task still allows.
+    """
+
+    def count(low: int = 0) -> gym.spaces.Box:
+        return gym.spaces.Box(low, _LARGEST, shape=(), dtype=np.int64)
+
+    return gym.spaces.Dict(
+        {
+            "messages": JsonList(1 << 28),
+            "tools": JsonList(1 << 28),
+            "role": AnyText(16),
+            "request": count(-1),
+            "max_tokens": count(),
+            "context_window": count(),
+            "step": count(),
+            "remaining_steps": count(),
         }
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
+
 from clawgym.envs._kit import Reward
 from clawgym.envs._single import TaskEnv
 from clawgym.envs._worker import SUBMIT, Worker
@@ -18,7 +20,7 @@ class TerminalKit:
     """Boxes with a shell (:class:`~clawgym.envs._kit.EnvKit`)."""
 
     def __init__(self, max_output: int, reward: Reward) -> None:
-        self.action_space = terminal_action_space()
+        self.action_space: gym.spaces.Text = terminal_action_space()
         self.observation_space = terminal_observation_space(max_output)
         self._max_output = max_output
         self._reward: Reward = reward

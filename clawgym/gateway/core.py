@@ -27,7 +27,7 @@ from clawgym.gateway.roles import role_of
 from clawgym.gateway.sessions import Session
 from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_json, tools_key, with_our_ids
 from clawgym.pool import PoolWriter
-from clawgym.records import Turn, Usage
+from clawgym.records import Role, Turn, Usage
 
 __all__ = ["Core", "Counts"]
 
@@ -61,7 +61,7 @@ class _Plan:
     """Ids of ``new``, and of the opening of the answer; the end of ``prompt``."""
     prompt: array[int]
     tools: str
-    role: Any
+    role: Role
 
 
 @dataclass
@@ -138,6 +138,10 @@ class Core:
         if self.renderer is None:
             raise Refusal(400, "this upstream takes text, so its tokens cannot be counted here: leave the count out")
         return len(self._plan(session, call).prompt)
+
+    def role(self, session: Session, call: ChatCall) -> Role:
+        """What ``call`` is for, if it came now."""
+        return self._plan(session, call).role
 
     def _plan(self, session: Session, call: ChatCall) -> _Plan:
         tools = [] if call.tool_choice == "none" else call.tools

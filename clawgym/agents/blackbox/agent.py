@@ -97,6 +97,10 @@ class BlackBoxAgent:
         self._stays[booted.box.id] = _Stay(booted)
         return booted.box
 
+    def session_of(self, box: Sandbox) -> str:
+        """The gateway's session of the program in ``box``, one of :meth:`open_box`."""
+        return self._stays[box.id].booted.opened.id
+
     async def close_box(self, box: Sandbox) -> None:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         await self._stays[box.id].booted.close()
