@@ -33,7 +33,7 @@ __all__ = [
     "make_agent",
 ]
 
-NAMES = ("noop", "openclaw", "oracle", "pi", "replay", "script", "sloppy", "tool-loop")
+NAMES = ("noop", "openclaw", "openclaw-dense", "oracle", "pi", "replay", "script", "sloppy", "tool-loop")
 """What :func:`make_agent` makes."""
 
 
@@ -57,7 +57,8 @@ def make_agent(
 
     ``replay`` takes ``source``: a run folder, or a file of JSON lines; ``script`` takes ``source``: a bash
     script. ``tool-loop``, ``openclaw`` and ``pi`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
-    ``engine``), and the rest; ``protocol`` is the tool loop's, ``prompt`` is OpenClaw's, and ``version`` is OpenClaw's
+    ``engine``), and the rest, and so does ``openclaw-dense``, which is one OpenClaw for all tasks (weaker isolation:
+    docs/openclaw.md); ``protocol`` is the tool loop's, ``prompt`` is OpenClaw's, and ``version`` is OpenClaw's
     for ``pi`` too, which is a part of it. A class is a :class:`~clawgym.agents.blackbox.Claw` that is made without
     arguments; it takes what ``pi`` does but a version, and its module is imported, so name none that you do not trust.
 
@@ -138,6 +139,10 @@ _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "script": (_make_script, frozenset({"source"})),
     "sloppy": (lambda given: SloppyAgent(), frozenset()),
     "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _MODEL | {"version", "prompt"}),
+    "openclaw-dense": (
+        partial(_make_claw, "clawgym.agents.openclaw.dense:DenseOpenClaw"),
+        _MODEL | {"version", "prompt"},
+    ),
     "pi": (partial(_make_claw, "clawgym.agents.pi:Pi"), _MODEL | {"version"}),
     "tool-loop": (_make_tool_loop, _MODEL | {"protocol"}),
 }

@@ -23,6 +23,7 @@ def test_every_name_makes_an_agent(tmp_path: Path):
         "replay": {"source": lines},
         "tool-loop": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
         "openclaw": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "prompt": "slim"},
+        "openclaw-dense": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "prompt": "slim"},
         "pi": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
     }
     for name in NAMES:
@@ -40,7 +41,7 @@ def test_any_engine_will_do():
     ("name", "options", "message"),
     [
         ("orcale", {}, "Did you mean 'oracle'"),
-        ("zzz", {}, "Agents: noop, openclaw, oracle"),
+        ("zzz", {}, "Agents: noop, openclaw, openclaw-dense, oracle"),
         ("oracle", {"model": "m"}, "does not take model: it takes no options"),
         ("replay", {"model": "m"}, "it takes source"),
         ("replay", {}, "needs source="),

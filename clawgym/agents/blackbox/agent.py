@@ -51,8 +51,8 @@ class BlackBoxAgent:
     Its model is ``engine`` (then the gateway, and a pool that is forgotten, are made here), or whatever a running
     ``gateway`` has, which stays its owner's. ``follow_ups`` are said one after another once the instruction has been
     worked on, in the same conversation. A seed that ``sampling`` leaves open is the episode's. ``spare`` boxes are kept
-    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer. ``boxes``
-    stand for all three, where they are given.
+    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer. A
+    ``claw`` that is a :class:`~clawgym.agents.blackbox.boxes.BoxSource` makes its boxes itself, and these do not count.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class BlackBoxAgent:
         follow_ups: Sequence[str] = (),
         spare: int | None = None,
         booting: int | None = None,
-        boxes: BoxSource | None = None,
         max_tokens: int = 8192,
     ) -> None:
         if (engine is None) == (gateway is None):
@@ -74,12 +73,13 @@ class BlackBoxAgent:
         self.name = claw.name
         self.version = claw.version
         self.claw = claw
-        self.boxes: BoxSource = boxes or Boxes(
+        boxes = Boxes(
             claw,
             spare=cores if spare is None else spare,
             booting=cores if booting is None else booting,
             max_tokens=max_tokens,
         )
+        self.boxes: BoxSource = claw if isinstance(claw, BoxSource) else boxes
         self._own_engine = engine
         self._engine: TokenEngine | TextEngine = engine or gateway.engine  # type: ignore[union-attr]
         self._gateway = gateway

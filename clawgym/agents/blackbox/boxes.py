@@ -13,7 +13,7 @@ import socket
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -37,14 +37,12 @@ class Booted:
     box: Sandbox
     running: Running
     opened: Opened
-    address: Address | None
-    """Where the gateway listens for this box alone."""
+    address: Address
     gateway: Gateway
 
     async def hang_up(self) -> None:
         """The program reaches its model no more. Before the box is stopped: the socket ends with it. Idempotent."""
-        if self.address is not None:
-            await self.gateway.unlisten(self.address)
+        await self.gateway.unlisten(self.address)
 
     async def close(self) -> None:
         """Free everything. Idempotent."""
@@ -55,6 +53,7 @@ class Booted:
             await self.box.close()
 
 
+@runtime_checkable
 class BoxSource(Protocol):
     """Where the boxes of a black box come from."""
 

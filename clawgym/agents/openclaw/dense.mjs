@@ -1,0 +1,136 @@
+// A sandbox backend for OpenClaw: what an agent's tools do, they do in the agent's own box, through ClawGym's server.
+//
+// Paths are the box's on both sides, so nothing is translated; who may do what is decided by the server, which knows
+// one box for an agent and never a path of this machine. Node's standard library and OpenClaw's plugin SDK only.
+
+import fs from "node:fs/promises";
+import net from "node:net";
+import path from "node:path";
+import { registerSandboxBackend } from "openclaw/plugin-sdk/sandbox";
+
+const MOST = 64 * 1024 * 1024;
+
+// Runs beside OpenClaw and stands for a command in the box: $1 port, $2 the command's ticket.
+const STAND_IN = `
+exec 3<>"/dev/tcp/127.0.0.1/$1" || exit 126
+printf '{"op":"run","ticket":"%s"}\\n' "$2" >&3
+cat <&3
+exec 3<>"/dev/tcp/127.0.0.1/$1" || exit 126
+printf '{"op":"code","ticket":"%s"}\\n' "$2" >&3
+IFS= read -r code <&3 || code=255
+exit "$code"
+`;
+
+function connector({ port, key }) {
+  return (head, data, signal) =>
+    new Promise((resolve, reject) => {
+      const body = data ?? Buffer.alloc(0);
+      const socket = net.connect(port, "127.0.0.1");
+      const parts = [];
+      let room = MOST;
+      const stop = () => socket.destroy(new Error("aborted"));
+      signal?.addEventListener("abort", stop, { once: true });
+      socket.on("data", (part) => {
+        parts.push(part);
+        if ((room -= part.length) < 0) socket.destroy(new Error("the answer is too large"));
+      });
+      socket.on("error", reject);
+      socket.on("close", () => {
+        signal?.removeEventListener("abort", stop);
+        const whole = Buffer.concat(parts);
+        const end = whole.indexOf(10);
+        if (end < 0) return reject(new Error("the sandbox is gone"));
+        const answer = JSON.parse(whole.subarray(0, end).toString());
+        if (answer.error) return reject(Object.assign(new Error(answer.error), { code: answer.code }));
+        resolve({ ...answer, data: whole.subarray(end + 1) });
+      });
+      socket.write(`${JSON.stringify({ ...head, key, size: body.length })}\n`);
+      socket.write(body);
+    });
+}
+
+// File tools. `cwd` is the workspace, which is the same path on both sides.
+function bridge(ask, workspace) {
+  const at = ({ filePath, cwd }) => path.posix.resolve(cwd || workspace, filePath);
+  return {
+    resolvePath: (p) => ({ containerPath: at(p), relativePath: path.posix.relative(workspace, at(p)) }),
+    readFile: async (p) => (await ask({ op: "read", path: at(p) }, null, p.signal)).data,
+    writeFile: async (p) => {
+      const data = Buffer.isBuffer(p.data) ? p.data : Buffer.from(p.data, p.encoding ?? "utf8");
+      await ask({ op: "write", path: at(p) }, data, p.signal);
+    },
+    mkdirp: async (p) => void (await ask({ op: "mkdir", path: at(p) }, null, p.signal)),
+    remove: async (p) => {
+      const { recursive = false, force = true } = p;
+      await ask({ op: "remove", path: at(p), recursive, force }, null, p.signal);
+    },
+    rename: async (p) => {
+      const [from, to] = [p.from, p.to].map((filePath) => at({ filePath, cwd: p.cwd }));
+      await ask({ op: "rename", path: from, to }, null, p.signal);
+    },
+    stat: async (p) => (await ask({ op: "stat", path: at(p) }, null, p.signal)).stat,
+  };
+}
+
+function factory(config) {
+  const connect = connector(config);
+  const seeded = new Set();
+
+  // What OpenClaw wrote into its own copy of the workspace (AGENTS.md, ...), once an agent.
+  async function seed(agent, ask, workspace) {
+    if (seeded.has(agent)) return;
+    seeded.add(agent);
+    const names = (await fs.readdir(workspace)).filter((name) => name.endsWith(".md"));
+    for (const name of names) {
+      const data = await fs.readFile(path.join(workspace, name));
+      await ask({ op: "seed", path: path.posix.join(workspace, name) }, data);
+    }
+  }
+
+  return async ({ sessionKey, agentWorkspaceDir, cfg }) => {
+    const agent = sessionKey.split(":")[1];
+    const ask = (head, data, signal) => connect({ ...head, agent }, data, signal);
+    await seed(agent, ask, agentWorkspaceDir);
+    return {
+      id: "clawgym",
+      runtimeId: agent,
+      runtimeLabel: agent,
+      workdir: "", // no second path for the prompt to explain
+      env: {},
+      configLabel: "clawgym",
+      async buildExecSpec({ command, env }) {
+        const { PATH, HOME, ...own } = env; // OpenClaw's for a container: the box has its own
+        const { ticket } = await ask({ op: "exec", command, env: own });
+        return {
+          argv: ["bash", "--noprofile", "--norc", "-c", STAND_IN, "tool", String(config.port), ticket],
+          env: { PATH: process.env.PATH },
+          stdinMode: "pipe-closed",
+        };
+      },
+      runShellCommand: () => Promise.reject(new Error("ClawGym's boxes take no scripts: use exec")),
+      createFsBridge: () => bridge(ask, agentWorkspaceDir),
+    };
+  };
+}
+
+const quoted = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
+
+// OpenClaw would look for a command's folder beside itself, where the box's folders are not: the box looks.
+function lookInBox({ toolName, params }) {
+  const { command, workdir } = params;
+  if (toolName !== "exec" || typeof workdir !== "string" || !workdir.trim() || typeof command !== "string") return;
+  const missing = `Warning: workdir "${workdir}" is unavailable.`;
+  const enter = `cd -- ${quoted(workdir.trim())} 2>/dev/null || echo ${quoted(missing)}`;
+  return { params: { ...params, workdir: "", command: `${enter}\n${command}` } };
+}
+
+export default {
+  id: "clawgym",
+  name: "ClawGym",
+  description: "Tools in a box of their own.",
+  register(api) {
+    if (api.registrationMode !== "full") return;
+    registerSandboxBackend("clawgym", factory(api.pluginConfig));
+    api.on("before_tool_call", lookInBox);
+  },
+};
