@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import replace
 from typing import Any
 
+from clawgym.records import TaskFile
 from clawgym.sandbox import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
 
 
@@ -27,10 +29,16 @@ class Leaky:
         readonly = spec.readonly
         if "readonly is not" in self.leaks:
             spec = replace(spec, readonly={})
+        mounts = spec.mounts
+        if "mounts are copies" in self.leaks:
+            spec = replace(spec, mounts={})
         box = LeakyBox(await self.inner.create(spec), self.leaks)
         if "readonly is not" in self.leaks:
             for folder, files in readonly.items():
                 await box.put(files, folder)
+        if "mounts are copies" in self.leaks:
+            for folder, source in mounts.items():
+                await box.put([TaskFile(path.name, path.read_bytes()) for path in source.iterdir()], folder)
         self._first = self._first or box
         return box
 
@@ -55,6 +63,14 @@ class LeakyBox:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    async def connect(self, port: int) -> socket.socket:
+        if "connects by path" not in self.leaks:
+            return await self.inner.connect(port)
+        aim = await self.inner.exec(["readlink", f"/tmp/port-{port}"])
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(aim.text.strip())
+        return sock
 
     def tool(self, name: str) -> list[str]:
         return [name] if "tools are not pristine" in self.leaks else self.inner.tool(name)

@@ -154,6 +154,8 @@ async def test_a_default_container_lets_through_what_it_is_known_to(docker_engin
         ("copies a moving box", {"34b"}),
         ("tools are not pristine", {"35b"}),
         ("readonly is not", {"35c"}),
+        ("mounts are copies", {"11c"}),
+        ("connects by path", {"28h"}),
         ("output is text", {"36c"}),
         ("exit code in the output", {"36d"}),
         ("archives by the box's tar", {"37a", "37d"}),

@@ -7,6 +7,8 @@ import contextlib
 import os
 import posixpath
 import secrets
+import socket
+import tempfile
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -16,10 +18,12 @@ from clawgym.evaluation.escape.field import Field
 from clawgym.evaluation.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.records import TaskFile
 from clawgym.sandbox import Archive, Sandbox
+from clawgym.sandbox._listen import box_path_of
 
 __all__ = ["place", "worst"]
 
 _MiB = 2**20
+_PORT = 18789
 
 
 # -- 11: files that others use
@@ -59,6 +63,56 @@ async def write_usr(field: Field) -> Answer:
 @host_probe("11b", "write a file elsewhere that the host or another box would see")
 async def write_elsewhere(field: Field) -> Answer:
     return await _written(field, ["", "/etc", "/opt", "/var", "/home", "/srv", "/root", "/tmp", "/var/tmp", "/dev/shm"])
+
+
+_MOUNTED = "/opt/mounted"
+_SPOIL = r"""
+import ctypes, os, sys
+top = sys.argv[1]
+libc = ctypes.CDLL(None)
+os.chdir("/")
+for flags in (32, 32 | 4096):  # MS_REMOUNT, MS_BIND
+    libc.mount(b"none", top.encode(), None, flags, None)
+libc.umount2(top.encode(), 2)
+def tried(call, *args):
+    try:
+        call(*args)
+    except OSError:
+        pass
+def through(path):
+    fd = os.open(path, os.O_RDONLY)
+    for name in (f"/proc/self/fd/{fd}", f"/dev/fd/{fd}"):
+        tried(lambda: open(name, "a").write("spoilt"))
+    tried(os.fchmod, fd, 0o777)
+tried(lambda: open(f"{top}/tool", "a").write("spoilt"))
+tried(lambda: open(f"{top}/new", "w").close())
+tried(through, f"{top}/tool")
+tried(os.link, f"{top}/tool", "/tmp/link")
+tried(lambda: open("/tmp/link", "a").write("spoilt"))
+tried(os.chmod, f"{top}/tool", 0o777)
+tried(os.truncate, f"{top}/tool", 0)
+tried(os.rename, f"{top}/tool", f"{top}/old")
+tried(os.unlink, f"{top}/tool")
+"""
+
+
+@host_probe("11c", "change a folder of the host's that is mounted into the box")
+async def change_mounted(field: Field) -> Answer:
+    with tempfile.TemporaryDirectory() as top:
+        os.chmod(top, 0o755)
+        tool = Path(top, "tool")
+        tool.write_text("as it was")
+        tool.chmod(0o666)  # anybody may write it: what stops the box is the mount
+        async with field.own_box(mounts={_MOUNTED: Path(top)}) as box:
+            await field.code(box, _SPOIL, _MOUNTED)
+            async with field.own_box(mounts={_MOUNTED: Path(top)}) as other:
+                for where in (box, other):
+                    seen = await where.exec(["sh", "-c", f"cat {_MOUNTED}/tool; ls {_MOUNTED}"])
+                    if seen.text != "as it wastool\n":
+                        return OPEN, f"a box sees {seen.text[:60]!r} now"
+        if os.listdir(top) != ["tool"] or tool.read_text() != "as it was" or tool.stat().st_mode & 0o777 != 0o666:
+            return OPEN, "the folder of the host was changed"
+    return BLOCKED, "write, remount, unmount, link, chmod, truncate, rename and unlink are refused"
 
 
 # -- 28: reading what was left
@@ -208,3 +262,28 @@ async def endless(field: Field) -> Answer:
             hosts = path == "/dev/zero" or field.baits.secret in data
             answers.append((OPEN if hosts else BLOCKED, f"{path} gave {len(data)} bytes"))
         return worst(*answers)
+
+
+@host_probe("28h", "lead a connection of the host's to a socket outside the box")
+async def lead_out(field: Field) -> Answer:
+    here = box_path_of(_PORT)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as theirs:
+        os.chmod(folder, 0o755)
+        path = f"{folder}/socket"
+        theirs.bind(path)
+        theirs.listen()
+        theirs.setblocking(False)
+        os.chmod(path, 0o666)
+        for aim in (path, "/.." * 20 + path, f"/proc/1/root{path}"):
+            async with field.own_box() as box:
+                await box.exec(["sh", "-c", f"ln -s {aim} {here} && ln -s {aim} /dev/listen-{_PORT}"])
+                try:
+                    (await asyncio.wait_for(box.connect(_PORT), 15)).close()
+                except SandboxError:
+                    pass
+                except TimeoutError:
+                    return OPEN, "the host waited 15 s and more"
+            with contextlib.suppress(BlockingIOError):
+                theirs.accept()[0].close()
+                return OPEN, f"a link to {aim[-40:]} was followed"
+    return BLOCKED, "no link is followed"
