@@ -183,10 +183,10 @@ async def test_it_is_not_in_what_is_taken(backend: Backend, tool: Path) -> None:
         await box.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="files of root and of others need root to make")
 async def test_owners(backend: Backend, tool: Path) -> None:
-    """Files of root's are root's in the box, where it has a root; those of nobody in particular can be read too."""
-    os.chown(tool / "lib" / "deep" / "words.txt", 12345, 12345)
+    """Files of root's, or of the user whose root the box's is, are root's; those of others can be read too."""
+    if os.geteuid() == 0:
+        os.chown(tool / "lib" / "deep" / "words.txt", 12345, 12345)
     os.chmod(tool / "lib" / "deep" / "words.txt", 0o666)
     before = digest(tool)
     box = await made(backend, tool)
@@ -199,14 +199,13 @@ async def test_owners(backend: Backend, tool: Path) -> None:
     assert digest(tool) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make them")
 async def test_no_privilege_comes_with_it(backend: Backend, tool: Path) -> None:
     """A program that would run as its owner does not, and a device is not one."""
     (tool / "id").write_bytes(Path("/usr/bin/id").resolve().read_bytes())
-    os.chown(tool / "id", 0, 0)
     os.chmod(tool / "id", 0o6755)
-    os.mknod(tool / "kmsg", 0o20666, os.makedev(1, 11))
-    os.chmod(tool / "kmsg", 0o666)
+    if os.geteuid() == 0:
+        os.mknod(tool / "kmsg", 0o20666, os.makedev(1, 11))
+        os.chmod(tool / "kmsg", 0o666)
     box = await made(backend, tool)
     try:
         plain = await say(box, "id -u; id -g")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
 import shutil
 import socket
 import subprocess
@@ -239,6 +241,42 @@ async def test_other_images_keep_their_files(backend: DockerBackend, minimal: st
     assert (await fork.exec([*fork.tool("python3"), "-c", "print(1)"])).output == b"1\n"
     volumes = backend.engine.api.volumes()["Volumes"] or []
     assert [v for v in volumes if "clawgym" in str(v.get("Labels"))] == []
+
+
+# argv: a folder. What lies in it is this process's own from then on: the engine sees another.
+_APART = """
+import asyncio, sys
+from pathlib import Path
+from clawgym.sandbox import SandboxSpec, _linux, backend
+
+async def main():
+    boxes = backend("docker")
+    try:
+        await boxes.create(SandboxSpec(mounts={"/opt/tool": Path(sys.argv[1], "tool")}))
+    finally:
+        await boxes.aclose()
+
+_linux.unshare(_linux.CLONE_NEWNS)
+_linux.make_mounts_private()
+_linux.mount("tmpfs", sys.argv[1], "tmpfs", 0)
+Path(sys.argv[1], "tool").mkdir()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+@pytest.mark.parametrize("there", ["nothing", "another"])
+async def test_a_folder_that_the_engine_does_not_see(docker_engine: str, tmp_path: Path, there: str) -> None:
+    if there == "another":
+        (tmp_path / "tool").mkdir()
+    argv = [sys.executable, "-c", _APART, str(tmp_path)]
+    env = {**os.environ, "DOCKER_HOST": docker_engine}
+    done = await asyncio.to_thread(subprocess.run, argv, env=env, capture_output=True, text=True, timeout=120)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("clawgym.errors.SandboxError: "), done.stderr
+    assert "Docker engine does not see this machine's" in last
+    assert last.endswith("use an engine that runs beside this process, or another backend")
 
 
 class _Forwarder(threading.Thread):
