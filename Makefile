@@ -33,10 +33,12 @@ lint: $(VENV)/.installed .lint
 	cd .lint && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml --no-cache
 
 unit: $(VENV)/.installed
+	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 # The invariants at full length: hours. Its last figures are kept in docs/soak.md.
 soak: $(VENV)/.installed
+	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 
 # What the tests can use beyond Python: a Docker engine, a clock that can be moved, and libraries that a few public checkers try.

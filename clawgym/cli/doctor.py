@@ -136,6 +136,18 @@ def _task_sets() -> Finding:
     )
 
 
+def _openclaw() -> Finding:
+    from clawgym.agents.openclaw.install import DEFAULT_VERSION, installed, verify
+
+    try:
+        copy = installed()
+        verify(copy)
+    except ClawGymError as error:
+        text, _, mend = str(error).rpartition(": ")
+        return Finding("OpenClaw", False, text, mend)
+    return Finding("OpenClaw", True, f"{DEFAULT_VERSION} on Node {copy.node_version}, every file as it was installed")
+
+
 def examine() -> list[Finding]:
     """Everything the doctor looks at, in order."""
     from clawgym.sandbox import BACKENDS
@@ -148,6 +160,7 @@ def examine() -> list[Finding]:
         lambda: [_checker_libraries()] if linux else [],
         lambda: [_package("openai", "openai", "model endpoints")],
         lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],
+        lambda: [_openclaw()],
         lambda: [_task_sets()],
     ]
     findings = [finding for check in checks for finding in check()]
