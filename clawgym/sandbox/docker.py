@@ -245,6 +245,8 @@ class DockerBackend:
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
         await self.supervised.stop()
+        if (engine := getattr(self, "engine", None)) is not None:  # it was started
+            engine.api.close()
         self._threads.shutdown(wait=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 

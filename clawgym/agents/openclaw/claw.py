@@ -79,14 +79,18 @@ class OpenClaw:
         return running
 
     async def wait(self, running: RunningOpenClaw) -> None:
-        """Until it can be asked. Raises :class:`InfraError` if that never comes."""
+        """Until it can be asked. Raises :class:`InfraError` if that never comes; then it is let go of."""
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 await running.ready()
         except TimeoutError:
+            await running.aclose()
             raise InfraError(
                 f"OpenClaw {self.version} was not ready within {_BOOT_SECONDS:g} s: lower --concurrency"
             ) from None
+        except BaseException:
+            await running.aclose()
+            raise
 
     def config(self, link: ModelLink, token: str, workspace: str, seconds: float) -> dict[str, Any]:
         """Its ``openclaw.json``."""
