@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 
@@ -31,9 +32,16 @@ class LimitedSite(web.SockSite):
     async def start(self) -> None:
         await web.BaseSite.start(self)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._protocol, sock=self._listening, ssl=self._ssl_context, backlog=self._backlog
+        making = asyncio.ensure_future(
+            loop.create_server(self._protocol, sock=self._listening, ssl=self._ssl_context, backlog=self._backlog)
         )
+        try:
+            self._server = await asyncio.shield(making)
+        except BaseException:  # interrupted in the middle it would listen, and nobody could stop it
+            with contextlib.suppress(OSError):
+                self._server = await making
+            await self.stop()
+            raise
 
     def _protocol(self) -> asyncio.BaseProtocol:
         now = asyncio.get_running_loop().time()

@@ -20,15 +20,16 @@ def steps_of(turns: Sequence[Turn], instruction: str, *, model: str | None = Non
     results = {
         message["tool_call_id"]: _text(message) for turn in turns for message in turn.messages if _is_result(message)
     }
+    instruction = instruction.strip()  # programs trim what they are told
     said: set[tuple[str, str]] = {("user", instruction)}
     written = now()
     for turn in turns:
         for message in turn.messages:
-            entry = (str(message.get("role")), _text(message))
+            entry = (str(message.get("role")), _text(message).strip())
             known = entry in said and (turn.parent is None or entry[1] == instruction)
             if entry[0] in ("system", "developer", "user") and not known:
                 said.add(entry)
-                yield Step("user" if entry[0] == "user" else "system", entry[1], written, extra=_extra(turn))
+                yield Step("user" if entry[0] == "user" else "system", _text(message), written, extra=_extra(turn))
         calls = tuple(map(_call, turn.reply.get("tool_calls") or ()))
         yield Step(
             "agent",
