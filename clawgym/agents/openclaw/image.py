@@ -79,9 +79,9 @@ def _layout(node: str, entry: str, note: bytes | None, package: bytes, where: ob
             known = json.loads(note)
             return Layout(str(known["node"]), str(known["entry"]), str(known["version"]))
         about = json.loads(package) if package else {}
-        if node and entry and about["name"] == "openclaw":
+        if node and entry and about.get("name") == "openclaw":
             return Layout(node, entry, str(about["version"]))
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise AgentError(f"{where}: what it says of OpenClaw cannot be read ({error!r}): mend the image") from error
     raise AgentError(
         f"{where} has no {'OpenClaw' if node else 'node'} in any of {', '.join(_ENTRIES if node else _NODES)}: "
@@ -95,7 +95,10 @@ def inspect_rootfs(folder: Path) -> Layout:
 
     Raises :class:`~clawgym.errors.AgentError` if there is none, or if boxes lack something else in it.
     """
+    return _inspect(folder, folder)
 
+
+def _inspect(folder: Path, where: Path) -> Layout:
     def there(path: str) -> bool:
         try:
             found = resolve(folder, path)
@@ -107,9 +110,9 @@ def inspect_rootfs(folder: Path) -> Layout:
         found = resolve(folder, path) if there(path) else None
         return found.read_bytes() if found else None
 
-    _refuse_lack([name for name in _NEEDED if not any(there(f"{bin}/{name}") for bin in _FOLDERS)], folder)
+    _refuse_lack([name for name in _NEEDED if not any(there(f"{bin}/{name}") for bin in _FOLDERS)], where)
     node, entry = next(filter(there, _NODES), ""), next(filter(there, _ENTRIES), "")
-    return _layout(node, entry, content(NOTE), (entry and content(_package_of(entry))) or b"", folder)
+    return _layout(node, entry, content(NOTE), (entry and content(_package_of(entry))) or b"", where)
 
 
 def _refuse_lack(lack: list[str], where: object) -> None:
@@ -122,7 +125,7 @@ def _refuse_lack(lack: list[str], where: object) -> None:
 
 
 def _script() -> str:
-    """Shell: four lines (what is lacking, node, entry, what the note and the package say), each may be empty."""
+    """Shell: lines that may be empty: what is lacking, node, entry, the note, python; and what the package says."""
     first = 'for p in {}; do if [ -f "$p" ]; then {}; break; fi; done'
     packages = " ".join(f"{shlex.quote(e)}:{shlex.quote(_package_of(e))}" for e in _ENTRIES)
     return "\n".join(
@@ -132,15 +135,17 @@ def _script() -> str:
             f"for x in {packages}; do if [ -f ${{x%%:*}} ]; then printf %s ${{x%%:*}}; "
             "package=${x#*:}; break; fi; done; echo",
             f"if [ -f {NOTE} ]; then tr -d '\\n' < {NOTE}; fi; echo",
+            "command -v python || echo",
             'if [ -n "$package" ]; then cat $package; fi',
         )
     )
 
 
-def _read_answer(text: str, where: object) -> Layout:
-    lack, node, entry, note, package = [*text.split("\n", 4), "", "", "", ""][:5]
+def _read_answer(text: str, where: object) -> tuple[Layout, bool]:
+    """Where things are, and whether ``python`` is a command."""
+    lack, node, entry, note, python, package = [*text.split("\n", 5), *[""] * 5][:6]
     _refuse_lack(lack.split(), where)
-    return _layout(node, entry, note.encode() if note else None, package.encode(), where)
+    return _layout(node, entry, note.encode() if note else None, package.encode(), where), bool(python)
 
 
 async def find_in(box: Sandbox) -> Layout:
@@ -153,7 +158,7 @@ async def find_in(box: Sandbox) -> Layout:
         raise AgentError(
             f"image {box.spec.image!r} cannot be looked into ({answer.text.strip()[-300:]}): mend the image"
         )
-    return _read_answer(answer.text, f"image {box.spec.image!r}")
+    return _read_answer(answer.text, f"image {box.spec.image!r}")[0]
 
 
 # -- adding
@@ -185,7 +190,7 @@ def make_rootfs(source: Path, folder: Path, *, progress: Tell | None = None) -> 
             copy_rootfs(source, scratch)
         else:
             raise AgentError(f"{source}: no OCI layout (index.json) and no root file system (bin): check the path")
-        layout = inspect_rootfs(scratch)
+        layout = _inspect(scratch, source)
         _write_into(scratch, layout)
         scratch.rename(folder)
     except OSError as error:
@@ -223,19 +228,15 @@ def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None)
         repository, tag = name, "latest"
     try:
         engine = docker.DockerClient(base_url=os.environ.get("DOCKER_HOST"), version="auto").api
-        old: Mapping[str, Any] = engine.inspect_image(source).get("Config") or {}
         tell("looking into it", 0, 0)
-        options = engine.create_host_config(network_mode="none", cap_drop=["ALL"])
-        made = engine.create_container(source, ["-c", _script()], user="0", host_config=options, entrypoint=["sh"])[
-            "Id"
-        ]
+        layout, has_python = _read_answer(_run_in_image(engine, source, ["sh", "-c", _script()]), f"image {source!r}")
+        tell("adding to it", 0, 0)
+        old: Mapping[str, Any] = engine.inspect_image(source).get("Config") or {}
+        starts = old.get("Cmd") or old.get("Entrypoint")  # a container must have a command; this one never starts
+        made = engine.create_container(source, None if starts else ["bash"])["Id"]
         try:
-            engine.start(made)
-            engine.wait(made, timeout=60)
-            layout = _read_answer(engine.logs(made, stdout=True, stderr=False).decode(), f"image {source!r}")
-            engine.put_archive(made, "/", _layer(layout))
-            kept = {key: old.get(key) for key in ("Entrypoint", "Cmd", "User")}
-            engine.commit(made, repository, tag, conf=kept)
+            engine.put_archive(made, "/", _layer(layout, has_python))
+            engine.commit(made, repository, tag)
         finally:
             engine.remove_container(made, force=True)
     except docker.errors.ImageNotFound:
@@ -246,10 +247,26 @@ def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None)
     return layout
 
 
-def _layer(layout: Layout) -> bytes:
+def _run_in_image(engine: Any, image: str, argv: list[str]) -> str:
+    """What a program of an image prints. Raises DockerException."""
+    options = engine.create_host_config(network_mode="none", cap_drop=["ALL"])
+    made = engine.create_container(image, argv[1:], user="0", host_config=options, entrypoint=argv[:1])["Id"]
+    try:
+        engine.start(made)
+        engine.wait(made, timeout=60)
+        return engine.logs(made, stdout=True, stderr=False).decode("utf-8", "replace")
+    finally:
+        engine.remove_container(made, force=True)
+
+
+def _layer(layout: Layout, has_python: bool) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         note = tarfile.TarInfo(NOTE.lstrip("/"))
         note.size, note.mode = len(_note(layout)), 0o644
         tar.addfile(note, io.BytesIO(_note(layout)))
+        if not has_python:
+            link = tarfile.TarInfo("usr/bin/python")
+            link.type, link.linkname = tarfile.SYMTYPE, "python3"
+            tar.addfile(link)
     return buffer.getvalue()
