@@ -14,6 +14,8 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["request"]
 
 LARGEST_ANSWER = 64 * 2**20
+_PIECE = 1024
+"""A smaller piece counts as one of so many bytes: an answer in single bytes is a thousand times the work."""
 
 
 async def request(
@@ -53,11 +55,11 @@ async def request(
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(1 << 18))
+                connection.receive_data(await reader.read(1 << 16))
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
-                room -= len(event.data)
+                room -= max(len(event.data), _PIECE)
                 if room < 0:
                     raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
                 parts.append(bytes(event.data))

@@ -1,0 +1,150 @@
+"""The gateway's turns as steps: each turn one step, each result with its call, nothing said twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawgym.agents.blackbox.transcript import steps_of
+from clawgym.records import Step, Turn
+
+TASK = "Write 42 into out.txt."
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def result(call: str, text: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+def reply(text: str | None, *calls: tuple[str, str, str], **more: Any) -> dict[str, Any]:
+    made = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {}), **more}
+
+
+def turn(*messages: dict[str, Any], reply: dict[str, Any], parent: int | None = None, **more: Any) -> Turn:
+    return Turn(messages=messages, reply=reply, parent=parent, flaw="text-only", **more)
+
+
+def said(steps: list[Step]) -> list[tuple[str, str]]:
+    return [(step.source, step.message) for step in steps]
+
+
+def test_an_episode_with_tools_and_a_follow_up() -> None:
+    calls = ("c1", "bash", '{"command": "ls"}'), ("c2", "read", '{"path": "a"}')
+    turns = [
+        turn(system("Be good."), user(TASK), reply=reply("I look.", *calls, reasoning_content="Hm.")),
+        turn(result("c2", "of a"), result("c1", [{"type": "text", "text": "a\n"}]), reply=reply("Done."), parent=0),
+        turn(user("Go on."), reply=reply(None), parent=1),
+        turn(user("Go on."), reply=reply("No."), parent=2, finish_reason="error"),
+    ]
+    steps = list(steps_of(turns, TASK))
+    assert said(steps) == [
+        ("system", "Be good."),
+        ("agent", "I look."),
+        ("agent", "Done."),
+        ("user", "Go on."),
+        ("agent", ""),
+        ("user", "Go on."),  # said twice, and it was
+        ("agent", "No."),
+    ]
+    look = steps[1]
+    assert [(c.id, c.name, c.arguments) for c in look.tool_calls] == [
+        ("c1", "bash", {"command": "ls"}),
+        ("c2", "read", {"path": "a"}),
+    ]
+    assert [(o.call_id, o.content) for o in look.observations] == [("c1", "a\n"), ("c2", "of a")]
+    assert look.reasoning == "Hm."
+    assert steps[-1].extra == {"finish_reason": "error"}
+
+
+def test_what_a_branch_repeats_is_no_news() -> None:
+    turns = [
+        turn(system("Be good."), user(TASK), reply=reply("One.")),
+        turn(system("Be good."), user(TASK), reply=reply("Another.")),
+        turn(system("Sum up."), user(f"He said: {TASK}"), reply=reply("He wants 42."), role="compaction"),
+        turn(system("Be good."), user("Before: He wants 42."), reply=reply("Yes.")),
+    ]
+    steps = list(steps_of(turns, TASK))
+    assert said(steps) == [
+        ("system", "Be good."),
+        ("agent", "One."),
+        ("agent", "Another."),
+        ("system", "Sum up."),
+        ("user", f"He said: {TASK}"),
+        ("agent", "He wants 42."),
+        ("user", "Before: He wants 42."),
+        ("agent", "Yes."),
+    ]
+    assert [step.extra for step in steps[3:6]] == [{"role": "compaction"}] * 3
+
+
+def test_a_program_that_trims_what_it_is_told_says_nothing_new() -> None:
+    assert said(list(steps_of([turn(user(TASK), reply=reply("Yes."))], f"\n {TASK}\n"))) == [("agent", "Yes.")]
+
+
+def test_arguments_that_are_no_object_are_kept_as_they_are() -> None:
+    for text in ("", "[1]", "null", '{"a": ', "[" * 100_000):
+        (step,) = steps_of([turn(reply=reply(None, ("c", "bash", text)))], TASK)
+        assert step.tool_calls[0].arguments == {"arguments": text}
+
+
+TEXTS = st.text(max_size=8)
+CONTENT = (
+    TEXTS
+    | st.none()
+    | st.lists(
+        st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS})
+        | st.fixed_dictionaries({"type": st.just("image"), "sha256": st.just("0" * 64)}),
+        max_size=3,
+    )
+)
+IDS = st.sampled_from(["c1", "c2", "c3", ""])
+MESSAGES = (
+    st.builds(system, TEXTS)
+    | st.builds(user, CONTENT)
+    | st.builds(result, IDS, CONTENT)
+    | st.builds(reply, TEXTS, st.tuples(IDS, TEXTS, TEXTS))
+)
+REPLIES = st.builds(reply, TEXTS | st.none()) | st.builds(
+    reply, TEXTS | st.none(), st.tuples(IDS, TEXTS, TEXTS | st.just('{"command": "ls"}'))
+)
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Turn]:
+    turns: list[Turn] = []
+    for n in range(draw(st.integers(0, 5))):
+        parent = draw(st.none() | st.integers(0, n - 1)) if n else None
+        role: Any = draw(st.sampled_from(["main", "main", "subagent", "unknown"]))
+        messages = draw(st.lists(MESSAGES, max_size=4))
+        turns.append(turn(*messages, reply=draw(REPLIES), parent=parent, role=role))
+    return turns
+
+
+@given(episodes(), TEXTS)
+def test_of_any_turns(turns: list[Turn], instruction: str) -> None:
+    steps = list(steps_of(turns, instruction))
+    agents = [step for step in steps if step.source == "agent"]
+    assert [step.message for step in agents] == [turn.reply["content"] or "" for turn in turns]
+    for step, of in zip(agents, turns, strict=True):
+        calls = of.reply.get("tool_calls", [])
+        assert [(c.id, c.name) for c in step.tool_calls] == [(c["id"], c["function"]["name"]) for c in calls]
+        assert {o.call_id for o in step.observations} <= {c["id"] for c in calls}
+        assert step.extra == ({} if of.role == "main" else {"role": of.role})
+    others = [step for step in steps if step.source != "agent"]
+    given_ = [m for of in turns for m in of.messages if m["role"] in ("user", "system")]
+    assert len(others) <= len(given_)
+    assert all(not step.tool_calls and not step.observations for step in others)
+    news = {(step.source, step.message.strip()) for step in others} | {("user", instruction.strip())}
+    texts = {(m["role"], "".join(p.get("text", "") for p in m["content"]) if isinstance(m["content"], list)
+              else m["content"] or "") for m in given_}  # fmt: skip
+    assert {(role, text.strip()) for role, text in texts} <= news  # nothing is lost
