@@ -26,7 +26,7 @@ class Worker:
     def __init__(self, backend: Backend, max_output: int, reward: Reward) -> None:
         self.backend = backend
         self.max_output = max_output
-        self.reward = reward
+        self.reward: Reward = reward
         self.last: Episode | None = None
         """The finished episode."""
         self._attempt: Attempt | None = None

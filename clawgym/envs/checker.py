@@ -37,6 +37,7 @@ def check_vector_env(env: Any, *, end_action: Any, action: Any) -> None:
     for name in ("observation", "action"):
         single, batched = getattr(env, f"single_{name}_space"), getattr(env, f"{name}_space")
         _expect(batched == batch_space(single, n), f"{name}_space is not the batch of single_{name}_space")
+        _expect(batched.contains(batched.sample()), f"{name}_space does not contain what it samples")
 
     observation, info = env.reset(seed=5)
     _expect(env.observation_space.contains(observation), "reset: the observation is not in observation_space")
@@ -99,7 +100,8 @@ def _check_async(env: Any, action: Any, n: int) -> None:
     seen: list[int] = []
     while len(seen) < n:
         ids, observation, reward, *_ = env.recv(1)
-        _expect(len(ids) == len(reward) == len(observation["exit_code"]), "recv: rows do not match env_ids")
+        rows = {len(ids), len(reward), *map(len, observation.values())}
+        _expect(rows == {len(ids)}, "recv: rows do not match env_ids")
         seen += ids.tolist()
     _expect(sorted(seen) == list(range(n)), "recv: not every environment answered exactly once")
 

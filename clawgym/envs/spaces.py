@@ -91,7 +91,8 @@ class JsonList(AnyText):
         return isinstance(items, list) and all(isinstance(item, dict) for item in items)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        return json.dumps([{"content": super().sample()} for _ in range(int(self.np_random.integers(3)))])
+        words = super().sample
+        return json.dumps([{"content": words()} for _ in range(int(self.np_random.integers(3)))])
 
     def __repr__(self) -> str:
         return f"JsonList({self.max_length})"
@@ -109,11 +110,12 @@ class AssistantText(AnyText):
         self.form = form
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        text = super().sample()
+        words = super().sample
+        text = words()
         if self.np_random.integers(4) == 0:
             return text
         name = str(self.np_random.choice(list(_TOOLS)))
-        arguments = {key: super(AssistantText, self).sample() for key in _TOOLS[name]}
+        arguments = {key: words() for key in _TOOLS[name]}
         if self.form == "hermes":
             call = json.dumps({"name": name, "arguments": arguments})
             return f"{text}\n<tool_call>\n{call}\n</tool_call>"
