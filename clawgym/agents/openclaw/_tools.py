@@ -32,8 +32,9 @@ _PORT = 9000
 """In a task's box: where its commands' output comes to us."""
 _FAST = 4 * 2**20
 """Bytes of one command's output that go as fast as they come; a flood is slowed down, since all share one process."""
-_QUIET = 0.25
-"""Seconds that a finished command's last output may take, where something that it left running still holds the pipe."""
+_QUIET, _LATE = 1.0, 5.0
+"""Seconds that a finished command's last output may take, where what it left running still holds the pipe; and its
+first, before it is taken to have none."""
 
 # $1 port, $2 ticket, $3 command. Its output is a pipe, as ever, and a program of ours carries it to us.
 _IN_BOX = """exec > >(exec 3<>"/dev/tcp/127.0.0.1/$1" && printf '%s\\n' "$2" >&3 && exec cat >&3) 2>&1
@@ -189,6 +190,8 @@ class ToolServer:
         running = asyncio.create_task(box.exec(command.argv, env=command.env, timeout=seconds, max_output=4096))
         try:
             await asyncio.wait((running, command.output), return_when=asyncio.FIRST_COMPLETED)
+            if not command.output.done():  # a command can be faster than its output
+                await asyncio.wait((command.output,), timeout=_LATE)
             if command.output.done():
                 await _relay(command.output.result(), writer, running)
             done = await running
@@ -218,11 +221,15 @@ async def _relay(source: asyncio.StreamReader, writer: asyncio.StreamWriter, run
     passed = 0
     while True:
         reading = asyncio.ensure_future(source.read(1 << 16))
-        await asyncio.wait((reading, running), return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            await asyncio.wait((reading,), timeout=_QUIET)
-        if not reading.done() or not (data := reading.result()):
+        try:
+            await asyncio.wait((reading, running), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await asyncio.wait((reading,), timeout=_QUIET)
+            data = reading.result() if reading.done() else b""
+        finally:
             reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if not data:
             return
         writer.write(data)
         await writer.drain()

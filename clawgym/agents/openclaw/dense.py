@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -26,7 +26,7 @@ from clawgym.agents.blackbox.boxes import Booted
 from clawgym.agents.blackbox.http import request
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw._tools import Hands, ToolServer
-from clawgym.agents.openclaw.claw import HOME, OURS, PORT, OpenClaw, RunningOpenClaw
+from clawgym.agents.openclaw.claw import FOLDER, HOME, OURS, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.agents.openclaw.install import DEFAULT_VERSION
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -69,7 +69,8 @@ class DenseOpenClaw(OpenClaw):
 
         Raises :class:`SandboxUnavailable` where boxes have no loopback."""
         process = await self._process(backend, gateway)
-        box = await backend.create(spec)
+        mounts = {**spec.mounts, FOLDER: self.installation.folder}  # skills and pages that the prompt speaks of
+        box = await backend.create(replace(spec, mounts=mounts))
         try:
             return await process.seat(box)
         except BaseException:
