@@ -134,12 +134,19 @@ def _same_call(sent: Mapping[str, Any], shown: Mapping[str, Any]) -> set[str] | 
 
 
 def _equal_json(one: Any, other: Any) -> bool:
-    """Equal as JSON: unlike in Python, true is not 1."""
+    """Equal as JSON: unlike in Python, true is not 1, and numbers are doubles (RFC 8259, section 6)."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal_json(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_equal_json, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        try:
+            return float(one) == float(other)
+        except OverflowError:
+            return one == other
+    return one == other
 
 
 def with_our_ids(messages: Sequence[Message], sent: Mapping[str, Any], shown: Mapping[str, Any]) -> list[Message]:
