@@ -65,9 +65,9 @@ class LeakyBox:
         return getattr(self.inner, name)
 
     async def connect(self, port: int) -> socket.socket:
-        if "connects by path" not in self.leaks:
-            return await self.inner.connect(port)
         aim = await self.inner.exec(["readlink", f"/tmp/port-{port}"])
+        if aim.exit_code or "connects by path" not in self.leaks:
+            return await self.inner.connect(port)
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(aim.text.strip())
         return sock

@@ -21,7 +21,8 @@ WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 _PART = (
     "put_and_get or workspace_replaced or devices or readonly_folders or files_can_be_taken or snapshot_and_fork "
     "or bomb or largest or limits_cannot or network or abstract or host_ or as_probed or dangerous or stop_while "
-    "or process_one or keeps_its_state or orphans or forged or clean or inherited"
+    "or process_one or keeps_its_state or orphans or forged or clean or inherited "
+    "or changes_it or in_forks or we_talk or no_link"
 )
 _NEED_PROC = {"service-script-h0001", "service-script-h0003"}
 
@@ -80,13 +81,14 @@ def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
         assert code == 0, text[-4000:]
         column = json.loads(inside.run("cat", "/tmp/attack.json")[1])["columns"][0]
     else:
-        rows = {1: "abcdefg", 2: "abcdef", 3: "abcdefg", 4: "abcd", 5: "abc", 6: "ab", 23: "abcde", 26: "ab", 33: "ab"}
+        rows = {1: "abcdefg", 2: "abcdef", 3: "abcdefg", 4: "abcd", 5: "abc", 6: "ab", 11: "c", 23: "abcde", 26: "ab"}
+        rows |= {28: "h", 33: "ab"}
         code, text = inside.python("-c", _ATTACK, *(f"{row}{letter}" for row in rows for letter in rows[row]))
         assert code == 0, text[-4000:]
         column = json.loads(text.strip().splitlines()[-1])
     assert not column["unavailable"]
     verdicts = {finding["probe"]: finding["verdict"] for finding in column["findings"]}
-    assert len(verdicts) >= (133 if WHOLE else 25)
+    assert len(verdicts) >= (135 if WHOLE else 25)
     assert not [finding for finding in column["findings"] if finding["unexpected"]], text[-4000:]
     # No cgroup may be made in there, and a disk has no quota.
     assert {probe for probe, verdict in verdicts.items() if verdict == "open"} <= {
