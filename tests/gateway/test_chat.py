@@ -207,6 +207,7 @@ async def test_a_window_that_is_full(desk):
     with pytest.raises(openai.BadRequestError) as refusal:
         await d.chat([{"role": "user", "content": "much " * 300}])
     assert refusal.value.code == "context_length_exceeded"
+    assert "maximum context length is 200 tokens" in refusal.value.message, "what agents look for before they compact"
     assert len(d.engine.seen) == 1
 
 

@@ -1,8 +1,15 @@
-"""What a call is for, from the words alone; what is unsure is unknown."""
+"""What a call is for, from the words alone; what is unsure is unknown.
+
+The shapes are those that OpenClaw 2026.4.1 was seen to send (``test_openclaw_roles.py`` has it do so), in our words.
+"""
 
 from __future__ import annotations
 
+import json
+
 import pytest
+
+from clawgym.pool import samples_of
 
 MAIN = "You are a careful assistant."
 HELP = "You are a helper for one small job."
@@ -75,6 +82,156 @@ async def test_a_compaction_and_what_comes_after_it(agent):
 async def test_a_summary_that_was_not_written_here_is_unknown(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(MAIN, f"What happened so far: {SUMMARY}"), TOOLS)
     assert await agent("ok", *calls) == ["main", "unknown"]
+
+
+SUMMER = "You sum up conversations. Only output the summary."
+LOOKED = "I have looked into the notes of january, which are long."
+
+
+def tool_call(name, number=0, **arguments):
+    return {
+        "id": f"call{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments, separators=(",", ":"))},
+    }
+
+
+def told(*parts):
+    """A conversation as one text, as a summary is asked for."""
+    return "<conversation>\n" + "\n\n".join(parts) + "\n</conversation>\n\nSum this up."
+
+
+async def test_a_job_at_the_end_of_what_a_subagent_is_told(agent):
+    first = f"[Sat 10:00] You are a sub-agent (depth 1/1).\n\n[Task]: {JOB}"
+    again = [*history(HELP + " Other words.", first, "ok"), {"role": "user", "content": "go on"}]
+    calls = (history(MAIN, TASK), TOOLS), (history(HELP, first), TOOLS[:1]), (again, TOOLS[:1])
+    roles = await agent(lambda p, n: [SPAWN, "ok", "ok"][n], *calls)
+    assert roles == ["main", "subagent", "subagent"], "its system prompt may change"
+
+
+async def test_a_job_in_the_middle_of_a_request_is_no_evidence(agent):
+    calls = (history(MAIN, TASK), TOOLS), (history(HELP, f"Judge this job: {JOB} Is it safe?"), [])
+    assert await agent(lambda p, n: [SPAWN, "ok"][n], *calls) == ["main", "unknown"]
+
+
+async def test_a_subagent_that_is_the_same_agent(agent):
+    calls = (history(MAIN, TASK), TOOLS), (history(MAIN, JOB), TOOLS), (history(MAIN, JOB, "ok", "go on"), TOOLS)
+    roles = await agent(lambda p, n: [SPAWN, "ok", "ok"][n], *calls)
+    assert roles == ["main", "subagent", "subagent"]
+
+
+async def test_a_job_that_is_the_request_itself_is_unsure(agent):
+    spawn = SPAWN.replace(JOB, TASK)
+    calls = (history(MAIN, TASK), TOOLS), (history(MAIN, TASK), TOOLS)
+    assert await agent(lambda p, n: [spawn, "ok"][n], *calls) == ["main", "unknown"]
+
+
+async def test_what_an_unknown_call_hands_out_is_unknown(agent):
+    calls = (history(MAIN, TASK), TOOLS), (history(HELP, "Something else."), TOOLS), (history(HELP, JOB), TOOLS[:1])
+    assert await agent(lambda p, n: ["ok", SPAWN, "ok"][n], *calls) == ["main", "unknown", "unknown"]
+
+
+async def test_a_long_history_is_summed_up_in_parts(agent):
+    """The first part retells the request; later ones only results, or the summary so far, or both; all are used."""
+    result = "february: 50 words, " * 30
+    run = tool_call("exec", command="wc -w notes/*")
+    work = [*history(MAIN, TASK), {"role": "assistant", "content": LOOKED, "tool_calls": [run]}]
+    work.append({"role": "tool", "tool_call_id": "call0", "content": result})
+    parts = "January was counted: 70 words in all its notes.", "February was counted: 50 words in all its notes."
+    merged = "January has 70 words and february has 50 words; march is next."
+    said = [LOOKED + '\n<tool_call>\n{"name": "exec", "arguments": {"command": "wc -w notes/*"}}\n</tool_call>', "done"]
+    roles = await agent(
+        lambda p, n: [*said, *parts, merged, "ok"][n],
+        (history(MAIN, TASK), TOOLS),
+        (work, TOOLS),
+        (history(SUMMER, told(f"[User]: {TASK}", f"[Assistant]: {LOOKED}")), []),
+        (history(SUMMER, told(f"[Tool result]: {result[:400]}\n[... cut]")), []),
+        (history(SUMMER, told(*(f"[User]: {part}" for part in parts))), []),
+        (history(MAIN, f"Before this point:\n<summary>\n{merged}\n\n## Files\nnone\n</summary>"), TOOLS),
+    )
+    assert roles == ["main", "main", "compaction", "compaction", "compaction", "main"]
+
+
+async def test_the_beginning_of_a_turn_is_summed_up_beside_the_history(agent):
+    second = "Now count the lines of the same files, please."
+    calls = (
+        (history(MAIN, TASK), TOOLS),
+        (history(MAIN, TASK, LOOKED, second), TOOLS),
+        (history(SUMMER, told(f"[User]: {second}", f"[Assistant]: {LOOKED} And again.")), []),
+    )
+    roles = await agent(lambda p, n: [LOOKED, f"{LOOKED} And again.", "ok"][n], *calls)
+    assert roles == ["main", "main", "compaction"]
+
+
+async def test_a_summary_of_nothing_is_unknown(agent):
+    assert await agent("ok", (history(MAIN, TASK), TOOLS), (history(SUMMER, told()), [])) == ["main", "unknown"]
+
+
+async def test_a_summary_that_an_unknown_call_wrote_starts_nothing(agent):
+    calls = (
+        (history(MAIN, TASK), TOOLS),
+        (history(SUMMER, told()), []),
+        (history(MAIN, f"Before this point: {SUMMARY}"), TOOLS),
+    )
+    assert await agent(lambda p, n: ["ok", SUMMARY, "ok"][n], *calls) == ["main", "unknown", "unknown"]
+
+
+async def test_a_summary_restarts_the_subagent_it_is_of(agent):
+    calls = (
+        (history(MAIN, TASK), TOOLS),
+        (history(HELP, JOB), TOOLS[:1]),
+        (history(SUMMER, told(f"[User]: {JOB}", f"[Assistant]: {LOOKED}")), []),
+        (history(HELP, f"Before this point: {SUMMARY}"), TOOLS[:1]),
+    )
+    roles = await agent(lambda p, n: [SPAWN, LOOKED, SUMMARY, "ok"][n], *calls)
+    assert roles == ["main", "subagent", "compaction", "subagent"]
+
+
+async def test_a_turn_for_notes_before_a_summary_is_main(agent):
+    """Other system words and other tools within the same conversation (OpenClaw's memory flush)."""
+    flush = history(f"{MAIN} Keep what lasts.", TASK, LOOKED, "Store what lasts in memory/, or say NO_REPLY.")
+    assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (flush, TOOLS[1:])) == ["main", "main"]
+
+
+async def test_other_words_over_a_replayed_conversation_without_tools_are_unknown(agent):
+    judge = history("You judge conversations.", TASK, LOOKED, "Was that good?")
+    assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (judge, [])) == ["main", "unknown"]
+
+
+async def test_a_history_that_lost_its_beginning(agent):
+    kept = [history(MAIN, "x")[0], {"role": "user", "content": "And now?"}]
+    kept += [{"role": "assistant", "content": LOOKED}, {"role": "user", "content": "go on"}]
+    assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (kept, TOOLS)) == ["main", "main"]
+    kept[2] = {"role": "assistant", "content": "It never said this, however long it is."}
+    assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (kept, TOOLS)) == ["main", "unknown"]
+
+
+async def test_a_report_that_has_become_history_changes_nothing(desk):
+    """OpenClaw puts a line before a sub-agent's report once it is history."""
+    d = await desk("ok")
+    report = "[Sat 10:00] A task is done. Result: 31 words."
+    line = "[Inter-session message] sourceSession=agent:main:subagent:1 sourceChannel=webchat sourceTool=x\n"
+    await d.chat(history(MAIN, TASK), tools=TOOLS)
+    await d.chat(history(MAIN, TASK, "ok", report), tools=TOOLS)
+    await d.chat(history(MAIN, TASK, "ok", line + report, "ok", "And now?"), tools=TOOLS)
+    await d.chat(history(MAIN, TASK, "ok", "Some line.\n" + report, "ok", "And now?"), tools=TOOLS)
+    assert [turn.parent for turn in d.turns] == [None, 0, 1, 0]
+
+
+async def test_words_that_are_there_for_one_call_only_open_branches(desk):
+    """OpenClaw 2026.9.6 ends every call with a user message that the next call no longer has."""
+    d = await desk("ok")
+    ephemeral = {"role": "user", "content": "<<<BEGIN_CONTEXT>>> the time is 10:00 <<<END_CONTEXT>>>"}
+    conversation = history(MAIN, TASK)
+    for _ in range(3):
+        await d.chat([*conversation, ephemeral], tools=TOOLS)
+        conversation += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
+    turns = d.turns
+    assert [(turn.role, turn.parent) for turn in turns] == [("main", None)] * 3
+    samples = samples_of(turns)
+    assert [sample.turns for sample in samples] == [(0,), (1,), (2,)], "a row a turn, each exactly what was sampled"
+    assert [sample.ids for sample in samples] == [(*s.prompt, *s.sampled) for s in d.engine.seen]
+    assert d.gateway.stats()["branches"] == 3
 
 
 async def test_what_an_agent_says_can_only_take_away(agent):

@@ -58,6 +58,25 @@ CALL = ("call1", "exec", '{"command": "ls"}')
 
 
 @pytest.mark.parametrize(
+    ("sampled", "replayed", "same"),
+    [
+        ("1.0", "1", True),
+        ("4.450705672162731e+16", "44507056721627310", True),  # as JavaScript writes it
+        ("12345678901234567890", "12345678901234567000", True),
+        ("1" + 400 * "0", "1" + 400 * "0", True),
+        ("1" + 400 * "0", "2" + 400 * "0", False),
+        ("1" + 400 * "0", "null", False),
+        ("1", "true", False),
+        ("0", "false", False),
+        ("1", "2", False),
+    ],
+)
+def test_numbers_are_doubles(sampled, replayed, same):
+    replies = (said("hi", ("call1", "exec", f'{{"n": [{number}]}}')) for number in (sampled, replayed))
+    assert (same_reply(*replies) is not None) == same
+
+
+@pytest.mark.parametrize(
     ("replayed", "rewrites"),
     [
         (said("hi", CALL), set()),
