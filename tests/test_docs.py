@@ -15,17 +15,20 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 PYTHON = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
+    if page.stem != "new-agent"  # one file in pieces: tests/agents/blackbox/test_page.py
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
     if "import" in code
 ]
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_python_examples_run(code: str, tmp_path: Path) -> None:
+def test_python_examples_run(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "class " in code or "def make" in code:
         pytest.skip("part of a module, shown in pieces")
     if "ClawGym-Bench" in code or "path/to" in code:
         pytest.skip("about files that a reader has")
+    if "openclaw" in code:
+        request.getfixturevalue("openclaw")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

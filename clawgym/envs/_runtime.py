@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401  # see the last lines
+import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from clawgym.errors import ClawGymError
 from clawgym.sandbox import Backend
@@ -25,6 +27,12 @@ LOOK_SECONDS = 0.5
 """How often somebody who waits for the loop looks whether it still runs."""
 
 
+class Droppable(Protocol):
+    async def drop(self) -> None:
+        """Give up what runs."""
+        ...
+
+
 class Runtime:
     """The loop, and the backends that live on it. Use :func:`runtime`."""
 
@@ -33,6 +41,8 @@ class Runtime:
         self.loop = asyncio.new_event_loop()
         self._backends: dict[str, tuple[Backend, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.users: weakref.WeakSet[Droppable] = weakref.WeakSet()
+        """Environments that are not closed: dropped before the backends, where a process just ends."""
         self._reviving = threading.Lock()
         self._thread = self._new_thread()
 
@@ -124,6 +134,9 @@ class Runtime:
         """Close every backend and end the thread."""
         if not self.usable:
             return
+        for user in list(self.users):
+            with contextlib.suppress(Exception):  # the backends close their boxes in any case
+                self.run(user.drop())
         for backend, _ in self._backends.values():
             self.run(backend.aclose())
         self._backends.clear()

@@ -35,6 +35,7 @@ class TaskEnv(gym.Env[dict[str, Any], str]):
             raise
         self._backend_name = backend
         self._worker = kit.worker()
+        self._runtime.users.add(self)
         self.metadata = {**self.metadata, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen = ""
 
@@ -66,13 +67,14 @@ class TaskEnv(gym.Env[dict[str, Any], str]):
         if self._backend_name is None:
             return
         name, self._backend_name = self._backend_name, None
-
-        async def drop() -> None:
-            await self._worker.close()
-            await self._kit.aclose()
-
+        self._runtime.users.discard(self)
         if self._runtime.usable:  # else the boxes are the other process's, or end with what held them
-            self._runtime.run(drop())
+            self._runtime.run(self.drop())
             self._runtime.release(name)
         else:
             self._worker.forget()
+
+    async def drop(self) -> None:
+        """What :meth:`close` does on the loop."""
+        await self._worker.close()
+        await self._kit.aclose()

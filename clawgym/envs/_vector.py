@@ -73,6 +73,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             raise
         self._backend_name: str | None = backend
         self._workers = [kit.worker() for _ in range(num_envs)]
+        self._runtime.users.add(self)
         isolation = self._runtime.run(made.probe()).as_dict()
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode, "isolation": isolation}
         self._rngs: list[np.random.Generator] = []
@@ -220,17 +221,18 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         if self._backend_name is None:
             return
         name, self._backend_name = self._backend_name, None
-
-        async def drop() -> None:
-            await asyncio.gather(*(worker.close() for worker in self._workers))
-            await self._kit.aclose()
-
+        self._runtime.users.discard(self)
         if self._runtime.usable:
-            self._runtime.run(drop())
+            self._runtime.run(self.drop())
             self._runtime.release(name)
         else:  # the boxes are the other process's, or end with what held them
             for worker in self._workers:
                 worker.forget()
+
+    async def drop(self) -> None:
+        """What :meth:`close_extras` does on the loop."""
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await self._kit.aclose()
 
     def close(self, **kwargs: Any) -> None:
         if not self.closed:

@@ -69,7 +69,7 @@ def test_a_scripted_policy_solves_a_task(env: gym.Env) -> None:
     assert (observation["role"], int(observation["request"]), int(observation["step"])) == ("main", 0, 0)
     assert (int(observation["max_tokens"]), int(observation["context_window"])) == (8192, 128_000)
 
-    said = {"content": "é first", "reasoning_content": "hm"}
+    said: dict[str, Any] = {"content": "é first", "reasoning_content": "hm"}
     said["tool_calls"] = [{"function": {"name": "exec", "arguments": {"command": SOLVE}}}] * 2
     observation, reward, terminated, truncated, info = env.step(json.dumps(said))
     assert (reward, terminated, truncated, info["malformed_calls"], info["heard"]) == (0.0, False, False, 0, True)
