@@ -1,0 +1,64 @@
+"""``clawgym openclaw``: what a person sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawgym.agents.openclaw.install import TESTED, Installation, install
+
+from ..agents.openclaw.images import entry, layer, oci_layout, openclaw_layer
+from ..agents.openclaw.releases import OFFLINE, make_release
+
+CLAWGYM = [str(Path(sys.executable).with_name("clawgym")), "openclaw"]
+
+
+def clawgym(*words: object, **env: str) -> tuple[int, str, str]:
+    argv = [*CLAWGYM, *(str(word) for word in words)]
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **OFFLINE, **env}, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """A small release, installed as the default version."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(TESTED, "2026.4.1", make_release(tmp_path / "packages", "2026.4.1", extra=1))
+    return install("2026.4.1")
+
+
+def test_what_is_installed_is_named_and_checked(copy: Installation) -> None:
+    code, out, err = clawgym("install", "--check")
+    assert (code, err) == (0, "comparing files\n")
+    assert out == (f"OpenClaw 2026.4.1 on Node {copy.node_version}, every file as it was installed: {copy.folder}\n")
+    assert clawgym("install")[:2] == (0, out)
+    copy.entry.chmod(0o755)
+    copy.entry.write_text("other")
+    code, out, err = clawgym("install", "--check")
+    assert (code, out) == (2, "")
+    assert "node_modules/openclaw/openclaw.mjs: was changed): clawgym openclaw install\n" in err
+
+
+def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    code, _, err = clawgym("install", "--check", **cache)
+    assert code == 2
+    assert err.strip().endswith(f"is not installed ({tmp_path}/clawgym/openclaw/2026.4.1): clawgym openclaw install")
+    code, _, err = clawgym("install", "--version", "latest", **cache)
+    assert (code, err) == (2, "clawgym: OpenClaw version 'latest': give an exact one, such as 2026.4.1\n")
+
+
+def test_an_image_is_made_and_what_it_lacks_is_said(tmp_path: Path) -> None:
+    programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "python3", "tar")]
+    image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *openclaw_layer()])])
+    code, out, err = clawgym("image", "--from", image, "--to", tmp_path / "made")
+    assert (code, err) == (0, "layers\n")
+    assert out == f"OpenClaw 1.2.3 (/usr/local/bin/node /app/openclaw.mjs) in the image {tmp_path}/made\n"
+    code, _, err = clawgym("image", "--from", tmp_path / "packages", "--to", "made", DOCKER_HOST="unix:///no.sock")
+    assert code == 2
+    assert "see `clawgym doctor`" in err
+    assert sorted(os.listdir(tmp_path)) == ["image", "made"]
