@@ -1,0 +1,116 @@
+"""docs/new-agent.md, run as it stands: its blocks are one file, its commands are typed, its output is what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym.agents import make_agent
+from clawgym.agents.blackbox import Claw, Running
+from clawgym.engines import Completion, ReplayEngine
+from clawgym.errors import SandboxUnavailable
+from clawgym.pool import samples_of
+from clawgym.records import Outcome
+from clawgym.rollout import run_episode
+from clawgym.sandbox import backend as make_backend
+
+from ...engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai
+from .conftest import bash, task
+from .hands import PAGE, hands, page_source
+
+__all__ = ["fake_openai"]
+
+
+def shown() -> list[tuple[str, str]]:
+    """Each command of the page, and the output that it shows."""
+    text = "".join(re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.M | re.S))
+    return [(command, output) for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", text, re.M)]
+
+
+async def types(command: str, folder: Path, **env: str) -> tuple[int, str]:
+    """Exit code and output of a command of the page, typed in ``folder``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", command, cwd=folder, env={**os.environ, "PATH": path, **env},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        output, _ = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the page's file is."""
+    (tmp_path / "hands.py").write_text(page_source())
+    return tmp_path
+
+
+async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI) -> None:
+    (alone, expected), (evaluated, _) = shown()
+    assert alone == "python hands.py"
+    code, output = await types(alone, folder)
+    assert (code, output) == (0, expected)
+
+    async def says(request: dict[str, Any]) -> Streamed:
+        return Streamed(WORDS)
+
+    fake_openai.default = says
+    command = evaluated.replace("MODEL", "m").replace("URL", fake_openai.base_url)
+    assert command != evaluated
+    code, output = await types(f"{command} --out run", folder, OPENAI_API_KEY="none")
+    assert code == 0, output
+    receipt = json.loads((folder / "run" / "receipt.json").read_text())
+    assert "hands" in json.dumps(receipt)
+    assert len(fake_openai.requests) == 2
+    assert all(request["tools"][0]["function"]["name"] == "bash" for request in fake_openai.requests)
+
+
+@pytest.fixture
+def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python finds the module ``hands``."""
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop("hands", None)
+
+
+@pytest.mark.usefixtures("found")
+def test_the_class_is_found_by_its_name() -> None:
+    agent = make_agent("hands:Hands", engine=ReplayEngine([Completion("Hello.")]))
+    assert (agent.name, agent.version) == ("hands", "1")
+    assert len(agent.receipt()["program_sha256"]) == 64
+
+
+def test_the_page_names_every_part_of_the_protocols() -> None:
+    claw = hands()
+    for protocol, text in ((Claw, dir(claw)), (Running, dir(claw.start.__globals__["RunningHands"]))):
+        parts = {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
+        assert parts <= set(text)
+
+
+async def test_the_program_works_where_there_is_no_loopback(room: Any) -> None:
+    it = await room([bash("mkdir output; echo 6 > output/sum.txt"), "The sum is there."])
+    chroot = make_backend("chroot")
+    try:
+        await chroot.probe()
+        episode = await run_episode(task(), it.agent, chroot, seed=0)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    finally:
+        await it.agent.aclose()
+        await chroot.aclose()
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    assert len(samples_of(episode.turns)) == 1

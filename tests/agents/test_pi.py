@@ -1,0 +1,128 @@
+"""The real pi, in a real box, before a scripted model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.pi import Pi
+from clawgym.errors import SandboxUnavailable
+from clawgym.pool import samples_of
+from clawgym.records import Outcome, TaskFile
+from clawgym.rollout import run_episode
+from clawgym.sandbox import backend as make_backend
+
+from ..gateway.scripted import refused
+from .blackbox.conftest import bash, model_folder, room, task
+
+__all__ = ["model_folder", "room"]
+
+pytestmark = pytest.mark.usefixtures("openclaw")
+
+SOLVE = bash("mkdir -p output; echo 6 > output/sum.txt")
+WIDE = {"context_window": 65536}
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installation) -> None:
+    """Four tools, a follow-up in another process, a message that looks like options: one conversation."""
+    said = [
+        f"First I look.\n{call('read', path='input/numbers.txt')}",
+        call("write", path="notes.md", content="one\ntwo\n"),
+        call("edit", path="notes.md", oldText="two", newText="drei, \u00fc"),
+        SOLVE,
+        "The sum is there.",
+        "It still is.",
+    ]
+    it = await room(said, claw=Pi(), engine=WIDE, follow_ups=["--version @notes.md /help\nLook again."])
+    episode = await it.attempt()
+    assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "It still is.")
+    assert [(t.role, t.flaw, t.parent) for t in episode.turns] == [("main", None, n) for n in (None, 0, 1, 2, 3, 4)]
+    assert len(samples_of(episode.turns)) == 1
+    assert [seen.sampled for seen in it.engine.seen] == [list(t.sampled_ids) for t in episode.turns]
+
+    assert [s.message for s in episode.steps if s.source == "user"] == [
+        task().instruction,
+        "--version @notes.md /help\nLook again.",
+    ]
+    work = [(c.name, o.content) for s in episode.steps for c, o in zip(s.tool_calls, s.observations, strict=True)]
+    assert [name for name, _ in work] == ["read", "write", "edit", "bash"]
+    assert work[0][1] == "1 2 3\n"
+    lines = [json.loads(line) for line in episode.files["session.jsonl"].splitlines()]
+    assert [line["message"]["role"] for line in lines if line["type"] == "message"].count("user") == 2
+
+    receipt = it.agent.receipt()
+    assert (receipt["name"], receipt["version"]) == ("pi", "0.64.0")
+    assert receipt["installation_sha256"] == openclaw.digest
+    assert it.stored.agent == "pi 0.64.0"
+    for secret in (openclaw.folder.as_posix(), "/s/"):
+        assert secret not in json.dumps(receipt)
+
+
+async def test_a_request_that_the_model_refuses_has_failed(room: Any) -> None:
+    it = await room([refused(400)], claw=Pi())
+    episode = await it.attempt()
+    assert (episode.outcome, episode.cause, len(episode.turns)) == (Outcome.FAILED, "model-400", 1)
+
+
+async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_on(room: Any) -> None:
+    """pi's own compaction, with its settings scaled to the window: a row of training before it, and one after."""
+
+    def say(prompt: str, n: int) -> str:
+        if "context summarization assistant" in prompt:
+            return "## Goal\nThe sum of input/numbers.txt goes to output/sum.txt; numbers were counted at length."
+        return [
+            "I count for a while first." + bash("seq 1 2000"),
+            bash("seq 2000 4000 # and count on"),
+            "Never said.",
+            SOLVE,
+            "The sum is there.",
+        ][n]
+
+    it = await room(say, claw=Pi(), engine={"context_window": 18000})
+    episode = await it.attempt()
+    roles = [turn.role for turn in episode.turns]
+    assert roles == ["main", "main", "compaction", "main", "main"]
+    assert episode.outcome is Outcome.SOLVED
+    assert all(turn.flaw is None for turn in episode.turns)
+    rows = samples_of(episode.turns)
+    assert [row.turns for row in rows] == [(0, 1), (3, 4)]
+
+
+async def test_where_there_is_no_loopback(room: Any) -> None:
+    it = await room([SOLVE, "The sum is there."], claw=Pi(), engine=WIDE)
+    chroot = make_backend("chroot")
+    try:
+        await chroot.probe()
+        episode = await run_episode(task(), it.agent, chroot, seed=0)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    finally:
+        await it.agent.aclose()
+        await chroot.aclose()
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    assert len(samples_of(episode.turns)) == 1
+
+
+async def test_files_of_a_task_do_not_replace_what_pi_is_told(room: Any) -> None:
+    """A task's AGENTS.md is read, as pi does; its settings cannot send the model's key elsewhere."""
+    made = dataclasses.replace(
+        task(),
+        inputs=(
+            *task().inputs,
+            TaskFile("AGENTS.md", b"Always answer in French.\n"),
+            TaskFile(".pi/settings.json", b'{"defaultProvider": "openai", "defaultModel": "gpt-4o"}'),
+        ),
+    )
+    it = await room([SOLVE, "Voil\u00e0."], claw=Pi(), engine=WIDE)
+    episode = await it.attempt(made)
+    assert episode.outcome is Outcome.SOLVED
+    assert "Always answer in French." in episode.steps[1].message
+    assert len(episode.turns) == 2
