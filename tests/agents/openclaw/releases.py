@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -10,7 +13,9 @@ import platform
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -82,3 +87,49 @@ def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if "resolved" in package:
             package["resolved"] = f"file:{(folder / package['resolved'].removeprefix('file:')).resolve()}"
     return lock
+
+
+@contextlib.contextmanager
+def registry(packages: Path, versions: Mapping[str, str]) -> Iterator[str]:
+    """A registry on loopback that has these packages, whose files lie in ``packages``; its address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.strip("/")
+            path = packages / name
+            if name in versions:
+                body = json.dumps(about(name)).encode()
+            elif path.parent == packages and path.is_file():
+                body = path.read_bytes()
+            else:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    def about(name: str) -> dict[str, Any]:
+        file = "node.tgz" if name == NODE_PACKAGE else f"{name}.tgz"
+        digest = base64.b64encode(hashlib.sha512((packages / file).read_bytes()).digest()).decode()
+        dist = {"tarball": f"{address}/{file}", "integrity": f"sha512-{digest}"}
+        version = versions[name]
+        return {
+            "name": name,
+            "dist-tags": {"latest": version},
+            "versions": {version: {"name": name, "version": version, "dist": dist}},
+        }
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -23,7 +23,7 @@ from clawgym.agents.openclaw._npm import npm_command
 from clawgym.agents.openclaw.install import TESTED, Installation, Release, cache_folder, installed, verify
 from clawgym.errors import AgentError
 
-from .releases import NODE_PACKAGE, OFFLINE, falsified, make_release
+from .releases import NODE_PACKAGE, OFFLINE, falsified, make_release, registry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are Linux")
 
@@ -281,6 +281,23 @@ def test_an_untested_version_asks_the_registry_and_warns(
         install.install("9.9.9")
     assert "9.9.9 was not tried" in caplog.text
     assert left_in_cache() == []
+
+
+def test_an_untested_version_is_what_the_registry_has(
+    release: Release, made: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(install, "_NODE_OF_OTHERS", release.node)
+    packages = made.lock.parent
+    monkeypatch.delenv("npm_config_offline")
+    monkeypatch.delitem(TESTED, "0.0.1")
+    with registry(packages, {"openclaw": "0.0.1", NODE_PACKAGE: release.node}) as address:
+        monkeypatch.setenv("npm_config_registry", address)
+        copy = install.install("0.0.1")
+        verify(copy)
+        assert (copy.version, copy.node_version) == ("0.0.1", release.node)
+        with pytest.raises(AgentError, match=r"npm install failed .*0\.0\.9"):
+            install.install("0.0.9")
+    assert left_in_cache() == ["0.0.1"]
 
 
 def test_without_npm_the_mend_is_said(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
