@@ -8,12 +8,11 @@ about which sampled ids it stands for:
 * ``spacing``: arguments serialised again (equal as JSON), or text trimmed at its ends;
 * ``alias``: a call under another tool name, its arguments equal as JSON;
 * ``repair``: arguments that were no JSON object when they were sampled, under the same name;
-* ``reasoning``: the reasoning left out;
-* ``origin``: a line before a user message that says which other session wrote it (OpenClaw 2026.4.1 puts it there
-  once a sub-agent's report has become history).
+* ``reasoning``: the reasoning left out.
 
-Text given as one string or in parts is the same text. Anything else, and a history that fits stored turns of different
-ids equally well, opens a branch.
+Text given as one string or in parts is the same text; so is a user message before which OpenClaw (2026.4.1) has put the
+line that says which other session wrote it, as it does once a sub-agent's report is history. Anything else, and a
+history that fits stored turns of different ids equally well, opens a branch.
 """
 
 from __future__ import annotations
