@@ -115,10 +115,11 @@ class Core:
         :class:`~clawgym.errors.EngineError` at any time."""
         started = time.monotonic()
         if session.most_turns is not None and session.turns + session.active >= session.most_turns:
-            session.failure = BudgetExceeded(
+            spent = BudgetExceeded(
                 f"this session has had its {session.most_turns} model calls: end the work here", cause="steps"
             )
-            raise session.failure
+            session.failure = session.failure or spent  # calls that failed until none was left are that failure's
+            raise spent
         session.active += 1
         try:
             async with self.gate.turn():

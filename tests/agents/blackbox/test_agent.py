@@ -100,13 +100,33 @@ async def test_a_request_that_the_model_refuses_has_failed(room: Any, program: s
     assert it.stored.reward == 0.0
 
 
+STUBBORN = without(
+    PROGRAM,
+    (
+        "    if answer.status != 200:\n        sys.exit(text.decode())",
+        "    if answer.status != 200:\n        return chat(messages)",
+    ),
+)
+"""As many agents are: a model that failed is asked again, until something gives."""
+
+
 async def test_a_failure_that_the_program_got_over_is_none(room: Any) -> None:
-    again = without(PROGRAM, ("    if answer.status != 200:\n        sys.exit(text.decode())",
-                              "    if answer.status != 200:\n        return chat(messages)"))  # fmt: skip
-    it = await room([SOLVE, refused(503), "Done."], claw=hands(again))
+    it = await room([SOLVE, refused(503), "Done."], claw=hands(STUBBORN))
     episode = await it.attempt()
     assert episode.outcome is Outcome.SOLVED
     assert [t.finish_reason for t in episode.turns] == ["tool_calls", "error", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "cause"),
+    [(500, Outcome.INFRA, "engine: upstream said 500: wait"), (400, Outcome.FAILED, "model-400")],
+)
+async def test_tries_again_that_use_up_the_steps_are_the_failures_own(
+    room: Any, status: int, outcome: Outcome, cause: str
+) -> None:
+    it = await room([SOLVE, refused(status)], claw=hands(STUBBORN))
+    episode = await it.attempt(task(max_steps=5))
+    assert (episode.outcome, episode.cause, len(episode.turns)) == (outcome, cause, 5)
 
 
 async def test_a_history_that_no_longer_fits_is_truncated_and_graded(room: Any) -> None:
