@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clawgym.errors import AgentError
 
-__all__ = ["npm", "npm_command"]
+__all__ = ["npm", "npm_command", "registry_address"]
 
 _MEND = "pip install 'clawgym[openclaw]' (which brings npm), or apt-get install npm"
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -35,6 +35,16 @@ def npm_command() -> list[str]:
         if node.is_file() and script.is_file():
             return [str(node), str(script)]
     raise AgentError(f"npm, which fetches OpenClaw, was not found on PATH: {_MEND}")
+
+
+def registry_address() -> str:
+    """The registry that npm asks, without a slash at its end. Raises :class:`~clawgym.errors.AgentError`."""
+    command = [*npm_command(), "config", "get", "registry"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AgentError(f"npm does not run ({error}): mend it, or {_MEND}") from error
+    return done.stdout.strip().rstrip("/")
 
 
 def npm(arguments: Sequence[str], folder: Path, look: Callable[[], None]) -> None:

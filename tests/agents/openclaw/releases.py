@@ -89,18 +89,30 @@ def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return lock
 
 
+def as_shipped(release: Release, versions: Mapping[str, str], target: Path) -> Release:
+    """The release with a lock that names versions and digests, and no place."""
+    lock = json.loads(gzip.decompress(release.lock.read_bytes()))
+    for name, package in lock["packages"].items():
+        package.pop("resolved", None)
+        for kind in ("dependencies", "optionalDependencies") if not name else ():
+            package[kind] = {wanted: versions[wanted] for wanted in package[kind]}
+    target.write_bytes(gzip.compress(json.dumps(lock).encode()))
+    return Release(release.node, target)
+
+
 @contextlib.contextmanager
-def registry(packages: Path, versions: Mapping[str, str]) -> Iterator[str]:
-    """A registry on loopback that has these packages, whose files lie in ``packages``; its address."""
+def registry(packages: Path, versions: Mapping[str, str], *, usual: bool, asked: list[str]) -> Iterator[str]:
+    """A registry on loopback that has these packages, whose files lie in ``packages``; its address.
+
+    ``usual``: it has the files where registries have them. What is asked for is added to ``asked``.
+    """
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            name = self.path.strip("/")
-            path = packages / name
-            if name in versions:
-                body = json.dumps(about(name)).encode()
-            elif path.parent == packages and path.is_file():
-                body = path.read_bytes()
+            asked.append(self.path)
+            name, _, file = self.path.strip("/").partition(middle)
+            if name in versions and file in ("", f"{name}-{versions[name]}.tgz"):
+                body = archive(name).read_bytes() if file else json.dumps(about(name)).encode()
             else:
                 self.send_error(404)
                 return
@@ -112,11 +124,15 @@ def registry(packages: Path, versions: Mapping[str, str]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
+    middle = "/-/" if usual else "/files/"
+
+    def archive(name: str) -> Path:
+        return packages / ("node.tgz" if name == NODE_PACKAGE else f"{name}.tgz")
+
     def about(name: str) -> dict[str, Any]:
-        file = "node.tgz" if name == NODE_PACKAGE else f"{name}.tgz"
-        digest = base64.b64encode(hashlib.sha512((packages / file).read_bytes()).digest()).decode()
-        dist = {"tarball": f"{address}/{file}", "integrity": f"sha512-{digest}"}
         version = versions[name]
+        digest = base64.b64encode(hashlib.sha512(archive(name).read_bytes()).digest()).decode()
+        dist = {"tarball": f"{address}/{name}{middle}{name}-{version}.tgz", "integrity": f"sha512-{digest}"}
         return {
             "name": name,
             "dist-tags": {"latest": version},

@@ -23,7 +23,7 @@ from clawgym.agents.openclaw._npm import npm_command
 from clawgym.agents.openclaw.install import TESTED, Installation, Release, cache_folder, installed, verify
 from clawgym.errors import AgentError
 
-from .releases import NODE_PACKAGE, OFFLINE, falsified, make_release, registry
+from .releases import NODE_PACKAGE, OFFLINE, as_shipped, falsified, make_release, registry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are Linux")
 
@@ -283,6 +283,21 @@ def test_an_untested_version_asks_the_registry_and_warns(
     assert left_in_cache() == []
 
 
+@pytest.mark.parametrize("usual", [True, False])
+def test_a_lock_without_places_is_fetched_from_the_registry_that_npm_knows(
+    release: Release, made: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, usual: bool
+) -> None:
+    versions = {"openclaw": "0.0.1", NODE_PACKAGE: release.node} | {f"part{n}": "1.0.0" for n in range(20)}
+    monkeypatch.delenv("npm_config_offline")
+    monkeypatch.setitem(TESTED, "0.0.1", as_shipped(release, versions, tmp_path / "lock.gz"))
+    asked: list[str] = []
+    with registry(made.lock.parent, versions, usual=usual, asked=asked) as address:
+        monkeypatch.setenv("npm_config_registry", f"{address}/")
+        verify(install.install("0.0.1"))
+    assert len([path for path in asked if path.endswith(".tgz")]) >= 22
+    assert ("/openclaw" in asked) is not usual  # nothing but files is asked for where they are found
+
+
 def test_an_untested_version_is_what_the_registry_has(
     release: Release, made: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -290,7 +305,8 @@ def test_an_untested_version_is_what_the_registry_has(
     packages = made.lock.parent
     monkeypatch.delenv("npm_config_offline")
     monkeypatch.delitem(TESTED, "0.0.1")
-    with registry(packages, {"openclaw": "0.0.1", NODE_PACKAGE: release.node}) as address:
+    versions = {"openclaw": "0.0.1", NODE_PACKAGE: release.node}
+    with registry(packages, versions, usual=False, asked=[]) as address:
         monkeypatch.setenv("npm_config_registry", address)
         copy = install.install("0.0.1")
         verify(copy)
