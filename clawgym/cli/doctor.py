@@ -137,15 +137,15 @@ def _task_sets() -> Finding:
 
 
 def _openclaw() -> Finding:
-    from clawgym.agents.openclaw.install import DEFAULT_VERSION, installed, verify
+    from clawgym.agents.openclaw.install import installed
 
     try:
         copy = installed()
-        verify(copy)
     except ClawGymError as error:
         text, _, mend = str(error).rpartition(": ")
         return Finding("OpenClaw", False, text, mend)
-    return Finding("OpenClaw", True, f"{DEFAULT_VERSION} on Node {copy.node_version}, every file as it was installed")
+    compare = "`clawgym openclaw install --check` compares every file"
+    return Finding("OpenClaw", True, f"{copy.version} on Node {copy.node_version}; {compare}")
 
 
 def examine() -> list[Finding]:
