@@ -10,11 +10,8 @@ import pytest
 
 from clawgym.agents.openclaw.install import Installation
 from clawgym.agents.pi import Pi
-from clawgym.errors import SandboxUnavailable
 from clawgym.pool import samples_of
 from clawgym.records import Outcome, TaskFile
-from clawgym.rollout import run_episode
-from clawgym.sandbox import backend as make_backend
 
 from ..gateway.scripted import refused
 from .blackbox.conftest import bash, model_folder, room, task
@@ -94,21 +91,6 @@ async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_
     assert all(turn.flaw is None for turn in episode.turns)
     rows = samples_of(episode.turns)
     assert [row.turns for row in rows] == [(0, 1), (3, 4)]
-
-
-async def test_where_there_is_no_loopback(room: Any) -> None:
-    it = await room([SOLVE, "The sum is there."], claw=Pi(), engine=WIDE)
-    chroot = make_backend("chroot")
-    try:
-        await chroot.probe()
-        episode = await run_episode(task(), it.agent, chroot, seed=0)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    finally:
-        await it.agent.aclose()
-        await chroot.aclose()
-    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
-    assert len(samples_of(episode.turns)) == 1
 
 
 async def test_files_of_a_task_do_not_replace_what_pi_is_told(room: Any) -> None:

@@ -17,14 +17,8 @@ import pytest
 from clawgym.agents import make_agent
 from clawgym.agents.blackbox import Claw, Running
 from clawgym.engines import Completion, ReplayEngine
-from clawgym.errors import SandboxUnavailable
-from clawgym.pool import samples_of
-from clawgym.records import Outcome
-from clawgym.rollout import run_episode
-from clawgym.sandbox import backend as make_backend
 
 from ...engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai
-from .conftest import bash, task
 from .hands import PAGE, hands, page_source
 
 __all__ = ["fake_openai"]
@@ -99,18 +93,3 @@ def test_the_page_names_every_part_of_the_protocols() -> None:
     for protocol, text in ((Claw, dir(claw)), (Running, dir(claw.start.__globals__["RunningHands"]))):
         parts = {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
         assert parts <= set(text)
-
-
-async def test_the_program_works_where_there_is_no_loopback(room: Any) -> None:
-    it = await room([bash("mkdir output; echo 6 > output/sum.txt"), "The sum is there."])
-    chroot = make_backend("chroot")
-    try:
-        await chroot.probe()
-        episode = await run_episode(task(), it.agent, chroot, seed=0)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    finally:
-        await it.agent.aclose()
-        await chroot.aclose()
-    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
-    assert len(samples_of(episode.turns)) == 1

@@ -1,0 +1,61 @@
+"""Programs of both kinds in boxes of every other kind: without a loopback (chroot), not as root (both)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from clawgym.agents.openclaw.install import installed
+from clawgym.agents.pi import Pi
+from clawgym.errors import AgentError, SandboxUnavailable
+from clawgym.pool import samples_of
+from clawgym.records import Outcome
+from clawgym.rollout import run_episode
+from clawgym.sandbox import backend as make_backend
+
+from ...sandbox.conftest import docker_engine
+from .conftest import bash, task
+from .hands import hands
+
+__all__ = ["docker_engine"]
+
+
+def pi() -> Pi:
+    """The real one, where it is installed."""
+    try:
+        installed()
+    except AgentError as error:
+        pytest.skip(str(error))
+    return Pi()
+
+
+@pytest.mark.parametrize("claw", [hands, pi])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box")),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ],
+)
+async def test_an_episode_is_the_same_everywhere(
+    request: pytest.FixtureRequest, room: Any, where: str, claw: Any
+) -> None:
+    if where == "docker":
+        request.getfixturevalue("docker_engine")
+    said = [bash("mkdir output; echo 6 > output/sum.txt"), "The sum is there.", "It still is."]
+    it = await room(said, claw=claw(), engine={"context_window": 65536}, follow_ups=["Look again."])
+    made = make_backend(where)
+    try:
+        await made.probe()
+        episode = await run_episode(task(), it.agent, made, seed=0)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    finally:
+        await it.agent.aclose()
+        await made.aclose()
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    assert episode.final_message == "It still is."
+    assert len(samples_of(episode.turns)) == 1
+    assert episode.files
