@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import json
 import threading
 import time
@@ -16,9 +17,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import clawgym  # registers the ids
+from clawgym.envs._runtime import runtime
 from clawgym.envs.checker import check_vector_env
 from clawgym.envs.openclaw import OpenClawEnv, OpenClawVectorEnv
-from clawgym.errors import TaskError
+from clawgym.errors import AgentError, TaskError
 from clawgym.records import Limits, TaskSet
 
 from ..verifiers.tasks_for_tests import task
@@ -53,7 +55,7 @@ def env(openclaw: Any) -> Iterator[gym.Env]:
 
 @pytest.fixture(scope="module")
 def batch(openclaw: Any) -> Iterator[OpenClawVectorEnv]:
-    made = gym.make("ClawGym/openclaw-v0", num_envs=3, tasks=TASKS, prompt="slim")
+    made = gym.make("ClawGym/openclaw-v0", num_envs=3, tasks=TASKS, prompt="slim", spare=0)
     assert isinstance(made, OpenClawVectorEnv)
     yield made
     made.close()
@@ -146,7 +148,10 @@ def test_time_runs_while_the_policy_thinks(openclaw: Any) -> None:
     env.close()
 
 
-def test_what_a_model_samples_is_an_action(openclaw: Any) -> None:
+def test_what_a_model_samples_is_an_action_and_closing_leaves_nothing(
+    openclaw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env = gym.make("ClawGym/openclaw-v0", tasks=TASKS, action_format="hermes", prompt="slim", spare=0)
     env.reset(seed=0)
     sampled = (
@@ -160,18 +165,26 @@ def test_what_a_model_samples_is_an_action(openclaw: Any) -> None:
     assert "workspace" in last(observation)["content"]
     *_, info = env.step('<tool_call>{"name": "exec", "arguments": nothing}</tool_call>')
     assert (info["malformed_calls"], info["outcome"]) == (1, "failed")
+
+    env.reset(seed=1)
+    before = set(threading.enumerate())
+    assert list(tmp_path.glob("clawgym-*/pool.db"))
+    env.close()
+    assert not list(tmp_path.glob("clawgym-*/pool.db"))
+    assert "clawgym-pool" in {thread.name for thread in before - set(threading.enumerate())}
+    assert not [t for t in asyncio.all_tasks(runtime().loop) if "run_episode" in repr(t)]
     env.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*render", "ignore:.*spec")
 def test_one_env_passes_gymnasiums_checker(openclaw: Any) -> None:
-    made = OpenClawEnv(TASKS, prompt="slim")
+    made = OpenClawEnv(TASKS, prompt="slim", spare=2)
     check_env(made, skip_close_check=True)
     made.close()
 
 
 def test_a_batch_passes_our_checker(openclaw: Any) -> None:
-    made = gym.make_vec("ClawGym/openclaw-v0", num_envs=2, tasks=TASKS, prompt="slim")
+    made = gym.make_vec("ClawGym/openclaw-v0", num_envs=2, tasks=TASKS, prompt="slim", spare=0)
     check_vector_env(made, end_action="Done.", action=call("exec", command="true"))
     made.close()
 
@@ -218,18 +231,8 @@ def test_a_random_policy_plays_to_the_end(batch: OpenClawVectorEnv) -> None:
         batch.reset(options={"task_ids": ["sum-9"]})
 
 
-def test_closing_leaves_nothing(openclaw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    env = gym.make("ClawGym/openclaw-v0", tasks=TASKS, prompt="slim", spare=1)
-    env.reset(seed=0)
-    before = set(threading.enumerate())
-    assert list(tmp_path.glob("clawgym-*"))
-    env.close()
-    assert not list(tmp_path.glob("clawgym-*"))
-    assert {t.name for t in before - set(threading.enumerate())} >= {"clawgym-pool"}
-    env.close()
-
-
-def test_a_format_that_does_not_exist(openclaw: Any) -> None:
+def test_what_cannot_be_made_is_refused_at_once(openclaw: Any) -> None:
     with pytest.raises(ValueError, match="action_format"):
         gym.make("ClawGym/openclaw-v0", tasks=TASKS, action_format="json")
+    with pytest.raises(AgentError, match="clawgym openclaw install"):
+        gym.make("ClawGym/openclaw-v0", tasks=TASKS, version="1.2.3")
