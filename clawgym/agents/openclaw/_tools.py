@@ -10,15 +10,15 @@ A command's output is streamed instead (``run``), and its exit code asked for af
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clawgym.agents.openclaw._files import FILES, LARGEST, Answer
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError
 from clawgym.sandbox.protocol import ExecResult, Sandbox
 
@@ -26,8 +26,6 @@ __all__ = ["Hands", "ToolServer"]
 
 _log = logging.getLogger("clawgym.agents")
 _LINE = 1 << 20
-_MOST = 16 * 2**20
-"""Bytes of one file, read or written."""
 _PORT = 9000
 """In a task's box: where its commands' output comes to us."""
 _FAST = 4 * 2**20
@@ -40,8 +38,6 @@ first, before it is taken to have none."""
 _IN_BOX = """exec > >(exec 3<>"/dev/tcp/127.0.0.1/$1" && printf '%s\\n' "$2" >&3 && exec cat >&3) 2>&1
 exec "${SHELL:-sh}" -c "$3"
 """
-_WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-_SEED = '[ -e "$1" ] || [ -L "$1" ] || { ' + _WRITE + "; }"
 
 
 @dataclass(eq=False)
@@ -126,6 +122,8 @@ class ToolServer:
             await self._answer(reader, writer)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
             _log.debug("a request of OpenClaw's tools was broken: %r", error)
+        except asyncio.CancelledError:
+            pass  # by _end(): asyncio's server would complain
         finally:
             self._open.discard(task)
             writer.close()
@@ -137,21 +135,22 @@ class ToolServer:
             return
         if not secrets.compare_digest(str(head["key"]), self.key):
             return
-        if head["size"] > _MOST:
-            answer, data = {"error": f"the file is larger than {_MOST >> 20} MiB"}, b""
+        if head["size"] > LARGEST:
+            answer, data = {"error": f"the file is larger than {LARGEST >> 20} MiB"}, b""
         else:
             body = await reader.readexactly(head["size"])
             answer, data = await self._do(head, body)
         writer.write(json.dumps(answer).encode() + b"\n" + data)
         await writer.drain()
 
-    async def _do(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _do(self, head: dict[str, Any], body: bytes) -> Answer:
         hands = self._hands.get(str(head["agent"]))
-        operation = _OPERATIONS.get(head["op"])
-        if hands is None or operation is None:
+        if hands is None:
             return {"error": "the sandbox is gone"}, b""
         try:
-            return await operation(hands, head, body)
+            if head["op"] == "exec":
+                return await _exec(hands, head)
+            return await FILES[head["op"]](hands.box, head, body)
         except (SandboxDied, InfraError) as error:
             self._fail(hands, error)
             return {"error": "the sandbox is gone"}, b""
@@ -269,6 +268,8 @@ async def _listen(hands: Hands) -> None:
         hands.left.add(task)
         try:
             await came(reader, writer)
+        except asyncio.CancelledError:
+            pass  # by _end(): asyncio's server would complain
         finally:
             hands.left.discard(task)
 
@@ -277,55 +278,10 @@ async def _listen(hands: Hands) -> None:
             hands.listening = await asyncio.start_server(kept, sock=await hands.box.listen(_PORT))
 
 
-async def _exec(hands: Hands, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+async def _exec(hands: Hands, head: dict[str, Any]) -> Answer:
     await _listen(hands)
     loop, ticket = asyncio.get_running_loop(), secrets.token_hex(16)
     argv = ["bash", "--noprofile", "--norc", "-c", _IN_BOX, "tool", str(_PORT), ticket, head["command"]]
     env = {str(name): str(value) for name, value in head["env"].items()}
     hands.commands[ticket] = _Command(argv, env, loop.create_future(), loop.create_future())
     return {"ticket": ticket}, b""
-
-
-# -- files
-
-
-async def _read(hands: Hands, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    path = head["path"]
-    with contextlib.suppress(SandboxError):
-        return {}, await hands.box.get(path, max_bytes=_MOST)
-    done = await hands.box.exec(["cat", "--", path], max_output=_MOST, stdout_only=True)  # a link, or nothing
-    if done.exit_code or done.omitted_bytes:
-        return {"error": done.stderr.decode("utf-8", "replace").strip() or f"{path} is too large"}, b""
-    return {}, done.output
-
-
-async def _stat(hands: Hands, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    done = await hands.box.exec(["stat", "-L", "-c", "%F|%s|%Y", "--", head["path"]], stdout_only=True)
-    kind, _, rest = done.text.strip().partition("|")
-    size, _, modified = rest.partition("|")
-    if done.exit_code or not size.isdigit() or not modified.isdigit():
-        return {"stat": None}, b""
-    sort = "directory" if kind == "directory" else "file" if kind.startswith("regular") else "other"
-    return {"stat": {"type": sort, "size": int(size), "mtimeMs": 1000 * int(modified)}}, b""
-
-
-def _doing(argv: Callable[[dict[str, Any]], list[str]]) -> Callable[..., Awaitable[tuple[dict[str, Any], bytes]]]:
-    """An operation that is one command, with the request's bytes as its input."""
-
-    async def operate(hands: Hands, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        done = await hands.box.exec(argv(head), stdin=body)
-        return ({"error": done.text.strip() or f"exit code {done.exit_code}"} if done.exit_code else {}), b""
-
-    return operate
-
-
-_OPERATIONS: Mapping[str, Callable[..., Awaitable[tuple[dict[str, Any], bytes]]]] = {
-    "exec": _exec,
-    "read": _read,
-    "stat": _stat,
-    "write": _doing(lambda head: ["sh", "-c", _WRITE, "write", head["path"]]),
-    "seed": _doing(lambda head: ["sh", "-c", _SEED, "seed", head["path"]]),
-    "mkdir": _doing(lambda head: ["mkdir", "-p", "--", head["path"]]),
-    "remove": _doing(lambda head: ["rm", "-rf" if head.get("recursive") else "-f", "--", head["path"]]),
-    "rename": _doing(lambda head: ["mv", "-T", "--", head["path"], head["to"]]),
-}

@@ -18,15 +18,22 @@ import socket
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Any
 
 from clawgym.agents.blackbox.boxes import PORT as MODEL_PORT
 from clawgym.agents.blackbox.boxes import Booted
 from clawgym.agents.blackbox.http import request
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
+from clawgym.agents.openclaw._dense_config import (
+    PLUGIN,
+    SECONDS,
+    TOOLS_PORT,
+    configuration_of,
+    plugin,
+    plugin_files,
+)
 from clawgym.agents.openclaw._tools import Hands, ToolServer
-from clawgym.agents.openclaw.claw import FOLDER, HOME, OURS, PORT, OpenClaw, RunningOpenClaw
+from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.agents.openclaw.install import DEFAULT_VERSION
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -38,16 +45,12 @@ from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 __all__ = ["DenseOpenClaw"]
 
 _log = logging.getLogger("clawgym.agents")
-_TOOLS_PORT = 9001
 _SPARE = 32
 """Agents that OpenClaw knows before they are needed: it takes half a second to learn of some, however many."""
 _MEMORY_MB = 4096
 _HEAP_MB = 3072
-_SECONDS = 86400.0
 _LEARN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
-_DENIED = ["cron", "web_fetch"]
-"""Tools that work in the shared process itself: jobs of one agent would be seen by all; it has what no box has."""
 
 
 class DenseOpenClaw(OpenClaw):
@@ -90,7 +93,7 @@ class DenseOpenClaw(OpenClaw):
 
     def receipt(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
-        return {**super().receipt(), "mode": "dense", "plugin_sha256": hashlib.sha256(_plugin()).hexdigest()}
+        return {**super().receipt(), "mode": "dense", "plugin_sha256": hashlib.sha256(plugin()).hexdigest()}
 
     async def aclose(self) -> None:
         """End what was started."""
@@ -125,10 +128,9 @@ class _Process:
         """Raises as :meth:`Backend.create` does, and :class:`InfraError` where OpenClaw does not start."""
         cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 1.0
         limits = Limits(
-            memory_mb=_MEMORY_MB, pids=4096, cpus=cores, disk_mb=1024, agent_seconds=_SECONDS, command_seconds=60.0
+            memory_mb=_MEMORY_MB, pids=4096, cpus=cores, disk_mb=1024, agent_seconds=SECONDS, command_seconds=60.0
         )
-        files = (TaskFile("index.mjs", _plugin()), *_ABOUT_PLUGIN)
-        spec = claw.spec(SandboxSpec(limits=limits, readonly={f"{OURS}-dense": files}))
+        spec = claw.spec(SandboxSpec(limits=limits, readonly={PLUGIN: plugin_files()}))
         try:
             box = await backend.create(spec)
         except SandboxUnavailable:
@@ -139,11 +141,11 @@ class _Process:
             undo.push_async_callback(box.close)
             tools = ToolServer()
             undo.push_async_callback(tools.aclose)
-            await tools.start(await _listen(box, _TOOLS_PORT))
+            await tools.start(await _listen(box, TOOLS_PORT))
             address = await gateway.listen(sock=await _listen(box, MODEL_PORT))
             undo.push_async_callback(gateway.unlisten, address)
             token = secrets.token_urlsafe(24)
-            config = _configuration(claw, gateway, token, tools.key, {})
+            config = configuration_of(claw, gateway.model, token, tools.key, {})
             await box.put([TaskFile("openclaw.json", json.dumps(config).encode())], f"{HOME}/.openclaw")
             node, *rest = claw.argv(ModelLink("", ""))
             running = RunningOpenClaw(box, token, [node, f"--max-old-space-size={_HEAP_MB}", *rest], claw.env())
@@ -188,7 +190,7 @@ class _Process:
     async def _learn(self, workspace: str, count: int) -> None:
         new = {secrets.token_hex(8): reserve() for _ in range(count)}
         self.workspaces |= dict.fromkeys(new, workspace)
-        config = _configuration(self.claw, self.gateway, self.token, self.tools.key, self.workspaces)
+        config = configuration_of(self.claw, self.gateway.model, self.token, self.tools.key, self.workspaces)
         models = [file for agent, opened in new.items() for file in self._model(agent, opened)]
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
@@ -303,66 +305,3 @@ async def _listen(box: Sandbox, port: int) -> socket.socket:
             "dense mode needs boxes with a loopback, which these do not have: use --backend namespace"
         )
     return sock
-
-
-def _plugin() -> bytes:
-    return resources.files("clawgym.agents.openclaw").joinpath("dense.mjs").read_bytes()
-
-
-_ABOUT_PLUGIN = (
-    TaskFile(
-        "openclaw.plugin.json",
-        json.dumps(
-            {
-                "id": "clawgym",
-                "name": "ClawGym",
-                "configSchema": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {"port": {"type": "integer"}, "key": {"type": "string"}},
-                },
-            }
-        ).encode(),
-    ),
-    TaskFile(
-        "package.json",
-        json.dumps(
-            {"name": "clawgym", "version": "1.0.0", "type": "module", "openclaw": {"extensions": ["./index.mjs"]}}
-        ).encode(),
-    ),
-)
-
-
-def _configuration(
-    claw: DenseOpenClaw, gateway: Gateway, token: str, key: str, agents: Mapping[str, str]
-) -> dict[str, Any]:
-    """The configuration of a box's own OpenClaw, with ``agents`` (name -> workspace), their models in their own
-    folders, and their tools in boxes."""
-    config = claw.config(ModelLink("", "", gateway.model), token, "/var/empty", _SECONDS)
-    defaults, tools = config["agents"]["defaults"], config["tools"]
-    del config["models"]["providers"]
-    defaults |= {
-        "maxConcurrent": 4096,
-        "subagents": {"maxConcurrent": 4096},
-        "sandbox": {
-            "mode": "all",
-            "backend": "clawgym",
-            "scope": "agent",
-            "workspaceAccess": "rw",
-            "prune": {"idleHours": 0, "maxAgeDays": 0},
-        },
-    }
-    main = {"id": "main", "default": True}
-    config["agents"]["list"] = [main, *({"id": name, "workspace": where} for name, where in agents.items())]
-    tools["deny"] = sorted({*tools["deny"], *_DENIED})
-    tools["exec"] = {"host": "sandbox", "security": "full"}
-    tools["elevated"] = {"enabled": False}
-    tools["sandbox"] = {"tools": {"allow": ["*"], "deny": tools["deny"]}}
-    config["plugins"] = {
-        "enabled": True,
-        "allow": ["clawgym"],
-        "load": {"paths": [f"{OURS}-dense"]},
-        "slots": {"memory": "none"},
-        "entries": {"clawgym": {"enabled": True, "config": {"port": _TOOLS_PORT, "key": key}}},
-    }
-    return config

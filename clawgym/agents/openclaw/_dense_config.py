@@ -1,0 +1,87 @@
+"""What one OpenClaw for many agents is told: its agents, and that their tools work in boxes (``dense.mjs``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from clawgym.agents.blackbox.protocol import ModelLink
+from clawgym.agents.openclaw.claw import OURS, OpenClaw
+from clawgym.records import TaskFile
+
+__all__ = ["PLUGIN", "SECONDS", "TOOLS_PORT", "configuration_of", "plugin", "plugin_files"]
+
+PLUGIN = f"{OURS}-dense"
+TOOLS_PORT = 9001
+SECONDS = 86400.0
+_DENIED = ["cron", "web_fetch"]
+"""Tools that work in the shared process itself: jobs of one agent would be seen by all; it has what no box has."""
+
+
+def plugin() -> bytes:
+    """Its code."""
+    return resources.files("clawgym.agents.openclaw").joinpath("dense.mjs").read_bytes()
+
+
+_ABOUT = (
+    TaskFile(
+        "openclaw.plugin.json",
+        json.dumps(
+            {
+                "id": "clawgym",
+                "name": "ClawGym",
+                "configSchema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"port": {"type": "integer"}, "key": {"type": "string"}},
+                },
+            }
+        ).encode(),
+    ),
+    TaskFile(
+        "package.json",
+        json.dumps(
+            {"name": "clawgym", "version": "1.0.0", "type": "module", "openclaw": {"extensions": ["./index.mjs"]}}
+        ).encode(),
+    ),
+)
+
+
+def plugin_files() -> tuple[TaskFile, ...]:
+    """The plugin's folder."""
+    return (TaskFile("index.mjs", plugin()), *_ABOUT)
+
+
+def configuration_of(claw: OpenClaw, model: str, token: str, key: str, agents: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration of a box's own OpenClaw, with ``agents`` (name -> workspace), their models in their own
+    folders, and their tools in boxes."""
+    config = claw.config(ModelLink("", "", model), token, "/var/empty", SECONDS)
+    defaults, tools = config["agents"]["defaults"], config["tools"]
+    del config["models"]["providers"]
+    defaults |= {
+        "maxConcurrent": 4096,
+        "subagents": {"maxConcurrent": 4096},
+        "sandbox": {
+            "mode": "all",
+            "backend": "clawgym",
+            "scope": "agent",
+            "workspaceAccess": "rw",
+            "prune": {"idleHours": 0, "maxAgeDays": 0},
+        },
+    }
+    main = {"id": "main", "default": True}
+    config["agents"]["list"] = [main, *({"id": name, "workspace": where} for name, where in agents.items())]
+    tools["deny"] = sorted({*tools["deny"], *_DENIED})
+    tools["exec"] = {"host": "sandbox", "security": "full"}
+    tools["elevated"] = {"enabled": False}
+    tools["sandbox"] = {"tools": {"allow": ["*"], "deny": tools["deny"]}}
+    config["plugins"] = {
+        "enabled": True,
+        "allow": ["clawgym"],
+        "load": {"paths": [PLUGIN]},
+        "slots": {"memory": "none"},
+        "entries": {"clawgym": {"enabled": True, "config": {"port": TOOLS_PORT, "key": key}}},
+    }
+    return config

@@ -1,0 +1,147 @@
+"""The server that a shared OpenClaw's tools go through, spoken to directly: one agent, one box, whatever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clawgym.agents.openclaw._tools import ToolServer
+from clawgym.errors import SandboxDied, SandboxUnavailable
+from clawgym.sandbox import SandboxSpec
+from clawgym.sandbox import backend as make_backend
+
+from ..conftest import kill_from_outside
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Line:
+    """A server on loopback, and two agents with a box each."""
+
+    def __init__(self) -> None:
+        self.server = ToolServer()
+        self.port = 0
+
+    async def send(self, data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            return await asyncio.wait_for(reader.read(), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def ask(self, agent: str, op: str, data: bytes = b"", **more: object) -> tuple[dict, bytes]:
+        head = {"op": op, "agent": agent, "key": self.server.key, "size": len(data), **more}
+        first, _, rest = (await self.send(json.dumps(head).encode() + b"\n" + data)).partition(b"\n")
+        return (json.loads(first) if first else {}), rest
+
+    async def run(self, agent: str, command: str) -> tuple[bytes, bytes]:
+        answer, _ = await self.ask(agent, "exec", command=command, env={})
+        said = await self.send(json.dumps({"op": "run", "ticket": answer["ticket"]}).encode() + b"\n")
+        return said, await self.send(json.dumps({"op": "code", "ticket": answer["ticket"]}).encode() + b"\n")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def backend():
+    made = make_backend("namespace")
+    try:
+        await made.probe()
+    except SandboxUnavailable as error:
+        await made.aclose()
+        pytest.skip(str(error))
+    yield made
+    await made.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def line(backend) -> AsyncIterator[Line]:
+    made = Line()
+    sock = socket.create_server(("127.0.0.1", 0))
+    made.port = sock.getsockname()[1]
+    await made.server.start(sock)
+    boxes = {name: await backend.create(SandboxSpec()) for name in ("a", "b")}
+    hands = [made.server.add(name, box) for name, box in boxes.items()]
+    yield made
+    await made.server.aclose()
+    for each in hands:
+        await each.aclose()
+    for box in boxes.values():
+        await box.close()
+
+
+async def test_each_agent_has_its_own_files_and_commands(line):
+    for name in ("a", "b"):
+        assert await line.ask(name, "write", f"of {name}".encode(), path="/tmp/x") == ({}, b"")
+    for name in ("a", "b"):
+        assert await line.ask(name, "read", path="/tmp/x") == ({}, f"of {name}".encode())
+        assert await line.run(name, "cat /tmp/x; exit 3") == (f"of {name}".encode(), b"3\n")
+    (answer, _) = await line.ask("a", "stat", path="/tmp")
+    assert answer["stat"]["type"] == "directory"
+    assert await line.ask("a", "rename", path="/tmp/x", to="/tmp/y") == ({}, b"")
+    assert await line.ask("a", "stat", path="/tmp/x") == ({"stat": None}, b"")
+    assert await line.ask("a", "remove", path="/tmp/y") == ({}, b"")
+    assert "No such file" in (await line.ask("a", "read", path="/tmp/y"))[0]["error"]
+
+
+async def test_without_the_key_or_a_known_agent_there_is_nothing(line):
+    assert await line.ask("a", "read", path="/etc/hostname", key="wrong") == ({}, b"")
+    assert await line.ask("nobody", "read", path="/etc/hostname") == ({"error": "the sandbox is gone"}, b"")
+    assert await line.ask("a", "no-such-thing", path="/etc/hostname") == ({}, b"")
+    assert await line.send(b'{"op":"run","ticket":"0"}\n') == b""
+    assert await line.send(b'{"op":"code","ticket":"0"}\n') == b""
+
+
+async def test_too_large_a_file_is_refused(line):
+    assert "larger" in (await line.ask("a", "write", path="/tmp/x", size=1 << 30))[0]["error"]
+
+
+async def test_what_a_command_leaves_running_goes_on(line):
+    out, code = await line.run("b", "(while sleep 0.1; do echo tick; echo tick >> /tmp/ticks; done) & echo first")
+    assert (out.split()[0], code) == (b"first", b"0\n")
+    await asyncio.sleep(1.5)
+    before = len((await line.ask("b", "read", path="/tmp/ticks"))[1])
+    await asyncio.sleep(1.0)
+    assert len((await line.ask("b", "read", path="/tmp/ticks"))[1]) > before
+
+
+async def test_a_ticket_in_the_box_is_only_for_its_own_command(line):
+    dial = f"exec 3<>/dev/tcp/127.0.0.1/9000; echo {'0' * 32} >&3; echo forged >&3; cat <&3; echo over"
+    assert await line.run("a", dial) == (b"over\n", b"0\n")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    head=st.dictionaries(
+        st.sampled_from(["op", "agent", "key", "size", "path", "command", "env", "ticket"]),
+        st.one_of(
+            st.none(), st.booleans(), st.integers(-5, 2**40), st.text(max_size=8), st.lists(st.integers(), max_size=2)
+        ),
+    ),
+    rest=st.binary(max_size=64),
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_any_other_request_is_an_error_or_nothing(line, head, rest):
+    data = json.dumps({"agent": "a", "key": line.server.key, "size": 0, **head}).encode() + b"\n" + rest
+    answer = await line.send(data)
+    assert answer == b"" or json.loads(answer.partition(b"\n")[0]).keys() <= {"error", "stat", "ticket"}
+
+
+async def test_a_box_that_is_gone_is_known_at_once(backend, line):
+    box = await backend.create(SandboxSpec())
+    hands = line.server.add("c", box)
+    await kill_from_outside(box)
+    assert (await line.ask("c", "stat", path="/etc/hostname"))[0] == {"error": "the sandbox is gone"}
+    with pytest.raises(SandboxDied):
+        await hands.failed
+    await line.server.remove("c")
+    await box.close()
