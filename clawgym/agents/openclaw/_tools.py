@@ -30,8 +30,8 @@ _PORT = 9000
 """In a task's box: where its commands' output comes to us."""
 _FAST = 4 * 2**20
 """Bytes of one command's output that go as fast as they come; a flood is slowed down, since all share one process."""
-_QUIET, _LATE = 1.0, 5.0
-"""Seconds that a finished command's last output may take, where what it left running still holds the pipe; and its
+_LAST, _LATE = 1.0, 5.0
+"""Seconds that a finished command's last output may take, where what it left running holds the pipe; and its
 first, before it is taken to have none."""
 
 # $1 port, $2 ticket, $3 command. Its output is a pipe, as ever, and a program of ours carries it to us.
@@ -216,23 +216,27 @@ class ToolServer:
 
 
 async def _relay(source: asyncio.StreamReader, writer: asyncio.StreamWriter, running: asyncio.Task[ExecResult]) -> None:
-    """Until the output ends, or the command has ended and what it left running is quiet."""
-    passed = 0
-    while True:
+    """Until the output ends, or a moment after the command has: what it left running may go on with it."""
+    passed, clock = 0, asyncio.get_running_loop().time
+    until: float | None = None
+    while until is None or clock() < until:
         reading = asyncio.ensure_future(source.read(1 << 16))
         try:
-            await asyncio.wait((reading, running), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                await asyncio.wait((reading,), timeout=_QUIET)
-            data = reading.result() if reading.done() else b""
+            if until is None:
+                await asyncio.wait((reading, running), return_when=asyncio.FIRST_COMPLETED)
+                until = clock() + _LAST if running.done() else None
+            if until is not None:
+                await asyncio.wait((reading,), timeout=until - clock())
+            data = reading.result() if reading.done() else None
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        if not data:
+        if data == b"":
             return
-        writer.write(data)
-        await writer.drain()
-        passed += len(data)
+        if data:
+            writer.write(data)
+            await writer.drain()
+            passed += len(data)
         if passed > _FAST:
             await asyncio.sleep(0.02)
 

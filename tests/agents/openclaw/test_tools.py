@@ -29,11 +29,14 @@ class Line:
         self.server = ToolServer()
         self.port = 0
 
-    async def send(self, data: bytes) -> bytes:
+    async def send(self, data: bytes, *, half: bool = False) -> bytes:
+        """``half``: nothing more will come."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
             await writer.drain()
+            if half:
+                writer.write_eof()
             return await asyncio.wait_for(reader.read(), 20)
         except ConnectionError:
             return b""
@@ -132,7 +135,7 @@ async def test_a_ticket_in_the_box_is_only_for_its_own_command(line):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_any_other_request_is_an_error_or_nothing(line, head, rest):
     data = json.dumps({"agent": "a", "key": line.server.key, "size": 0, **head}).encode() + b"\n" + rest
-    answer = await line.send(data)
+    answer = await line.send(data, half=True)
     assert answer == b"" or json.loads(answer.partition(b"\n")[0]).keys() <= {"error", "stat", "ticket"}
 
 
