@@ -52,6 +52,7 @@ def make_agent(
     limits: RateLimits | None = None,
     version: str | None = None,
     prompt: Literal["reference", "slim"] | None = None,
+    image: str | None = None,
 ) -> Agent:
     """The agent called ``name`` (see :data:`NAMES`), or that the class ``package.module:Class`` says how to run.
 
@@ -126,7 +127,7 @@ def _make_claw(path: str, given: dict[str, Any]) -> Agent:
         ) from error
     if not (isinstance(kind, type) and all(hasattr(kind, part) for part in ("spec", "start", "receipt"))):
         raise AgentError(f"agent {path!r} is no Claw: give it spec(), start() and receipt() (docs/new-agent.md)")
-    claw = kind(**{key: given.pop(key) for key in ("version", "prompt") if key in given})
+    claw = kind(**{key: given.pop(key) for key in ("version", "prompt", "image") if key in given})
     sampling = given.pop("sampling", None)
     return BlackBoxAgent(claw, _engine_of(claw.name, given), sampling=sampling)
 
@@ -138,7 +139,7 @@ _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "replay": (_make_replay, frozenset({"source"})),
     "script": (_make_script, frozenset({"source"})),
     "sloppy": (lambda given: SloppyAgent(), frozenset()),
-    "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _MODEL | {"version", "prompt"}),
+    "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _MODEL | {"version", "prompt", "image"}),
     "openclaw-dense": (
         partial(_make_claw, "clawgym.agents.openclaw.dense:DenseOpenClaw"),
         _MODEL | {"version", "prompt"},

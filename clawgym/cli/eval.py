@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,7 @@ def eval_command(
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint.")] = None,
     source: Annotated[Path | None, typer.Option(help="For replay and script: what to run.")] = None,
     agent_version: Annotated[str | None, typer.Option(help="For openclaw, pi: which one, of those installed.")] = None,
+    image: Annotated[str | None, typer.Option(help="For openclaw: an image or root file system that has it.")] = None,
     prompt: Annotated[str | None, typer.Option(help="For openclaw: reference (default) or slim.")] = None,
     samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task.")] = 1,
     concurrency: Annotated[
@@ -54,13 +55,14 @@ def eval_command(
     from clawgym.sandbox import backend as make_backend
     from clawgym.tasks import sets
 
-    options = {"model": model, "base_url": base_url, "source": source, "version": agent_version, "prompt": prompt}
+    options: dict[str, Any] = {"model": model, "base_url": base_url, "source": source}
+    options |= {"version": agent_version, "prompt": prompt, "image": image}
     ids = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     config = EvalConfig(
         task_set=sets.load(bench, limit=limit, ids=ids),
         agent=make_agent(agent, **{key: value for key, value in options.items() if value is not None}),
         backend=make_backend(backend),
-        out=out or default_out(bench, agent, model, samples, seed, limit, tasks, [agent_version, prompt]),
+        out=out or default_out(bench, agent, model, samples, seed, limit, tasks, [agent_version, prompt, image]),
         samples=samples,
         seed=seed,
         concurrency=concurrency,

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from clawgym.agents.blackbox.http import request
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import ENV, Prompt, configuration
+from clawgym.agents.openclaw.image import Layout, inspect_image, rootfs_of_environment
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
 from clawgym.errors import AgentError, InfraError, SandboxError
 from clawgym.records import TaskFile
@@ -40,17 +41,27 @@ _SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size
 class OpenClaw:
     """One version of OpenClaw (:class:`~clawgym.agents.blackbox.protocol.Claw`).
 
-    Raises :class:`~clawgym.errors.AgentError` if it is not installed.
+    From the installation of this machine, or from an ``image`` of boxes that has one (``$OPENCLAW_ROOTFS`` names one
+    too). Raises :class:`~clawgym.errors.AgentError` if it is not there.
     """
 
     name = "openclaw"
 
-    def __init__(self, version: str = DEFAULT_VERSION, *, prompt: Prompt = "reference") -> None:
+    def __init__(self, version: str | None = None, *, prompt: Prompt = "reference", image: str | None = None) -> None:
         if prompt not in get_args(Prompt):
             raise AgentError(f"there is no prompt {prompt!r}: use {' or '.join(get_args(Prompt))}")
-        self.installation: Installation = installed(version)
-        self.version = self.installation.version
         self.prompt: Prompt = prompt
+        self.image = image or rootfs_of_environment()
+        self.installation: Installation | None = None
+        if self.image is None:
+            self.installation = there = installed(version or DEFAULT_VERSION)
+            entry = f"{FOLDER}/node_modules/openclaw/openclaw.mjs"
+            self.layout = Layout(f"{FOLDER}/node/bin/node", entry, there.version)
+        elif version is None:
+            self.layout = inspect_image(self.image)
+        else:
+            raise AgentError(f"which version it is, image {self.image} says: leave {version} out, or the image")
+        self.version = self.layout.version
 
     def spec(self, spec: SandboxSpec) -> SandboxSpec:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
@@ -60,12 +71,20 @@ class OpenClaw:
             pids=spec.limits.pids + _PIDS,
             disk_mb=spec.limits.disk_mb + _DISK_MB,
         )
+        image, mounts = spec.image, dict(spec.mounts)
+        if self.installation is not None:
+            mounts[FOLDER] = self.installation.folder
+        elif self.image is not None and image == "default":
+            image = self.image
+        else:
+            raise AgentError(f"a task in image {image} cannot have the OpenClaw of image {self.image}: install one")
         preload = resources.files("clawgym.agents.blackbox").joinpath("loopback.cjs").read_bytes()
         ours = (TaskFile("loopback.cjs", preload), TaskFile("plugins/.none", b""))
         return replace(
             spec,
+            image=image,
             limits=limits,
-            mounts={**spec.mounts, FOLDER: self.installation.folder},
+            mounts=mounts,
             readonly={**spec.readonly, OURS: ours},
         )
 
@@ -98,18 +117,10 @@ class OpenClaw:
 
     def argv(self, link: ModelLink) -> list[str]:
         """Its command line."""
-        node = [f"{FOLDER}/node/bin/node", *(_SMALL_HEAP if link.context_window <= _LONG_CONTEXT else ())]
+        node = [self.layout.node, *(_SMALL_HEAP if link.context_window <= _LONG_CONTEXT else ())]
         if link.socket_path is not None:
             node += ["--require", f"{OURS}/loopback.cjs"]
-        return [
-            *node,
-            f"{FOLDER}/node_modules/openclaw/openclaw.mjs",
-            "gateway",
-            "--bind",
-            "loopback",
-            "--port",
-            f"{PORT}",
-        ]
+        return [*node, self.layout.entry, "gateway", "--bind", "loopback", "--port", f"{PORT}"]
 
     def env(self) -> dict[str, str]:
         """Its environment, beside the box's own."""
@@ -118,9 +129,9 @@ class OpenClaw:
     def receipt(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
         config = self.config(ModelLink("", ""), "", "", 1)
+        there = self.installation
         return {
-            "node": self.installation.node_version,
-            "installation_sha256": self.installation.digest,
+            **({"image": self.image} if there is None else {"node": there.node_version, "sha256": there.digest}),
             "prompt": self.prompt,
             "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         }

@@ -6,13 +6,14 @@ image is small: a note of where things are, and the name ``python`` for its pyth
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,16 @@ from clawgym.errors import AgentError, MissingDependency
 if TYPE_CHECKING:
     from clawgym.sandbox.protocol import Sandbox
 
-__all__ = ["NOTE", "Layout", "add_to_docker_image", "find_in", "inspect_rootfs", "make_rootfs", "rootfs_of_environment"]
+__all__ = [
+    "NOTE",
+    "Layout",
+    "add_to_docker_image",
+    "find_in",
+    "inspect_image",
+    "inspect_rootfs",
+    "make_rootfs",
+    "rootfs_of_environment",
+]
 
 NOTE = "/etc/clawgym-openclaw.json"
 """In an image: a :class:`Layout` as JSON."""
@@ -148,6 +158,17 @@ def _read_answer(text: str, where: object) -> tuple[Layout, bool]:
     return _layout(node, entry, note.encode() if note else None, package.encode(), where), bool(python)
 
 
+def inspect_image(image: str) -> Layout:
+    """Where the image of a box (``spec.image``) has OpenClaw: a root file system, or an image of a Docker engine.
+
+    Raises :class:`~clawgym.errors.AgentError` if it has none, or if boxes lack something else in it.
+    """
+    if os.path.isabs(image):
+        return inspect_rootfs(Path(image))
+    with _docker(f"look into {image!r}", image) as engine:
+        return _read_answer(_run_in_image(engine, image, ["sh", "-c", _script()]), f"image {image!r}")[0]
+
+
 async def find_in(box: Sandbox) -> Layout:
     """Where a box over an image of one's own has OpenClaw; ask before anything else runs in it.
 
@@ -217,17 +238,11 @@ def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None)
 
     Its command, user and environment stay as they are. Raises :class:`~clawgym.errors.AgentError`.
     """
-    try:
-        import docker
-        import docker.errors
-    except ImportError:
-        raise MissingDependency("Docker images need the Docker SDK: pip install 'clawgym[docker]'") from None
     tell = progress or (lambda what, done, total: None)
     repository, _, tag = name.rpartition(":")
     if not repository or "/" in tag:
         repository, tag = name, "latest"
-    try:
-        engine = docker.DockerClient(base_url=os.environ.get("DOCKER_HOST"), version="auto").api
+    with _docker(f"make {name!r}", source) as engine:
         tell("looking into it", 0, 0)
         layout, has_python = _read_answer(_run_in_image(engine, source, ["sh", "-c", _script()]), f"image {source!r}")
         tell("adding to it", 0, 0)
@@ -239,12 +254,26 @@ def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None)
             engine.commit(made, repository, tag)
         finally:
             engine.remove_container(made, force=True)
+    return layout
+
+
+@contextlib.contextmanager
+def _docker(what: str, image: str) -> Iterator[Any]:
+    """The API of the engine at ``DOCKER_HOST``, which is to do ``what``. Raises AgentError where it does not."""
+    try:
+        import docker
+        import docker.errors
+    except ImportError:
+        raise MissingDependency("Docker images need the Docker SDK: pip install 'clawgym[docker]'") from None
+    try:
+        client = docker.DockerClient(base_url=os.environ.get("DOCKER_HOST"), version="auto")
+        with contextlib.closing(client):
+            yield client.api
     except docker.errors.ImageNotFound:
-        raise AgentError(f"image {source!r} is not on this Docker engine: docker pull {source}") from None
+        raise AgentError(f"image {image!r} is not on this Docker engine: docker pull {image}") from None
     except (docker.errors.DockerException, OSError) as error:
         text = re.sub(r"\s+", " ", str(error))[-500:]
-        raise AgentError(f"the Docker engine did not make {name!r} ({text}): see `clawgym doctor`") from error
-    return layout
+        raise AgentError(f"the Docker engine did not {what} ({text}): see `clawgym doctor`") from error
 
 
 def _run_in_image(engine: Any, image: str, argv: list[str]) -> str:

@@ -1,0 +1,195 @@
+"""The real OpenClaw as an agent: one conversation, known failures, spare boxes, images of one's own, run folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from clawgym.agents.openclaw.claw import OpenClaw
+from clawgym.agents.openclaw.install import Installation
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import AgentError
+from clawgym.pool import samples_of
+from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+
+from ...gateway.scripted import refused
+from .desk import call, openclaw_desk
+from .images import layer, small_system
+
+CHECK = b'test "$(cat /root/.openclaw/workspace/out.txt)" = 42 && echo 1.0 || echo 0.0\n'
+SOLVE = ["I look." + call("read", path="in.txt"), call("write", path="out.txt", content="42\n"), "Done."]
+
+
+def make_task(name: str, **changes: object) -> Task:
+    verifier = VerifierSpec("reward_sh", (TaskFile("reward.sh", CHECK),))
+    inputs = (TaskFile("in.txt", b"6 * 7\n"),)
+    task = Task(name, f"Task {name}: write the answer of in.txt into out.txt.", verifier, inputs)
+    return dataclasses.replace(task, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+pytestmark = pytest.mark.usefixtures("openclaw")
+
+
+async def test_several_user_turns_are_one_conversation(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+    task = make_task("again")
+    script = [*SOLVE, call("exec", command="cat out.txt"), "Checked."]
+    desk = openclaw_desk(
+        model_folder, tmp_path / "p.db", {task.instruction: script}, prompt="slim", follow_ups=["Check it."]
+    )
+    async with desk as (agent, engine, pool):
+        group = pool.open_group(size=1, task_id=task.id)
+        episode = await run_episode(task, agent, backend, seed=3, session={"channel": "train", "group": group})
+        assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "Checked.")
+        assert [step.message for step in episode.steps if step.source == "user"] == [task.instruction, "Check it."]
+        (sample,) = samples_of(episode.turns)
+        assert sample.turns == (0, 1, 2, 3, 4)
+        assert sample.ids[: len(engine.seen[-1].prompt)] == engine.seen[-1].prompt
+        batch = pool.fetch("t", step=0, min_episodes=1)
+        assert batch is not None
+        assert batch.groups[0].episodes[0].episode.reward == 1.0
+    results = [o.content for step in episode.steps for o in step.observations]
+    assert any("6 * 7" in result for result in results)
+    assert all(seen.sampling.seed == 3 for seen in engine.seen)
+
+
+def hidden(episode: Episode) -> tuple[Outcome, str | None]:
+    return episode.outcome, episode.cause
+
+
+async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+    """It answers 200 to all of these; the files are right in all of them."""
+    wrote = SOLVE[:2]
+    scripts = {
+        "dead": [*wrote, refused(500)],
+        "wrong": [*wrote, refused(422)],
+        "steps": [*wrote, *[call("exec", command="true")] * 9],
+        "endless": [call("exec", command="sleep 60")],
+    }
+    limits = {"steps": Limits(max_steps=5), "endless": Limits(agent_seconds=6)}
+    tasks = {name: make_task(name, limits=limits.get(name, Limits())) for name in scripts}
+    said = {tasks[name].instruction: lines for name, lines in scripts.items()}
+    async with openclaw_desk(model_folder, tmp_path / "p.db", said, prompt="slim") as (agent, _, pool):
+        ended = {name: await run_episode(task, agent, backend, seed=0) for name, task in tasks.items()}
+        states = {e.task_id: (e.state, e.outcome) for e in pool.episodes()}
+    assert hidden(ended["dead"])[0] is Outcome.INFRA
+    assert "upstream said 500" in ended["dead"].error
+    assert hidden(ended["wrong"]) == (Outcome.FAILED, "model-422")
+    assert len(ended["steps"].turns) == 5
+    assert ended["steps"].outcome is Outcome.SOLVED  # cut off, but all that was asked is there
+    assert hidden(ended["endless"]) == (Outcome.TRUNCATED, "time")
+    assert states == {name: ("closed", str(episode.outcome)) for name, episode in ended.items()}
+
+
+async def test_a_box_serves_one_episode(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+    task = make_task("spare")
+    script = [call("exec", command="ls -a /root /tmp; echo mark > /root/mark"), *SOLVE]
+    async with openclaw_desk(model_folder, tmp_path / "p.db", {task.instruction: script}, spare=1) as (agent, _, pool):
+        first, second, third = [await run_episode(task, agent, backend, seed=n, sample=n) for n in range(3)]
+        assert agent.boxes.hits >= 1  # type: ignore[attr-defined]
+        assert {e.outcome for e in pool.episodes()} == {"solved"}
+    seen = [next(o.content for s in e.steps for o in s.observations) for e in (first, second, third)]
+    assert not any("mark" in text for text in seen)
+    sessions = [name for e in (first, second, third) for name in e.files if name.endswith(".jsonl")]
+    assert len(sessions) == 3
+
+
+async def test_an_image_of_ones_own(
+    backend: Backend, model_folder: Path, tmp_path: Path, openclaw: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rootfs = tmp_path / "rootfs"
+    with tarfile.open(fileobj=io.BytesIO(layer(small_system()))) as tar:
+        tar.extractall(rootfs, filter="tar")
+    for name in ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "libatomic.so.1"):
+        for found in Path("/usr/lib").glob(f"*-linux-gnu/{name}"):
+            target = rootfs / found.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, target)
+    (rootfs / "opt").mkdir(exist_ok=True)
+    subprocess.run(["cp", "-a", "--reflink=auto", openclaw.folder, rootfs / "opt/openclaw"], check=True)
+    monkeypatch.setenv("OPENCLAW_ROOTFS", str(rootfs))
+    task = make_task("image")
+    async with openclaw_desk(model_folder, tmp_path / "p.db", {task.instruction: SOLVE}, prompt="slim") as (
+        agent,
+        _,
+        _,
+    ):
+        assert agent.receipt()["image"] == str(rootfs)
+        assert agent.version == openclaw.version
+        episode = await run_episode(task, agent, backend, seed=0)
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    with pytest.raises(AgentError, match="says: leave 2026"):
+        OpenClaw("2026.4.1")
+    monkeypatch.setenv("OPENCLAW_ROOTFS", str(tmp_path))
+    with pytest.raises(AgentError, match="lacks sh"):
+        OpenClaw()
+
+
+SERVER = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        turn = sum(m["role"] == "assistant" for m in body["messages"])
+        function = {"name": "exec", "arguments": '{"command": "ls"}'}
+        call = {"index": 0, "id": "a", "type": "function", "function": function}
+        delta = {"tool_calls": [call]} if turn == 0 else {"content": "I give up."}
+        reason = "tool_calls" if turn == 0 else "stop"
+        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+                  {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
+                  {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}]
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for event in events:
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+        self.wfile.write(b"data: [DONE]\\n\\n")
+    def log_message(self, *args): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_the_command_writes_the_run_folder_of_every_agent(tmp_path: Path, openclaw: Installation) -> None:
+    env = {**os.environ, "OPENAI_API_KEY": "none", "COLUMNS": "100"}
+    clawgym = [sys.executable, "-c", "from clawgym.cli import main; main()"]
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+            argv = ["eval", "--bench", "terminal-basic", "--limit", "2", "--agent", "openclaw", "--prompt", "slim"]
+            argv += ["--model", "m", "--base-url", url, "--out", "run"]
+            done = subprocess.run([*clawgym, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
+        finally:
+            server.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    receipt = json.loads((tmp_path / "run/receipt.json").read_text())
+    assert (receipt["agent"]["name"], receipt["agent"]["version"]) == ("openclaw", "2026.4.1")
+    assert receipt["agent"]["sha256"] == openclaw.digest
+    rows = [json.loads(line) for line in (tmp_path / "run/results.jsonl").read_text().splitlines()]
+    assert [row["outcome"] for row in rows] == ["failed", "failed"]
+    assert {row["tool_calls"] for row in rows} == {1}
+    assert {row["usage"]["completion_tokens"] for row in rows} == {10}
+    for folder in (tmp_path / "run/episodes").iterdir():
+        with tarfile.open(folder / "agent.tar.gz") as packed:
+            assert any(name.endswith(".jsonl") for name in packed.getnames())
+    verified = subprocess.run(
+        [*clawgym, "verify", "run"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
