@@ -34,7 +34,7 @@ _MEMORY_MB, _PIDS, _DISK_MB = 1024, 64, 64
 _BOOT_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
 _FOREVER = 7 * 86400.0
-_SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size=2"], 256_000
+_SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size=4"], 256_000
 """A third less memory. Seen to hold a conversation of 1.5 MB, some 390,000 tokens; more than that is not known."""
 
 

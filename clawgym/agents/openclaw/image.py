@@ -1,6 +1,6 @@
 """Images and root file systems that hold an OpenClaw of their own, such as the official ones.
 
-``spec.image`` may name one of them; :func:`find_in` says how to start OpenClaw in its boxes. What is added to an
+``spec.image`` may name one of them; :func:`inspect_image` says how to start OpenClaw in its boxes. What is added to an
 image is small: a note of where things are, and the name ``python`` for its python3. Nothing of it is changed.
 """
 
@@ -16,14 +16,11 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clawgym.agents.openclaw import _tree
 from clawgym.agents.openclaw._unpack import Tell, copy_rootfs, is_image, resolve, unpack
 from clawgym.errors import AgentError, MissingDependency
-
-if TYPE_CHECKING:
-    from clawgym.sandbox.protocol import Sandbox
 
 __all__ = [
     "NOTE",
@@ -167,19 +164,6 @@ def inspect_image(image: str) -> Layout:
         return inspect_rootfs(Path(image))
     with _docker(f"look into {image!r}", image) as engine:
         return _read_answer(_run_in_image(engine, image, ["sh", "-c", _script()]), f"image {image!r}")[0]
-
-
-async def find_in(box: Sandbox) -> Layout:
-    """Where a box over an image of one's own has OpenClaw; ask before anything else runs in it.
-
-    Raises :class:`~clawgym.errors.AgentError` if it has none.
-    """
-    answer = await box.exec(["sh", "-c", _script()], cwd="/", timeout=30, max_output=1 << 20)
-    if answer.exit_code != 0:
-        raise AgentError(
-            f"image {box.spec.image!r} cannot be looked into ({answer.text.strip()[-300:]}): mend the image"
-        )
-    return _read_answer(answer.text, f"image {box.spec.image!r}")[0]
 
 
 # -- adding

@@ -14,7 +14,7 @@ from clawgym.agents.openclaw.image import (
     NOTE,
     Layout,
     add_to_docker_image,
-    find_in,
+    inspect_image,
     inspect_rootfs,
     make_rootfs,
     rootfs_of_environment,
@@ -66,7 +66,7 @@ def test_an_official_image_becomes_one_for_boxes(rootfs: Path) -> None:
 async def test_its_openclaw_starts_in_a_box(rootfs: Path, backend: Backend) -> None:
     box = await backend.create(SandboxSpec(image=str(rootfs)))
     try:
-        found = await find_in(box)
+        found = inspect_image(str(rootfs))
         assert found == OFFICIAL
         done = await box.exec([found.node, found.entry, "gateway"])
         assert done.output == b"started /app/openclaw.mjs gateway\n"
@@ -75,14 +75,12 @@ async def test_its_openclaw_starts_in_a_box(rootfs: Path, backend: Backend) -> N
         await box.close()
 
 
-async def test_a_box_without_one_says_so(backend: Backend) -> None:
-    box = await backend.create(SandboxSpec())
-    try:
-        await box.exec(["sh", "-c", "rm -f /usr/bin/node"])  # where the machine has one
-        with pytest.raises(AgentError, match=r"'default' has no .* start from an official release"):
-            await find_in(box)
-    finally:
-        await box.close()
+def test_a_root_without_one_says_so(rootfs: Path, tmp_path: Path) -> None:
+    shutil.copytree(rootfs, tmp_path / "root", symlinks=True)
+    (tmp_path / "root" / NOTE.lstrip("/")).unlink()
+    (tmp_path / "root/usr/local/bin/node").unlink()
+    with pytest.raises(AgentError, match=r"has no node in any of .* start from an official release"):
+        inspect_image(str(tmp_path / "root"))
 
 
 def test_a_rootfs_is_copied_and_stays_as_it_was(rootfs: Path, tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ async def test_a_docker_image_becomes_one_for_boxes(docker_engine: str, system: 
         left = subprocess.run([*docker, "ps", "-aq"], capture_output=True, check=True).stdout
         assert left == b""
         box = await made.create(SandboxSpec(image="clawgym-test/fit:1"))
-        assert await find_in(box) == OFFICIAL
+        assert inspect_image("clawgym-test/fit:1") == OFFICIAL
         assert OFFICIAL.version in (await box.exec(["cat", NOTE])).text
         assert (await box.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
         await box.close()
@@ -196,6 +194,8 @@ async def test_a_docker_image_becomes_one_for_boxes(docker_engine: str, system: 
         assert make_rootfs(saved, tmp_path / "rootfs") == OFFICIAL
         with pytest.raises(AgentError, match="docker pull clawgym-test/none"):
             add_to_docker_image("clawgym-test/none", "clawgym-test/fit:2")
+        with pytest.raises(AgentError, match="docker pull clawgym-test/none"):
+            inspect_image("clawgym-test/none")
     finally:
         await made.aclose()
         subprocess.run([*docker, "rmi", "-f", "clawgym-test/fit:1", "clawgym-test/release:1"], capture_output=True)
