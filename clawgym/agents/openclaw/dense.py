@@ -35,8 +35,7 @@ from clawgym.agents.openclaw._dense_config import (
 from clawgym.agents.openclaw._tools import Hands, ToolServer
 from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
-from clawgym.agents.openclaw.install import DEFAULT_VERSION
-from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.gateway.server import Address, Gateway
 from clawgym.gateway.sessions import Opened, reserve
 from clawgym.records import Limits, TaskFile
@@ -61,8 +60,11 @@ class DenseOpenClaw(OpenClaw):
 
     name = "openclaw-dense"
 
-    def __init__(self, version: str = DEFAULT_VERSION, *, prompt: Prompt = "reference", max_tokens: int = 8192) -> None:
+    def __init__(self, version: str | None = None, *, prompt: Prompt = "reference", max_tokens: int = 8192) -> None:
         super().__init__(version, prompt=prompt)
+        if self.installation is None:
+            raise AgentError("dense mode uses the OpenClaw that is installed here: unset OPENCLAW_ROOTFS")
+        self._folder = self.installation.folder
         self.max_tokens = max_tokens
         self._processes: dict[Hashable, _Process] = {}
         self._starting = asyncio.Lock()
@@ -72,7 +74,7 @@ class DenseOpenClaw(OpenClaw):
 
         Raises :class:`SandboxUnavailable` where boxes have no loopback."""
         process = await self._process(backend, gateway)
-        mounts = {**spec.mounts, FOLDER: self.installation.folder}  # skills and pages that the prompt speaks of
+        mounts = {**spec.mounts, FOLDER: self._folder}  # skills and pages that the prompt speaks of
         box = await backend.create(replace(spec, mounts=mounts))
         try:
             return await process.seat(box)
@@ -182,7 +184,7 @@ class _Process:
         try:
             async with self.learning:
                 if not self.free.get(workspace):
-                    await self._learn(workspace, self.wanted[workspace] + _SPARE)
+                    await self._learn(workspace, self.wanted[workspace] + _SPARE + 1)
                 return self.free[workspace].popleft()
         finally:
             self.wanted[workspace] -= 1
@@ -205,7 +207,18 @@ class _Process:
                 f"the shared OpenClaw takes no more agents ({error}): run the same command again"
             ) from error
         self.sessions |= new
-        self.free.setdefault(workspace, deque()).extend(new)
+        if workspace not in self.free:
+            await self._furnish(workspace, new.popitem()[0])
+        self.free[workspace].extend(new)
+
+    async def _furnish(self, workspace: str, agent: str) -> None:
+        """Let OpenClaw write its files into its own ``workspace``, which two agents at once would trip over.
+
+        ``agent`` asks for that and fails: it has no box."""
+        with contextlib.suppress(ClawStopped):
+            await self.running.ask("Hello.", agent=agent)
+        self.free[workspace] = deque()
+        await self.forget(agent)
 
     def _model(self, agent: str, opened: Opened) -> tuple[TaskFile, TaskFile]:
         """The one model that ``agent`` finds: its own session of the gateway."""

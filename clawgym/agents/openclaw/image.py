@@ -26,7 +26,6 @@ __all__ = [
     "NOTE",
     "Layout",
     "add_to_docker_image",
-    "find_in",
     "inspect_image",
     "inspect_rootfs",
     "make_rootfs",
