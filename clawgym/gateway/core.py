@@ -127,7 +127,7 @@ class Core:
                 async with contextlib.aclosing(answer(session, call, started)) as stream:
                     async for delta in stream:
                         yield delta
-        except ClawGymError as error:
+        except Exception as error:
             session.failure = error
             raise
         finally:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from clawgym.engines.protocol import Sampling
-from clawgym.errors import ClawGymError, PoolError
+from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.roles import opening_of, system_of, told_by
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
@@ -62,7 +62,7 @@ class Session:
     """Stored so far: the next one's index."""
     usage: Usage = field(default_factory=Usage)
     """Of the turns since it was opened, or read again."""
-    failure: ClawGymError | None = None
+    failure: Exception | None = None
     """Why the last call of the agent failed; ``None`` once a later one did not. Agents hide such failures."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn gets its index and is stored."""

@@ -21,7 +21,7 @@ from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Sampling, TextEngine, TokenEngine
-from clawgym.errors import BudgetExceeded, ClawGymError, EngineError, InfraError, SandboxDied, SandboxError
+from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
@@ -165,7 +165,7 @@ class BlackBoxAgent:
         What an agent can bring about by what it sends is its own failure. Raises :class:`EngineError` and
         :class:`InfraError` for ours."""
         session = await stay.booted.gateway.sessions.get(stay.booted.opened.id)
-        failure: ClawGymError | None = None if session is None else session.failure
+        failure = None if session is None else session.failure
         match failure:
             case None:
                 return None

@@ -84,6 +84,13 @@ async def test_an_engine_that_fails_is_infra(room: Any, status: int, program: st
     assert it.boxes == []
 
 
+async def test_an_engine_that_breaks_is_infra(room: Any) -> None:
+    it = await room([SOLVE, RuntimeError("CUDA error")], claw=hands(FRIENDLY))
+    episode = await it.attempt()
+    assert episode.outcome is Outcome.INFRA
+    assert "the gateway failed (CUDA error)" in episode.error
+
+
 async def test_a_gateway_with_no_room_is_infra(room: Any) -> None:
     it = await room(["Hello."], gateway={"streams": 1, "waiting": 0}, claw=hands(FRIENDLY))
     async with it.gateway.gate.turn():
