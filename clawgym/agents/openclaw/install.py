@@ -234,7 +234,7 @@ def _fetch_tested(release: Release, machine: str, folder: Path, tell: Progress) 
     lock: dict[str, Any] = json.loads(gzip.decompress(release.lock.read_bytes()))
     packages: dict[str, dict[str, Any]] = lock["packages"]
     wanted = [name for name, package in packages.items() if name and _is_for(package, machine)]
-    (folder / "package.json").write_text(json.dumps(packages[""]))
+    (folder / "package.json").write_text(json.dumps({**packages[""], "overrides": _OVERRIDES}))
 
     def missing() -> list[str]:
         return [name for name in wanted if not (folder / name / "package.json").exists()]
