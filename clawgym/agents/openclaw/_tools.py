@@ -54,6 +54,8 @@ class Hands:
 
     box: Sandbox
     failed: asyncio.Future[None]
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once OpenClaw has begun with what the agent was asked."""
     commands: dict[str, _Command] = field(default_factory=dict)
     listening: asyncio.Server | None = None
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -148,6 +150,9 @@ class ToolServer:
         if hands is None:
             return {"error": "the sandbox is gone"}, b""
         try:
+            if head["op"] == "begin":
+                hands.begun.set()
+                return {}, b""
             if head["op"] == "exec":
                 return await _exec(hands, head)
             return await FILES[head["op"]](hands.box, head, body)

@@ -72,8 +72,7 @@ function bridge(ask, workspace) {
   };
 }
 
-function factory(config) {
-  const connect = connector(config);
+function factory(connect, port) {
   const seeded = new Set();
 
   // What OpenClaw wrote into its own copy of the workspace (AGENTS.md, ...), once an agent.
@@ -93,8 +92,8 @@ function factory(config) {
     await seed(agent, ask, agentWorkspaceDir);
     return {
       id: "clawgym",
-      runtimeId: agent,
-      runtimeLabel: agent,
+      runtimeId: "clawgym", // one line in OpenClaw's list of containers, which it reads and writes for every turn
+      runtimeLabel: "clawgym",
       workdir: "", // no second path for the prompt to explain
       env: {},
       configLabel: "clawgym",
@@ -102,7 +101,7 @@ function factory(config) {
         const { PATH, HOME, ...own } = env; // OpenClaw's for a container: the box has its own
         const { ticket } = await ask({ op: "exec", command, env: own });
         return {
-          argv: ["bash", "--noprofile", "--norc", "-c", STAND_IN, "tool", String(config.port), ticket],
+          argv: ["bash", "--noprofile", "--norc", "-c", STAND_IN, "tool", String(port), ticket],
           env: { PATH: process.env.PATH },
           stdinMode: "pipe-closed",
         };
@@ -130,7 +129,9 @@ export default {
   description: "Tools in a box of their own.",
   register(api) {
     if (api.registrationMode !== "full") return;
-    registerSandboxBackend("clawgym", factory(api.pluginConfig));
+    const connect = connector(api.pluginConfig);
+    registerSandboxBackend("clawgym", factory(connect, api.pluginConfig.port));
     api.on("before_tool_call", lookInBox);
+    api.on("before_prompt_build", async (_, { agentId }) => void (await connect({ op: "begin", agent: agentId })));
   },
 };

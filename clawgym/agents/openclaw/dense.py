@@ -50,6 +50,9 @@ _MEMORY_MB = 4096
 _HEAP_MB = 3072
 _LEARN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
+_LOOKS = 100
+_DOORS = 4
+"""Agents that begin at once: each waits for a lock on a list of containers, and gives up after ten seconds."""
 
 
 class DenseOpenClaw(OpenClaw):
@@ -122,6 +125,7 @@ class _Process:
     """Agent -> its session of the gateway."""
     free: dict[str, deque[str]] = field(default_factory=dict)
     """Where they work -> agents that nobody has had yet."""
+    doors: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DOORS))
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: dict[str, int] = field(default_factory=dict)
 
@@ -193,12 +197,16 @@ class _Process:
         new = {secrets.token_hex(8): reserve() for _ in range(count)}
         self.workspaces |= dict.fromkeys(new, workspace)
         config = configuration_of(self.claw, self.gateway.model, self.token, self.tools.key, self.workspaces)
+        files = [TaskFile("openclaw.json", json.dumps(config).encode())]
         models = [file for agent, opened in new.items() for file in self._model(agent, opened)]
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
                 await self.box.put(models, f"{HOME}/.openclaw/agents")  # it reads the keys as it learns of their agents
-                await self.box.put([TaskFile("openclaw.json", json.dumps(config).encode())], f"{HOME}/.openclaw")
-                while not await self._knows(new):  # noqa: ASYNC110 (another process)
+                looks = 0
+                while not await self._knows(new):
+                    if looks % _LOOKS == 0:  # again, since a change while it starts may pass unseen
+                        await self.box.put(files, f"{HOME}/.openclaw")
+                    looks += 1
                     await asyncio.sleep(_LOOK_SECONDS)
         except (ClawStopped, SandboxError, TimeoutError) as error:
             for agent in new:
@@ -277,7 +285,17 @@ class _Seat:
 
     async def ask(self, message: str) -> str:
         """As :meth:`RunningOpenClaw.ask`. Raises :class:`InfraError` where the shared process ended: that is ours."""
-        asking = asyncio.ensure_future(self.process.running.ask(message, agent=self.agent))
+        self.hands.begun.clear()
+        async with self.process.doors:
+            asking = asyncio.ensure_future(self.process.running.ask(message, agent=self.agent))
+            begun = asyncio.ensure_future(self.hands.begun.wait())
+            try:
+                await asyncio.wait((asking, begun, self.hands.failed), return_when=asyncio.FIRST_COMPLETED)
+            except BaseException:
+                asking.cancel()
+                raise
+            finally:
+                begun.cancel()
         try:
             await asyncio.wait((asking, self.hands.failed), return_when=asyncio.FIRST_COMPLETED)
             if self.hands.failed.done():
