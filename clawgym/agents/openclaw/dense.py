@@ -47,7 +47,8 @@ _log = logging.getLogger("clawgym.agents")
 _SPARE = 32
 """Agents that OpenClaw knows before they are needed: it takes half a second to learn of some, however many."""
 _MEMORY_MB = 4096
-_HEAP_MB = 3072
+_NODE = ["--max-old-space-size=3072"]
+"""Over that of a small OpenClaw: the last one counts."""
 _LEARN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _LOOKS = 100
@@ -153,8 +154,9 @@ class _Process:
             token = secrets.token_urlsafe(24)
             config = configuration_of(claw, gateway.model, token, tools.key, {})
             await box.put([TaskFile("openclaw.json", json.dumps(config).encode())], f"{HOME}/.openclaw")
-            node, *rest = claw.argv(ModelLink("", ""))
-            running = RunningOpenClaw(box, token, [node, f"--max-old-space-size={_HEAP_MB}", *rest], claw.env())
+            argv = claw.argv(ModelLink("", ""))
+            entry = next(place for place, word in enumerate(argv) if word.endswith(".mjs"))
+            running = RunningOpenClaw(box, token, [*argv[:entry], *_NODE, *argv[entry:]], claw.env())
             undo.push_async_callback(running.aclose)
             await claw.wait(running)
             return cls(claw, gateway, box, tools, token, running, address, undo.pop_all())
