@@ -5,8 +5,8 @@
 Both run the same OpenClaw in the same boxes, with a model of ours that answers after ``--latency`` seconds; an episode
 is five model calls (four tools). ``reference`` has the published trainer's configuration and environment (but for mDNS,
 which no box lets out), and boots when an episode asks. ``ours`` has this library's, and spare boxes that have booted
-before. CPU is that of every process of the run, this one included, in seconds of one core; memory is PSS of Node.
-Quiet machine, nothing else running.
+before. CPU is the busy time of the machine (/proc/stat), in seconds of one core, so: quiet machine, nothing else
+running. Memory is PSS of Node.
 """
 
 from __future__ import annotations
@@ -109,12 +109,10 @@ class ReferenceOpenClaw(OpenClaw):
 
 
 def cpu() -> float:
-    """CPU seconds of this process and of all it has started, those that have ended included."""
-    spent = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            spent += sum(process.cpu_times()[:4])
-    return spent
+    """Seconds that the machine's processors have worked since it was started: what was killed counts too."""
+    with open("/proc/stat") as file:
+        fields = [int(x) for x in file.readline().split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4] - fields[7]) / os.sysconf("SC_CLK_TCK")
 
 
 def pss() -> float:
