@@ -1,6 +1,6 @@
 """What the real OpenClaw costs here, beside the published trainer's way to run it, in one run.
 
-    python benchmarks/openclaw.py [--latency 1.0] [--at-once 16] [--alive 64]
+    python benchmarks/openclaw.py [--latency 1.0] [--at-once 16] [--alive 64] [--parts cost reset alive]
 
 Both run the same OpenClaw in the same boxes, with a model of ours that answers after ``--latency`` seconds; an episode
 is five model calls (four tools). ``reference`` has the published trainer's configuration and environment (but for mDNS,
@@ -49,6 +49,9 @@ TASK = Task(
     inputs=(TaskFile("in.txt", b"6 * 7\n"),),
     limits=Limits(agent_seconds=600),
 )
+
+
+PARTS = ("cost", "reset", "alive")
 
 
 class Model:
@@ -223,10 +226,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="namespace")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds of every model call (default 1)")
-    parser.add_argument("--boots", type=int, default=5)
-    parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--episodes", type=int, default=48, help="of ours; the reference has --at-once of them")
-    parser.add_argument("--alive", type=int, default=64, help="how many to hold at once; 0 leaves it out")
+    parser.add_argument("--boots", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=16, help="the reference gets so many episodes, ours twice")
+    parser.add_argument("--alive", type=int, default=64, help="how many to hold at once")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     boxes = backend(options.backend)
     await boxes.probe()
@@ -239,7 +242,22 @@ async def main() -> None:
 async def report(options: argparse.Namespace, boxes: Backend) -> None:
     reference = Bench(ReferenceOpenClaw(), boxes, options.latency)
     ours = Bench(OpenClaw(), boxes, options.latency)
-    line("", "reference", "ours", "ours / reference")
+    if "cost" in options.parts:
+        await report_cost(options, reference, ours)
+    if "reset" in options.parts:
+        ours.model.latency = 0.0
+        ready, asked = await ours.resets(20)
+        line(f"pool-hit reset, files in the box (ms p50 of {len(ready)})", f"{statistics.median(ready):.0f}")
+        line("pool-hit reset, first model call (ms p50, max)", f"{statistics.median(asked):.0f}", f"{max(asked):.0f}")
+    if "alive" in options.parts:
+        held = await ours.alive(options.alive)
+        line(f"alive of {options.alive} asked for", f"{held['working']:.0f}")
+        line("  memory each (MiB PSS), in all (GiB)", f"{held['pss']:.0f}", f"{held['used']:.1f}")
+        line("  seconds until all had booted", f"{held['wall']:.0f}")
+
+
+async def report_cost(options: argparse.Namespace, reference: Bench, ours: Bench) -> None:
+    line("", "reference", "ours", "ours/reference")
 
     def row(what: str, unit: str, theirs: float, mine: float) -> None:
         line(f"{what} ({unit})", f"{theirs:.2f}", f"{mine:.2f}", f"{mine / theirs:.2f}" if theirs > 0.01 else "")
@@ -251,20 +269,11 @@ async def report(options: argparse.Namespace, boxes: Backend) -> None:
     row("memory, idle", "MiB PSS", theirs["pss"], mine["pss"])
     for at_once in (1, options.at_once):
         few = 4 if at_once == 1 else options.at_once
-        many = 4 if at_once == 1 else options.episodes
+        many = 4 if at_once == 1 else 2 * options.at_once
         theirs = await reference.episodes(few, at_once, spare=0)
         mine = await ours.episodes(many, at_once, spare=min(2, at_once))
         row(f"episodes, {at_once} at once", "a minute", theirs["minute"], mine["minute"])
         row(f"each, {at_once} at once", "CPU s", theirs["cpu"], mine["cpu"])
-    ours.model.latency = 0.0
-    ready, asked = await ours.resets(20)
-    line("pool-hit reset, files in the box (ms p50)", "", f"{statistics.median(ready):.0f}")
-    line("pool-hit reset, first model call (ms p50, max)", "", f"{statistics.median(asked):.0f}", f"{max(asked):.0f}")
-    if options.alive:
-        held = await ours.alive(options.alive)
-        line(f"alive of {options.alive} asked for", "", f"{held['working']:.0f}")
-        line("  memory each (MiB PSS), in all (GiB)", "", f"{held['pss']:.0f}", f"{held['used']:.1f}")
-        line("  seconds until all had booted", "", f"{held['wall']:.0f}")
 
 
 if __name__ == "__main__":
