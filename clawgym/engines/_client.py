@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,7 +23,6 @@ class Client:
 
     def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
         try:
-            import httpx
             import openai
         except ImportError as error:
             raise MissingDependency(
@@ -31,9 +32,11 @@ class Client:
         self._openai = openai
         self._timeout = timeout
         self._client = openai.AsyncOpenAI(api_key=api_key or "none", base_url=base_url, max_retries=0, timeout=timeout)
-        self._failures = (TimeoutError, openai.APIError, httpx.HTTPError, ValueError)
-        self._late = (TimeoutError, openai.APITimeoutError, httpx.TimeoutException)
-        self._cut = (openai.APIConnectionError, httpx.HTTPError)
+        libraries = _http_libraries()
+        failures = tuple(library.HTTPError for library in libraries)
+        self._failures = (TimeoutError, openai.APIError, ValueError, *failures)
+        self._late = (TimeoutError, openai.APITimeoutError, *(library.TimeoutException for library in libraries))
+        self._cut = (openai.APIConnectionError, *failures)
 
     async def send(self, body: dict[str, Any]) -> Any | Failure:
         """The decoded JSON of one exchange."""
@@ -103,3 +106,12 @@ class Client:
 
     async def aclose(self) -> None:
         await self._client.close()
+
+
+def _http_libraries() -> list[Any]:
+    """What releases of the SDK speak HTTP with, as far as it is here: their errors come through."""
+    found: list[Any] = []
+    for name in ("httpx", "httpx2"):
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name))
+    return found
