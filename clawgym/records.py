@@ -471,7 +471,7 @@ class Episode:
     usage: Usage = field(default_factory=Usage)
     final_message: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds by :class:`Phase`."""
+    """Wall seconds by :class:`Phase`; ``boot``: the wait for a box with the agent's program in it."""
     isolation: Mapping[str, Any] = field(default_factory=dict)
     """What the box isolated, as probed."""
     workspace: bytes | None = None

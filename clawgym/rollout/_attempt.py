@@ -121,7 +121,9 @@ class Attempt:
                 if self.resident is None:
                     self._box = await self.backend.create(spec)
             if self.resident is not None:  # programs start a few at a time, however many episodes do
+                asked = time.monotonic()
                 self._box = await self.resident.open_box(self.backend, spec)
+                self.seconds["boot"] = time.monotonic() - asked
             async with self.phase(Phase.SETUP):
                 if task.inputs:
                     await self.box.put(task.inputs, task.workspace)
