@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "openclaw.md"
 
 async def test_the_lines_of_the_page_do_it(desk, openclaw: Installation, tmp_path: Path) -> None:
     there = await desk("I am here, and heard you.", context_window=100_000)
-    (lines,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     config = lines.replace("BASE_URL", there.base_url).replace("API_KEY", there.session.secret)
     (tmp_path / ".openclaw").mkdir()
     (tmp_path / ".openclaw" / "openclaw.json").write_text(config)
