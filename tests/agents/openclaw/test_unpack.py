@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.agents.openclaw._unpack import resolve, unpack
@@ -205,6 +206,8 @@ TARGETS = st.builds(lambda start, path: start + path, st.sampled_from(["", "/"])
 
 @settings(max_examples=200, deadline=None)
 @given(links=st.dictionaries(PATHS, TARGETS, max_size=4), asked=PATHS, make=st.booleans())
+@example(links={"a": "a", "a/a/a": "a"}, asked="a", make=False)
+@example(links={"a": "a", "a/a": "a"}, asked="a", make=True)
 def test_what_a_path_names_is_inside_and_no_link(
     tmp_path_factory: pytest.TempPathFactory, links: dict[str, str], asked: str, make: bool
 ) -> None:
