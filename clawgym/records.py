@@ -99,6 +99,10 @@ class Limits:
     max_steps: int = 50
     """Actions or model calls in one episode."""
 
+    def plus(self, **more: int) -> Limits:
+        """These limits, and ``more`` of some of them (``memory_mb=512``)."""
+        return replace(self, **{name: getattr(self, name) + extra for name, extra in more.items()})
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)

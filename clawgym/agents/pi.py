@@ -13,9 +13,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
+from clawgym.agents.blackbox.loopback import OURS, node_options, preload
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import model_provider
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
@@ -28,7 +28,6 @@ __all__ = ["Pi", "RunningPi"]
 FOLDER = "/opt/openclaw"
 HOME = "/root"
 _PACKAGE = "node_modules/@mariozechner/pi-coding-agent"
-_OURS = "/opt/clawgym"
 _AGENT = f"{HOME}/.pi/agent"
 _SESSION = f"{_AGENT}/sessions/session.jsonl"
 _MEMORY_MB, _PIDS, _DISK_MB = 512, 32, 64
@@ -63,27 +62,18 @@ class Pi:
 
     def spec(self, spec: SandboxSpec) -> SandboxSpec:
         """See :class:`~clawgym.agents.blackbox.Claw`."""
-        limits = replace(
-            spec.limits,
-            memory_mb=spec.limits.memory_mb + _MEMORY_MB,
-            pids=spec.limits.pids + _PIDS,
-            disk_mb=spec.limits.disk_mb + _DISK_MB,
-        )
-        preload = resources.files("clawgym.agents.blackbox").joinpath("loopback.cjs").read_bytes()
         return replace(
             spec,
-            limits=limits,
+            limits=spec.limits.plus(memory_mb=_MEMORY_MB, pids=_PIDS, disk_mb=_DISK_MB),
             mounts={**spec.mounts, FOLDER: self.installation.folder},
-            readonly={**spec.readonly, _OURS: (TaskFile("loopback.cjs", preload),)},
+            readonly={**spec.readonly, OURS: (preload(),)},
         )
 
     async def start(self, box: Sandbox, link: ModelLink) -> RunningPi:
         """See :class:`~clawgym.agents.blackbox.Claw`. Nothing runs between two turns: only files are written here."""
         files = {"models.json": _models(link), "settings.json": _settings(link)}
         await box.put([TaskFile(name, json.dumps(body, indent=1).encode()) for name, body in files.items()], _AGENT)
-        node = [f"{FOLDER}/node/bin/node"]
-        if link.socket_path is not None:
-            node += ["--require", f"{_OURS}/loopback.cjs"]
+        node = [f"{FOLDER}/node/bin/node", *node_options(link)]
         return RunningPi(box, [*node, f"{FOLDER}/{_PACKAGE}/dist/cli.js", *_ARGUMENTS, "--model", link.model])
 
     def receipt(self) -> dict[str, Any]:

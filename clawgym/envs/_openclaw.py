@@ -187,7 +187,7 @@ class OpenClawKit:
     def __init__(
         self,
         *,
-        version: str,
+        version: str | None,
         prompt: Prompt,
         action_format: ActionFormat,
         reward: Reward,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from gymnasium.vector import AutoresetMode
 
 from clawgym.agents.openclaw.config import Prompt
-from clawgym.agents.openclaw.install import DEFAULT_VERSION
 from clawgym.envs._kit import Reward
 from clawgym.envs._openclaw import OpenClawKit
 from clawgym.envs._replies import ActionFormat
@@ -27,7 +26,8 @@ class OpenClawEnv(TaskEnv):
         backend: ``auto``, ``namespace``, ``chroot`` or ``docker``.
         reward: what the last step pays: ``official``, ``strict``, ``corrected`` (``strict`` where no floor is
             known), or ``checks``, the sum over the named checks. Other steps pay 0.
-        version: of OpenClaw, as installed (``clawgym openclaw install``).
+        version: of OpenClaw, as installed (``clawgym openclaw install``); default: the one that is known to work,
+            or that of ``$OPENCLAW_ROOTFS``.
         prompt: ``reference``, what OpenClaw makes of its defaults, or ``slim``, a third of the tokens.
         action_format: what an action is; see below.
         max_tokens: of one answer, as OpenClaw is told. Nothing is counted here.
@@ -62,7 +62,7 @@ class OpenClawEnv(TaskEnv):
         *,
         backend: str = "auto",
         reward: Reward = "official",
-        version: str = DEFAULT_VERSION,
+        version: str | None = None,
         prompt: Prompt = "reference",
         action_format: ActionFormat = "message",
         max_tokens: int = 8192,
@@ -97,7 +97,7 @@ class OpenClawVectorEnv(TaskVectorEnv):
         *,
         backend: str = "auto",
         reward: Reward = "official",
-        version: str = DEFAULT_VERSION,
+        version: str | None = None,
         prompt: Prompt = "reference",
         action_format: ActionFormat = "message",
         max_tokens: int = 8192,

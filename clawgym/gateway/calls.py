@@ -215,6 +215,14 @@ def image_from_base64(payload: Any, media_type: str, where: str) -> Image:
     return Image(hashlib.sha256(data).hexdigest(), data, media_type)
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message says, its texts joined where it has parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
 def chat_body(call: ChatCall) -> dict[str, Any]:
     """``call`` as a chat-completions request body, for upstreams that take text."""
     body: dict[str, Any] = {**call.extra, "messages": [_to_wire(message, call) for message in call.messages]}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clawgym.gateway.calls import Message
+from clawgym.gateway.calls import Message, text_of
 from clawgym.gateway.stitch import Match, Node, Tree
 from clawgym.records import Role
 
@@ -81,7 +81,7 @@ class _New:
             tools,
             system_of(messages),
             opening_of(messages),
-            "\n".join(_text(m) for m in told),
+            "\n".join(text_of(m) for m in told),
             replies - {("",)},
             len(told) == len(messages),
         )
@@ -137,25 +137,18 @@ def _sums_up(tree: Tree, new: _New) -> bool:
 
 def system_of(messages: Iterable[Message]) -> str:
     """The system messages."""
-    return "\n".join(_text(message) for message in messages if message["role"] == "system")
+    return "\n".join(text_of(message) for message in messages if message["role"] == "system")
 
 
 def opening_of(messages: Iterable[Message]) -> str:
     """The first user message."""
-    return next((_text(message) for message in messages if message["role"] == "user"), "")
+    return next((text_of(message) for message in messages if message["role"] == "user"), "")
 
 
 def told_by(messages: Iterable[Message]) -> tuple[str, ...]:
     """How the user's messages and the tools' results begin, as far as that is evidence."""
-    texts = (_text(message).strip() for message in messages if message["role"] in ("user", "tool"))
+    texts = (text_of(message).strip() for message in messages if message["role"] in ("user", "tool"))
     return tuple(text[:REACH] for text in texts if len(text) >= TELLING)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message["content"]
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
 
 
 def _found(said: str | None, text: str) -> bool:
@@ -173,7 +166,7 @@ def _retold(node: Node, text: str) -> bool:
 def _saying(reply: Mapping[str, Any]) -> tuple[str, ...]:
     """The text and the arguments of a reply, the same however an agent replays them (:mod:`clawgym.gateway.stitch`)."""
     calls = (call["function"]["arguments"] for call in reply.get("tool_calls", ()))
-    return (_text(reply).strip(), *map(_in_order, calls))
+    return (text_of(reply).strip(), *map(_in_order, calls))
 
 
 def _in_order(arguments: str) -> str:

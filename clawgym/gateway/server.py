@@ -38,6 +38,7 @@ from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.sessions import Opened, Session, Sessions
 from clawgym.pool import Pool, PoolWriter
+from clawgym.records import Episode
 
 __all__ = ["Address", "Gateway", "Listeners"]
 
@@ -202,6 +203,17 @@ class Gateway:
     async def close_session(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
         """End a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
         await self.sessions.close(session_id, outcome=outcome, **result)
+
+    async def settle(self, session_id: str, episode: Episode) -> None:
+        """End a session as its ``episode`` ended; the reward is the strict score. Raises as :meth:`close_session`."""
+        result = episode.result
+        await self.close_session(
+            session_id,
+            outcome=episode.outcome,
+            cause=episode.cause,
+            reward=None if result is None else result.strict,
+            rewards={} if result is None else {"strict": result.strict, "official": result.official},
+        )
 
     async def hang_up(self, session_id: str) -> None:
         """Take no further call of a session and end those under way, with a record of each."""

@@ -49,14 +49,7 @@ async def collect_episode(
         raise
     finally:
         await worker.aclose()
-    result = episode.result
-    await gateway.close_session(
-        opened.id,
-        outcome=episode.outcome,
-        cause=episode.cause,
-        reward=None if result is None else result.strict,
-        rewards={} if result is None else {"strict": result.strict, "official": result.official},
-    )
+    await gateway.settle(opened.id, episode)
     try:
         turns = await gateway.run_in_pool("turns", opened.id)
     except ClawGymError:

@@ -109,14 +109,7 @@ class BlackBoxAgent:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         stay = self._stays.pop(box.id)
         if stay.opened:
-            result = episode.result
-            await stay.booted.gateway.close_session(
-                stay.booted.opened.id,
-                outcome=episode.outcome,
-                cause=episode.cause,
-                reward=None if result is None else result.strict,
-                rewards={} if result is None else {"strict": result.strict, "official": result.official},
-            )
+            await stay.booted.gateway.settle(stay.booted.opened.id, episode)
         return replace(episode, usage=stay.usage, files=stay.files)
 
     # -- the work

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clawgym.agents._toolbox import now
+from clawgym.gateway.calls import text_of
 from clawgym.records import Observation, Step, ToolCall, Turn
 
 __all__ = ["steps_of"]
@@ -18,22 +19,22 @@ def steps_of(turns: Sequence[Turn], instruction: str, *, model: str | None = Non
     A tool's result stands with the call that it answers; a turn of another role than ``main`` says so in ``extra``.
     """
     results = {
-        message["tool_call_id"]: _text(message) for turn in turns for message in turn.messages if _is_result(message)
+        message["tool_call_id"]: text_of(message) for turn in turns for message in turn.messages if _is_result(message)
     }
     instruction = instruction.strip()  # programs trim what they are told
     said: set[tuple[str, str]] = {("user", instruction)}
     written = now()
     for turn in turns:
         for message in turn.messages:
-            entry = (str(message.get("role")), _text(message).strip())
+            entry = (str(message.get("role")), text_of(message).strip())
             known = entry in said and (turn.parent is None or entry[1] == instruction)
             if entry[0] in ("system", "developer", "user") and not known:
                 said.add(entry)
-                yield Step("user" if entry[0] == "user" else "system", _text(message), written, extra=_extra(turn))
+                yield Step("user" if entry[0] == "user" else "system", text_of(message), written, extra=_extra(turn))
         calls = tuple(map(_call, turn.reply.get("tool_calls") or ()))
         yield Step(
             "agent",
-            _text(turn.reply),
+            text_of(turn.reply),
             written,
             tool_calls=calls,
             observations=tuple(Observation(results[c.id], c.id) for c in calls if c.id in results),
@@ -60,10 +61,3 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     if not isinstance(arguments, dict):
         arguments = {"arguments": function["arguments"]}
     return ToolCall(call["id"], function["name"], arguments)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""

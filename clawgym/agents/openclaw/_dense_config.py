@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from clawgym.agents.blackbox.loopback import OURS
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.openclaw.claw import OURS, OpenClaw
+from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.records import TaskFile
 
 __all__ = ["PLUGIN", "SECONDS", "TOOLS_PORT", "configuration_of", "plugin", "plugin_files"]

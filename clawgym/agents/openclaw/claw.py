@@ -10,11 +10,11 @@ import secrets
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
 from clawgym.agents.blackbox.http import request
+from clawgym.agents.blackbox.loopback import OURS, node_options, preload
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import ENV, Prompt, configuration
 from clawgym.agents.openclaw.image import Layout, inspect_image, rootfs_of_environment
@@ -28,7 +28,6 @@ __all__ = ["OpenClaw", "RunningOpenClaw"]
 PORT = 18789
 FOLDER = "/opt/openclaw"
 HOME = "/root"
-OURS = "/opt/clawgym"
 _MEMORY_MB, _PIDS, _DISK_MB = 1024, 64, 64
 """What OpenClaw uses beside its task."""
 _BOOT_SECONDS = 120.0
@@ -65,12 +64,6 @@ class OpenClaw:
 
     def spec(self, spec: SandboxSpec) -> SandboxSpec:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
-        limits = replace(
-            spec.limits,
-            memory_mb=spec.limits.memory_mb + _MEMORY_MB,
-            pids=spec.limits.pids + _PIDS,
-            disk_mb=spec.limits.disk_mb + _DISK_MB,
-        )
         image, mounts = spec.image, dict(spec.mounts)
         if self.installation is not None:
             mounts[FOLDER] = self.installation.folder
@@ -78,14 +71,12 @@ class OpenClaw:
             image = self.image
         else:
             raise AgentError(f"a task in image {image} cannot have the OpenClaw of image {self.image}: install one")
-        preload = resources.files("clawgym.agents.blackbox").joinpath("loopback.cjs").read_bytes()
-        ours = (TaskFile("loopback.cjs", preload), TaskFile("plugins/.none", b""))
         return replace(
             spec,
             image=image,
-            limits=limits,
+            limits=spec.limits.plus(memory_mb=_MEMORY_MB, pids=_PIDS, disk_mb=_DISK_MB),
             mounts=mounts,
-            readonly={**spec.readonly, OURS: ours},
+            readonly={**spec.readonly, OURS: (preload(), TaskFile("plugins/.none", b""))},
         )
 
     async def start(self, box: Sandbox, link: ModelLink) -> RunningOpenClaw:
@@ -118,9 +109,7 @@ class OpenClaw:
     def argv(self, link: ModelLink) -> list[str]:
         """Its command line."""
         node = [self.layout.node, *(_SMALL_HEAP if link.context_window <= _LONG_CONTEXT else ())]
-        if link.socket_path is not None:
-            node += ["--require", f"{OURS}/loopback.cjs"]
-        return [*node, self.layout.entry, "gateway", "--bind", "loopback", "--port", f"{PORT}"]
+        return [*node, *node_options(link), self.layout.entry, "gateway", "--bind", "loopback", "--port", f"{PORT}"]
 
     def env(self) -> dict[str, str]:
         """Its environment, beside the box's own."""
