@@ -24,6 +24,7 @@ __all__ = [
     "Episode",
     "GradingMode",
     "Image",
+    "Layer",
     "Limits",
     "Observation",
     "Outcome",
@@ -35,6 +36,7 @@ __all__ = [
     "TaskFile",
     "TaskSet",
     "ToolCall",
+    "ToolServer",
     "Turn",
     "Usage",
     "VerifierResult",
@@ -173,6 +175,10 @@ class VerifierSpec:
     """Glob patterns (``fnmatch`` on the path below the workspace) of inputs the task asks to change.
     The others are restored before the strict grading."""
     env: Mapping[str, str] = field(default_factory=dict)
+    protected: tuple[str, ...] = ()
+    """Glob patterns (``fnmatch`` on the path below the workspace) of what the agent's work is not taken from: in every
+    grading, the official one too, files that match are as the task gave them, and others that match are gone (tests,
+    their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs."""
 
     @property
     def digest(self) -> str:
@@ -180,8 +186,44 @@ class VerifierSpec:
         return self._digest_over(_rows(self.files))
 
     def _digest_over(self, rows: _Rows) -> str:
-        head = json.dumps([self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())])
+        what: list[Any] = [self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())]
+        if self.protected:
+            what.append(sorted(self.protected))
+        head = json.dumps(what)
         return hashlib.sha256((head + _digest(rows)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A folder of this machine that every box of a task sees, read-only: made once, never for an episode."""
+
+    name: str
+    """For messages: ``swe/humanize``."""
+    digest: str
+    """Hex SHA-256 of what the folder is made from, the same on every machine."""
+    folder: Path
+    """Where it is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServer:
+    """A program in a box that offers tools over the Model Context Protocol, on its stdin and stdout.
+
+    The first server of a task runs in the episode's own box, where the task's inputs are and whose workspace is graded;
+    each further one in a box of its own, so that no server's code reaches what another keeps.
+    """
+
+    name: str
+    """Unique in its task; a plain word."""
+    argv: tuple[str, ...]
+    """Started in the workspace."""
+    files: tuple[TaskFile, ...] = ()
+    """Read-only at ``/tools/<name>`` of its box."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name.replace("-", "").isalnum():
+            raise TaskError(f"tool server {self.name!r}: a name has letters, digits and '-' only: rename it")
 
 
 @dataclass(frozen=True)
@@ -198,12 +240,17 @@ class Task:
     """``default`` (host ``/usr`` read-only, synthetic ``/etc``), or a name the backend knows."""
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+    """Absolute folder in the box -> what is mounted there, in the agent's boxes and the verifier's."""
+    tools: tuple[ToolServer, ...] = ()
+    """What the agent acts with. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
     solution: tuple[TaskFile, ...] = ()
-    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace. Not part of the hash."""
+    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace, or for a task with ``tools``
+    ``solve.json``, a list of calls ``{"name", "arguments"}``. Not part of the hash."""
     wrong_solutions: tuple[TaskFile, ...] = ()
-    """Scripts that must not pass. Not part of the hash."""
+    """Scripts (or lists of calls) that must not pass. Not part of the hash."""
     unsupported: str | None = None
     """Why this task cannot run here, or ``None``."""
     origin: str = ""
@@ -211,18 +258,24 @@ class Task:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 of instruction, inputs, verifier, workspace, image and environment."""
+        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers and tools."""
         return self.content_hash_with(self.verifier._digest_over(self._files[1]))
 
     def content_hash_with(self, verifier: str) -> str:
         """The content hash if the verifier's digest were ``verifier``: tells a changed verifier from a changed task."""
-        head = json.dumps([self.instruction, self.workspace, self.image, sorted(self.env.items())])
+        what: list[Any] = [self.instruction, self.workspace, self.image, sorted(self.env.items())]
+        if self.layers or self.tools:
+            what.append(sorted((target, layer.digest) for target, layer in self.layers.items()))
+            what.append([(s.name, list(s.argv), sorted(s.env.items())) for s in self.tools])
+            what.append(self._files[2])
+        head = json.dumps(what)
         return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
 
     @cached_property
-    def _files(self) -> tuple[_Rows, _Rows]:
-        """Inputs and verifier, as they were when the hash was taken."""
-        return _rows(self.inputs), _rows(self.verifier.files)
+    def _files(self) -> tuple[_Rows, _Rows, _Rows]:
+        """Inputs, verifier and tool servers, as they were when the hash was taken."""
+        served = (replace(file, path=f"{server.name}/{file.path}") for server in self.tools for file in server.files)
+        return _rows(self.inputs), _rows(self.verifier.files), _rows(served)
 
     def frozen(self) -> Task:
         """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
@@ -235,8 +288,9 @@ class Task:
             return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
 
         verifier = replace(self.verifier, files=held(self.verifier.files))
-        copy = replace(self, inputs=held(self.inputs), verifier=verifier)
-        for kind, old, new in zip(("input", "verifier file"), taken_of, copy._files, strict=True):
+        tools = tuple(replace(server, files=held(server.files)) for server in self.tools)
+        copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools)
+        for kind, old, new in zip(("input", "verifier file", "file of tool"), taken_of, copy._files, strict=True):
             if old != new:
                 path = min(set(new) - set(old))[0]
                 raise TaskError(
