@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import pytest_asyncio
@@ -15,10 +18,10 @@ from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 from clawgym.sandbox import backend as make_backend
 
 
-@pytest_asyncio.fixture
-async def backend() -> AsyncIterator[Backend]:
-    """The namespace backend."""
-    made = make_backend("namespace")
+@contextlib.asynccontextmanager
+async def usable(name: str) -> AsyncIterator[Backend]:
+    """The backend of this name; skips where it cannot work."""
+    made = make_backend(name)
     try:
         await made.probe()
     except SandboxUnavailable as error:
@@ -29,11 +32,36 @@ async def backend() -> AsyncIterator[Backend]:
 
 
 @pytest_asyncio.fixture
+async def backend() -> AsyncIterator[Backend]:
+    """The namespace backend."""
+    async with usable("namespace") as made:
+        yield made
+
+
+@pytest_asyncio.fixture
 async def box(backend: Backend) -> AsyncIterator[Sandbox]:
     """A fresh box."""
     made = await backend.create(SandboxSpec())
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, with a tokenizer and a chat template."""
+    from clawgym.engines.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def benchmark(name: str) -> ModuleType:
+    """A program of ``benchmarks/``, as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from clawgym.pool import samples_of
 from clawgym.records import Outcome, TaskFile
 
 from ..gateway.scripted import refused
-from .blackbox.conftest import bash, model_folder, room, task
+from .blackbox.conftest import bash, room, task
 
-__all__ = ["model_folder", "room"]
+__all__ = ["room"]
 
 pytestmark = pytest.mark.usefixtures("openclaw")
 

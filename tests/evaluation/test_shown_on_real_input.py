@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +12,11 @@ from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
 
+from ..conftest import benchmark
+
 pytestmark = [pytest.mark.data, pytest.mark.timeout(1800)]
 
-_path = Path(__file__).parents[2] / "benchmarks" / "real_tasks.py"
-_spec = importlib.util.spec_from_file_location("real_tasks", _path)
-assert _spec is not None
-assert _spec.loader is not None
-real_tasks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(real_tasks)
+real_tasks = benchmark("real_tasks")
 
 IDS = real_tasks.solved_ids()
 LEAST_SOLVED = 10

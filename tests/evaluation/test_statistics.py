@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +10,9 @@ from hypothesis import strategies as st
 
 from clawgym.evaluation.statistics import bootstrap, mean, pass_at_k, pass_hat_k, rate, student_t, wilson
 
-_path = Path(__file__).parents[2] / "benchmarks" / "statistics_check.py"
-_spec = importlib.util.spec_from_file_location("statistics_check", _path)
-assert _spec is not None
-assert _spec.loader is not None
-simulation = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(simulation)
+from ..conftest import benchmark
+
+simulation = benchmark("statistics_check")
 
 unit = st.floats(0, 1)
 score_groups = st.lists(st.lists(unit, min_size=1, max_size=5), min_size=1, max_size=20)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 
-from clawgym.engines.tiny import make_tiny_model
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 
 from .scripted import ScriptedEngine
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

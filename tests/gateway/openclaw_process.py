@@ -14,19 +14,11 @@ from typing import Any
 
 import aiohttp
 
+from clawgym.agents.openclaw.config import ENV
 from clawgym.agents.openclaw.install import Installation
 
 _TAKEN = "config change applied"
 TOKEN = "a-token-for-the-tests"
-QUIET = {
-    "OPENCLAW_NO_RESPAWN": "1",
-    "OPENCLAW_SKIP_CHANNELS": "1",
-    "OPENCLAW_SKIP_PROVIDERS": "1",
-    "OPENCLAW_SKIP_CRON": "1",
-    "OPENCLAW_SKIP_CANVAS_HOST": "1",
-    "OPENCLAW_SKIP_GMAIL_WATCHER": "1",
-    "OPENCLAW_DISABLE_BONJOUR": "1",
-}
 
 
 def provider(base_url: str, key: str, *, context_window: int = 128_000, **model: Any) -> dict[str, Any]:
@@ -148,7 +140,7 @@ async def openclaw(
         "PATH": f"{node.parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "OPENCLAW_BUNDLED_PLUGINS_DIR": str(home / "plugins"),
-        **QUIET,
+        **ENV,
     }
     with open(home / "log.txt", "wb") as log:
         process = await asyncio.create_subprocess_exec(

@@ -18,12 +18,11 @@ from clawgym.records import Episode, Limits, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-from ...gateway.conftest import model_folder
 from ...gateway.scripted import ScriptedEngine
 from ...verifiers.tasks_for_tests import task as sum_task
 from .hands import hands
 
-__all__ = ["Room", "bash", "model_folder", "task"]
+__all__ = ["Room", "bash", "task"]
 
 
 def bash(command: str) -> str:

@@ -6,13 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import SandboxUnavailable
 from clawgym.pool import samples_of
 from clawgym.records import Episode, Outcome, prompt_ids
@@ -20,6 +18,7 @@ from clawgym.rollout import run_episode
 from clawgym.sandbox import SandboxSpec
 from clawgym.sandbox import backend as make_backend
 
+from ...conftest import usable
 from ..conftest import kill_from_outside
 from .dense_desk import Cast, Desk, copy_task, dense_desk, results
 from .desk import call
@@ -34,21 +33,10 @@ WORK = "/root/.openclaw/workspace"
 SOLVE = call("exec", command="cp in.txt out.txt; ls -A")
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def boxes():
-    made = make_backend("namespace")
-    try:
-        await made.probe()
-    except SandboxUnavailable as error:
-        await made.aclose()
-        pytest.skip(str(error))
-    yield made
-    await made.aclose()
+    async with usable("namespace") as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

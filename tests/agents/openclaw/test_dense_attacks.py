@@ -7,19 +7,16 @@ import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from clawgym.engines.tiny import make_tiny_model
-from clawgym.errors import SandboxUnavailable
 from clawgym.evaluation.escape import OPEN, lay_baits, probes
 from clawgym.evaluation.escape.field import _RUN, _files, module_of
 from clawgym.records import Outcome, TaskFile
 from clawgym.rollout import run_episode
-from clawgym.sandbox import backend as make_backend
 
+from ...conftest import usable
 from .dense_desk import Cast, Desk, copy_task, dense_desk, results
 from .desk import call
 from .test_dense import SOLVE, WORK, play
@@ -126,11 +123,6 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def baits():
     with lay_baits() as laid:
         yield laid
@@ -138,14 +130,8 @@ def baits():
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def boxes(baits):
-    made = make_backend("namespace")
-    try:
-        await made.probe()
-    except SandboxUnavailable as error:
-        await made.aclose()
-        pytest.skip(str(error))
-    yield made
-    await made.aclose()
+    async with usable("namespace") as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

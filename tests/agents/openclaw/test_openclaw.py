@@ -16,7 +16,6 @@ import pytest
 
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.install import Installation
-from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import AgentError
 from clawgym.pool import samples_of
 from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
@@ -36,11 +35,6 @@ def make_task(name: str, **changes: object) -> Task:
     inputs = (TaskFile("in.txt", b"6 * 7\n"),)
     task = Task(name, f"Task {name}: write the answer of in.txt into out.txt.", verifier, inputs)
     return dataclasses.replace(task, **changes)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 pytestmark = pytest.mark.usefixtures("openclaw")

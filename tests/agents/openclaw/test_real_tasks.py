@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import os
 from pathlib import Path
 
@@ -13,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from clawgym.agents.openclaw.install import Installation
-from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool import Pool, samples_of
 from clawgym.records import Episode, Outcome, Task, TaskFile, prompt_ids
 from clawgym.rollout import run_episode
 from clawgym.sandbox import backend as make_backend
 from clawgym.tasks import load
 
+from ...conftest import benchmark
 from ...gateway.scripted import ScriptedEngine
 from ...sandbox.conftest import docker_engine
 from .desk import call, openclaw_desk
@@ -28,19 +27,9 @@ __all__ = ["docker_engine"]
 
 pytestmark = [pytest.mark.data, pytest.mark.timeout(1800)]
 
-_path = Path(__file__).parents[3] / "benchmarks" / "real_tasks.py"
-_spec = importlib.util.spec_from_file_location("real_tasks", _path)
-assert _spec is not None
-assert _spec.loader is not None
-real_tasks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(real_tasks)
+real_tasks = benchmark("real_tasks")
 
 NOTES = "notes.md"
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clawgym.agents.openclaw._tools import ToolServer
-from clawgym.errors import SandboxDied, SandboxUnavailable
+from clawgym.errors import SandboxDied
 from clawgym.sandbox import SandboxSpec
-from clawgym.sandbox import backend as make_backend
 
+from ...conftest import usable
 from ..conftest import kill_from_outside
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,14 +56,8 @@ class Line:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def backend():
-    made = make_backend("namespace")
-    try:
-        await made.probe()
-    except SandboxUnavailable as error:
-        await made.aclose()
-        pytest.skip(str(error))
-    yield made
-    await made.aclose()
+    async with usable("namespace") as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
