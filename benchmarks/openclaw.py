@@ -201,7 +201,7 @@ class Bench:
                 attempt = Attempt(TASK, self.backend, agent.name, seed=1, sample=0, resident=agent)
                 await attempt.open()
                 ready = time.perf_counter() - started
-                await agent.run(AgentContext(attempt.task, attempt.box, 1, 0, attempt.steps.append))
+                await agent.run(AgentContext(attempt.task, attempt.box, attempt.tools, 1, 0, attempt.steps.append))
                 await attempt.abandon()
                 if boxes.hits > hits:
                     until_ready.append(ready * 1000)

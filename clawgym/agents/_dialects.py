@@ -7,14 +7,14 @@ the same id, and no id occurs twice in an episode.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from clawgym.agents._toolbox import TOOLS, bash_call
 from clawgym.agents.text_protocol import HOW_TO, Command, Submit, parse_reply
 from clawgym.engines.protocol import Completion
 from clawgym.records import Observation, ToolCall
+from clawgym.tools.shell import bash_call
 
 __all__ = ["Dialect", "Reply", "TextDialect", "ToolsDialect"]
 
@@ -37,8 +37,9 @@ class Reply:
 
 class Dialect(Protocol):
     name: str
-    tools: Sequence[Mapping[str, Any]]
     how_to: str
+    offers_tools: bool
+    """Whether the engine is told of the tools; else the model can only write commands."""
 
     def read(self, completion: Completion, number: int) -> Reply:
         """Read the ``number``-th completion of the episode."""
@@ -53,7 +54,7 @@ class ToolsDialect:
     """OpenAI tool calls."""
 
     name = "tools"
-    tools: Sequence[Mapping[str, Any]] = TOOLS
+    offers_tools = True
     how_to = "Act by calling the tools. When the task is done, call submit."
 
     def read(self, completion: Completion, number: int) -> Reply:
@@ -93,7 +94,7 @@ class TextDialect:
     """One fenced bash block per reply."""
 
     name = "text"
-    tools: Sequence[Mapping[str, Any]] = ()
+    offers_tools = False
     how_to = HOW_TO
 
     def read(self, completion: Completion, number: int) -> Reply:

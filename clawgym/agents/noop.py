@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clawgym.agents._toolbox import VERSION
+from clawgym.agents._calls import VERSION
 from clawgym.agents.protocol import AgentContext, AgentReport
 
 __all__ = ["NoopAgent"]

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from clawgym.agents._toolbox import VERSION, bash_call, run_calls
+from clawgym.agents._calls import VERSION, read_calls, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError
+from clawgym.records import Task
+from clawgym.tools.shell import bash_call
 
-__all__ = ["SOLUTION_DIR", "OracleAgent"]
+__all__ = ["SOLUTION_DIR", "OracleAgent", "solution_name"]
 
 SOLUTION_DIR = "/tmp/.clawgym-solution"
 """Where the solution is while it runs: outside the workspace, and removed afterwards."""
 
 
+def solution_name(task: Task) -> str:
+    """The entry of its reference solution."""
+    return "solve.json" if task.tools else "solve.sh"
+
+
 class OracleAgent:
-    """Puts the solution into the box, runs ``bash solve.sh`` in the workspace, and takes it out again."""
+    """Puts the solution into the box, runs ``bash solve.sh`` in the workspace, and takes it out again. For a task with
+    tools, makes the calls of ``solve.json``."""
 
     name = "oracle"
     version = VERSION
@@ -23,8 +31,12 @@ class OracleAgent:
     async def run(self, context: AgentContext) -> AgentReport:
         """Run the solution. A solution that fails is graded like any other work."""
         task = context.task
-        if not any(f.path == "solve.sh" for f in task.solution):
-            raise AgentError(f"task {task.id} has no reference solution: add solution/solve.sh, or leave it out")
+        name = solution_name(task)
+        entry = next((f for f in task.solution if f.path == name), None)
+        if entry is None:
+            raise AgentError(f"task {task.id} has no reference solution: add solution/{name}, or leave it out")
+        if task.tools:
+            return await run_calls(context, read_calls(entry.read(), f"task {task.id}: {name}"))
         await context.sandbox.put(task.solution, SOLUTION_DIR)
         call = bash_call(f"bash {SOLUTION_DIR}/solve.sh")
         report = await run_calls(context, [call], timeout=task.limits.agent_seconds)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from clawgym.records import Episode, Step, Task, Turn, Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
+from clawgym.tools import Tools
 
 __all__ = ["Agent", "AgentContext", "AgentReport", "ResidentAgent"]
 
@@ -20,6 +21,8 @@ class AgentContext:
 
     task: Task
     sandbox: Sandbox
+    tools: Tools
+    """What to act with; the caller closes them."""
     seed: int
     sample: int
     record: Callable[[Step], None]

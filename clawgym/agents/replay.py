@@ -8,20 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents._toolbox import VERSION, bash_call, run_calls
+from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.atif import steps_from_atif
 from clawgym.errors import AgentError, ClawGymError
 from clawgym.records import Step, ToolCall
 from clawgym.runs import RunFolder
+from clawgym.tools.shell import bash_call
 
 __all__ = ["ReplayAgent"]
-
-_AGAIN = ("bash", "write_file")
-_WITHOUT_EFFECT = ("read_file", "submit")
 
 
 class ReplayAgent:
@@ -48,9 +47,12 @@ class ReplayAgent:
         if not attempts:
             raise AgentError(f"nothing is recorded for task {context.task.id}: record it first, or leave it out")
         calls = attempts[context.sample] if context.sample < len(attempts) else attempts[0]
-        await run_calls(context, [c for c in calls if c.name in _AGAIN])
-        other = sorted({c.name for c in calls} - {*_AGAIN, *_WITHOUT_EFFECT})
-        return AgentReport(final_message=f"Not replayed: calls of {', '.join(other)}." if other else "")
+        here = {tool["function"]["name"] for tool in context.tools.schemas}
+        report = await run_calls(context, [c for c in calls if c.name in here])
+        if other := sorted({c.name for c in calls} - here):
+            said = f"{report.final_message}\nNot replayed: calls of {', '.join(other)}."
+            return replace(report, final_message=said.strip())
+        return report
 
     def receipt(self) -> dict[str, Any]:
         """Name, version and a digest of the recording."""

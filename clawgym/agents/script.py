@@ -1,13 +1,14 @@
-"""Agent ``script``: runs one given bash script, whatever the task."""
+"""Agent ``script``: runs one given bash script, whatever the task; or makes one list of calls, for tasks with tools."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
-from clawgym.agents._toolbox import VERSION, bash_call, run_calls
+from clawgym.agents._calls import VERSION, read_calls, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError
+from clawgym.tools.shell import bash_call
 
 __all__ = ["ScriptAgent", "script_command"]
 
@@ -28,12 +29,14 @@ def script_command(script: str) -> str:
 
 
 class ScriptAgent:
-    """Runs ``script`` with bash in the workspace. For wrong solutions, and for demos."""
+    """Runs ``script`` with bash in the workspace; where a task brings tools, it is a JSON list of calls of them (as
+    ``solve.json``). For wrong solutions, and for demos."""
 
     version = VERSION
 
     def __init__(self, script: bytes, name: str = "script") -> None:
         self.name = name
+        self._script = script
         self._digest = hashlib.sha256(script).hexdigest()
         try:
             self._command = script_command(script.decode())
@@ -44,6 +47,8 @@ class ScriptAgent:
 
     async def run(self, context: AgentContext) -> AgentReport:
         """Run the script. One that fails is graded like any other work."""
+        if context.task.tools:
+            return await run_calls(context, read_calls(self._script, f"the script of agent {self.name!r}"))
         return await run_calls(context, [bash_call(self._command)], timeout=context.task.limits.agent_seconds)
 
     def receipt(self) -> dict[str, Any]:

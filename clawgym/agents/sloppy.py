@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from clawgym.agents._toolbox import VERSION
-from clawgym.agents.oracle import OracleAgent
+from clawgym.agents._calls import VERSION
+from clawgym.agents.oracle import OracleAgent, solution_name
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import AgentError
@@ -25,7 +25,7 @@ class SloppyAgent:
     async def run(self, context: AgentContext) -> AgentReport:
         """Run one of the task's scripts, chosen by seed, task id and sample."""
         task = context.task
-        right = [f for f in task.solution if f.path == "solve.sh"]
+        right = [f for f in task.solution if f.path == solution_name(task)]
         if not right or not task.wrong_solutions:
             raise AgentError(
                 f"task {task.id} lacks a reference solution or wrong solutions, which agent 'sloppy' chooses from: "

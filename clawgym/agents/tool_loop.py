@@ -1,4 +1,4 @@
-"""Agent ``tool-loop``: a model, four tools, one shell. The whole algorithm is :meth:`ToolLoopAgent.run`.
+"""Agent ``tool-loop``: a model, and the tools of the task. The whole algorithm is :meth:`ToolLoopAgent.run`.
 
 Invariant: each model call is one recorded step, with everything that was done because of it, also when the
 episode is cut off in the middle of it.
@@ -10,20 +10,26 @@ import hashlib
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from clawgym.agents._calls import VERSION, now
 from clawgym.agents._dialects import Dialect, Message, TextDialect, ToolsDialect
-from clawgym.agents._toolbox import VERSION, BadCall, Toolbox, now
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
+from clawgym.tools import SUBMIT, Refused
 
-__all__ = ["SYSTEM_PROMPT", "ToolLoopAgent"]
+__all__ = ["SYSTEM_PROMPT", "TOOLS_PROMPT", "ToolLoopAgent"]
 
 SYSTEM_PROMPT = """\
 You work on a Linux machine, on your own, until the task you are given is done. Nobody answers questions.
 The task's files are in {workspace}, where your shell starts; leave your results there. There is no network.
 A command may run for {command_seconds:g} seconds and must not wait for keyboard input.
 Look at the files before you change them, and check your results before you finish."""
+
+TOOLS_PROMPT = """\
+You work with the tools you are given, on your own, until the task is done. Nobody answers questions.
+A call may take {command_seconds:g} seconds. What a tool answers is all that you can see: look before you change
+things, and check your results before you finish."""
 
 _ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
 """Settings that a receipt names also where they are open: runs that began before there were others go on."""
@@ -34,7 +40,8 @@ class ToolLoopAgent:
     """Asks ``engine`` what to do, does it, and shows the result, until the model submits or a budget ends.
 
     ``protocol`` is ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool
-    calls). ``system_prompt`` replaces :data:`SYSTEM_PROMPT`; how to call tools is added to either. A seed that
+    calls, on tasks without tools of their own). ``system_prompt`` replaces :data:`SYSTEM_PROMPT` and, for tasks with
+    tools, :data:`TOOLS_PROMPT`; how to call tools is added to either. A seed that
     ``sampling`` leaves open is the episode's. After ``max_malformed`` replies in a row with nothing to do in
     them the episode ends: submitted if the model only talked, an error if it kept calling wrongly. Closing the
     agent closes its engine.
@@ -64,7 +71,9 @@ class ToolLoopAgent:
         """Work on the task. See the class."""
         task = context.task
         dialect = self._dialect
-        toolbox = Toolbox(context)
+        if task.tools and not dialect.offers_tools:
+            raise AgentError(f"task {task.id} brings tools, which protocol 'text' cannot call: use protocol 'tools'")
+        tools = context.tools.schemas if dialect.offers_tools else ()
         sampling = self._sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=context.seed & 0x7FFFFFFF)
@@ -78,7 +87,7 @@ class ToolLoopAgent:
         malformed = 0
         for number in range(1, task.limits.max_steps + 1):
             try:
-                completion = await self._engine.complete(messages, tools=dialect.tools, sampling=sampling)
+                completion = await self._engine.complete(messages, tools=tools, sampling=sampling)
             except BudgetExceeded as error:
                 return AgentReport("budget", error.cause, usage=usage)
             usage += completion.usage
@@ -88,19 +97,8 @@ class ToolLoopAgent:
             adaptations = self._engine.receipt().get("adaptations")
             reply = dialect.read(completion, number)
             observations: list[Observation] = []
-            done = False
-            submitted: str | None = None
             try:
-                for call in reply.calls:
-                    try:
-                        content = await toolbox.run(call)
-                        done = True
-                    except BadCall as error:
-                        content = f"[error: {error}]"
-                    else:
-                        if call.name == "submit":
-                            submitted = str(call.arguments.get("message") or completion.text)
-                    observations.append(Observation(content, call.id))
+                observations = await context.tools.call_all(reply.calls, heard=observations.append)
                 if reply.complaint:
                     observations.append(Observation(reply.complaint))
             finally:
@@ -117,8 +115,9 @@ class ToolLoopAgent:
                         extra={"adaptations": adaptations} if adaptations else {},
                     )
                 )
-            if submitted is not None:
-                return AgentReport(final_message=submitted, usage=usage)
+            done = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, Refused)]
+            if submits := [call for call in done if call.name == SUBMIT]:
+                return AgentReport(final_message=submits[-1].arguments.get("message") or completion.text, usage=usage)
             malformed = 0 if done else malformed + 1
             if malformed >= self._max_malformed:
                 if reply.prose:
@@ -147,4 +146,5 @@ class ToolLoopAgent:
         if self._system_prompt is not None:
             return self._system_prompt
         task = context.task
-        return SYSTEM_PROMPT.format(workspace=task.workspace, command_seconds=task.limits.command_seconds)
+        prompt = TOOLS_PROMPT if task.tools else SYSTEM_PROMPT
+        return prompt.format(workspace=task.workspace, command_seconds=task.limits.command_seconds)

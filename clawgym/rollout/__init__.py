@@ -59,6 +59,7 @@ async def _attempt_it(
     context = AgentContext(
         task=attempt.task,
         sandbox=attempt.box,
+        tools=attempt.tools,
         seed=attempt.seed,
         sample=attempt.sample,
         record=attempt.steps.append,

@@ -17,6 +17,7 @@ from typing import Any
 
 from clawgym.agents.protocol import ResidentAgent
 from clawgym.errors import (
+    AgentError,
     BudgetExceeded,
     GradingError,
     InfraError,
@@ -26,7 +27,8 @@ from clawgym.errors import (
     UnsupportedTask,
 )
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
-from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
+from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
+from clawgym.tools import Tools, box_spec, open_tools
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
 __all__ = ["Attempt", "transcript_payload"]
@@ -60,6 +62,17 @@ class Attempt:
     ) -> None:
         if task.unsupported:
             raise UnsupportedTask(f"task {task.id} cannot run here: {task.unsupported}")
+        for layer in task.layers.values():
+            if not layer.folder.is_dir():
+                raise UnsupportedTask(
+                    f"task {task.id} cannot run here: its layer {layer.name} is gone from {layer.folder}: prepare it "
+                    "again (`clawgym tasks prepare`), and read the task again"
+                )
+        if task.tools and resident is not None:
+            raise AgentError(
+                f"agent {agent!r} has tools of its own, and task {task.id} brings others: use tool-loop (or oracle, "
+                "replay, script, noop)"
+            )
         self.task = task
         self.backend = backend
         self.agent = agent
@@ -75,6 +88,7 @@ class Attempt:
         """``submitted``, ``budget`` or ``error``."""
         self.cause: str | None = None
         self._box: Sandbox | None = None
+        self._tools: Tools | None = None
         self._infra: str | None = None
         self._error = ""
 
@@ -89,6 +103,13 @@ class Attempt:
         if self._box is None:
             raise SandboxError("this attempt has no box: call open() first")
         return self._box
+
+    @property
+    def tools(self) -> Tools:
+        """What the agent acts with; opened by :meth:`open`."""
+        if self._tools is None:
+            raise SandboxError("this attempt has no tools: call open() first")
+        return self._tools
 
     @contextlib.asynccontextmanager
     async def phase(self, phase: Phase) -> AsyncIterator[None]:
@@ -108,15 +129,15 @@ class Attempt:
             self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + time.monotonic() - started
 
     async def open(self) -> None:
-        """Create the box and put the inputs in. Raises :class:`InfraError` (also past the set-up budget), and
-        :class:`TaskError` if the task's files are gone or are not what its hash was taken of; a backend that cannot
-        work here at all is :class:`SandboxUnavailable`."""
+        """Create the box, put the inputs in, start the tools. Raises :class:`InfraError` (also past the set-up budget),
+        and :class:`TaskError` if the task's files are gone or are not what its hash was taken of, or its tools cannot
+        be offered; a backend that cannot work here at all is :class:`SandboxUnavailable`."""
         task = self.task
-        spec = SandboxSpec(task.image, task.limits, task.env, task.workspace)
         try:
             async with self.phase(Phase.SETUP):
                 # From here on nothing is read from the task's folder: what is graded is what was pinned.
                 task = self.task = await asyncio.to_thread(task.frozen)
+                spec = box_spec(task)
                 await self.backend.probe()
                 if self.resident is None:
                     self._box = await self.backend.create(spec)
@@ -127,6 +148,7 @@ class Attempt:
             async with self.phase(Phase.SETUP):
                 if task.inputs:
                     await self.box.put(task.inputs, task.workspace)
+                self._tools = await open_tools(task, self.box, self.backend)
         except TimeoutError:
             await self._close()
             raise InfraError(
@@ -161,6 +183,7 @@ class Attempt:
         snapshot: Snapshot | None = None
         try:
             async with self.phase(Phase.VERIFY):
+                await self._end_tools()  # what a server keeps is at rest before it is graded
                 mode = self.task.verifier.mode
                 if mode is not GradingMode.LIVE or self.stop == "error":
                     await self.box.stop()  # InfraError where the box died with what keeps it: then nobody is to blame
@@ -234,11 +257,18 @@ class Attempt:
         spec = self.task.verifier
         return VerifierResult({}, 0.0, 0.0, 0.0, spec.mode, spec.digest, cause=cause)
 
+    async def _end_tools(self) -> None:
+        if self._tools is not None:
+            await self._tools.aclose()
+
     async def _close(self) -> None:
         if self._box is not None:
             try:
                 async with self.phase(Phase.TEARDOWN):
-                    await (self._box.close() if self.resident is None else self.resident.close_box(self._box))
+                    try:
+                        await self._end_tools()
+                    finally:
+                        await (self._box.close() if self.resident is None else self.resident.close_box(self._box))
             except (TimeoutError, InfraError):
                 pass  # the lease stays with the supervisor, which clears it when we end
 

@@ -10,7 +10,8 @@ import pytest
 
 from clawgym.agents import Agent, AgentContext, AgentReport
 from clawgym.records import Limits, Step, Task, TaskFile, Turn, VerifierSpec
-from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+from clawgym.sandbox import Backend, Sandbox
+from clawgym.tools import box_spec, open_tools
 
 from ..engines.fake_openai import fake_openai
 
@@ -68,11 +69,12 @@ async def work(backend: Backend) -> AsyncIterator[Callable[..., Any]]:
 
     async def start(task: Task | None = None, *, seed: int = 0, sample: int = 0) -> Attempt:
         task = task or make_task()
-        box = await backend.create(SandboxSpec(workdir=task.workspace, limits=task.limits))
+        box = await backend.create(box_spec(task))
         boxes.append(box)
         steps: list[Step] = []
         turns: list[Turn] = []
-        context = AgentContext(task, box, seed, sample, steps.append, turns.append)
+        tools = await open_tools(task, box, backend)
+        context = AgentContext(task, box, tools, seed, sample, steps.append, turns.append)
         return Attempt(context, steps, turns)
 
     yield start

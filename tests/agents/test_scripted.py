@@ -97,7 +97,10 @@ async def test_sloppy_is_right_about_half_of_the_time_and_always_the_same(work):
         for _ in range(2):
             attempt.steps.clear()
             again = type(attempt)(
-                type(attempt.context)(attempt.context.task, attempt.box, seed, 0, attempt.steps.append), attempt.steps
+                type(attempt.context)(
+                    attempt.context.task, attempt.box, attempt.context.tools, seed, 0, attempt.steps.append
+                ),
+                attempt.steps,
             )
             await again.run(SloppyAgent())
             answers.setdefault(seed, []).append(await attempt.file("out.txt"))

@@ -89,6 +89,7 @@ async def test_an_episode_with_tools(fake_openai: FakeOpenAI, work):
         "bash",
         "read_file",
         "write_file",
+        "edit_file",
         "submit",
     }
     for request in fake_openai.requests:

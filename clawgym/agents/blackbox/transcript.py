@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from clawgym.agents._toolbox import now
+from clawgym.agents._calls import now
 from clawgym.gateway.calls import text_of
 from clawgym.records import Observation, Step, ToolCall, Turn
 

@@ -1,0 +1,19 @@
+"""What the boxes of an attempt are made from."""
+
+from __future__ import annotations
+
+from clawgym.records import Task, ToolServer
+from clawgym.sandbox.protocol import SandboxSpec
+
+__all__ = ["TOOLS_DIR", "box_spec"]
+
+TOOLS_DIR = "/tools"
+"""Below it each server's files, in the box it runs in."""
+
+
+def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
+    """The episode's own box, in which the first of ``task.tools`` runs, or the box of a further ``server``."""
+    here = server or next(iter(task.tools), None)
+    readonly = {f"{TOOLS_DIR}/{here.name}": here.files} if here and here.files else {}
+    mounts = {target: layer.folder for target, layer in task.layers.items()}
+    return SandboxSpec(task.image, task.limits, task.env, task.workspace, readonly, mounts=mounts)

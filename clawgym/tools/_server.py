@@ -1,0 +1,202 @@
+"""One running tool server, and the MCP session with it.
+
+Invariant: the session lives in a task of its own, because whoever opens it, calls and closes are different tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import mcp_types as types
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+
+from clawgym.errors import InfraError, SandboxError, SandboxUnavailable, TaskError
+from clawgym.records import ToolServer
+from clawgym.sandbox._listen import box_path_of
+from clawgym.sandbox.protocol import Sandbox
+from clawgym.tools._transport import MAX_LINE, Errors, Incoming, Outgoing, whole
+from clawgym.tools.protocol import clipped
+
+__all__ = ["MAX_TOOLS", "Server"]
+
+MAX_TOOLS = 128
+"""Of one server."""
+_PORT = 9017
+"""In every box, which has a network of its own."""
+_GRACE = 2.0
+"""Seconds for a server to end once its input has."""
+
+
+@cache
+def _launcher() -> str:
+    return resources.files("clawgym.tools").joinpath("_launch.py").read_text(encoding="utf-8")
+
+
+class Server:
+    """``spec`` running in ``box``. Made by :meth:`start`; whoever made it closes it."""
+
+    def __init__(self, spec: ToolServer, box: Sandbox) -> None:
+        self.spec = spec
+        self.box = box
+        self.tools: list[types.Tool] = []
+        self._turn = asyncio.Lock()
+        self._leave = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._errors: Errors | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, spec: ToolServer, box: Sandbox, patience: float) -> Server:
+        """Start it and ask for its tools, within ``patience`` seconds.
+
+        Raises :class:`InfraError` where it does not come to that, and :class:`TaskError` for more tools than a server
+        may have.
+        """
+        server = cls(spec, box)
+        try:
+            async with asyncio.timeout(patience):
+                await server._launch()
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            await server.aclose(grace=0)
+            raise InfraError(f"tool server {spec.name!r} cannot be started ({error}): look at its argv") from error
+        except TimeoutError:
+            await server.aclose(grace=0)
+            raise InfraError(
+                f"tool server {spec.name!r} did not answer within {patience:g} s{server._said}: "
+                "give it longer (limits.setup_seconds), or lower --concurrency"
+            ) from None
+        except (MCPError, ValueError, RuntimeError) as error:
+            why = server._incoming.why if server._incoming.ended.is_set() else error
+            await server.aclose(grace=0.2)
+            raise InfraError(
+                f"tool server {spec.name!r} does not speak MCP on its stdin and stdout ({why}){server._said}: "
+                "look at its argv"
+            ) from error
+        except BaseException:
+            await server.aclose(grace=0)
+            raise
+        return server
+
+    async def _launch(self) -> None:
+        box, spec = self.box, self.spec
+        place = str(_PORT) if box.isolation.features.get("loopback", True) else box_path_of(_PORT)
+        python = [*box.tool("python3"), "-I", "-S", "-c", _launcher()]
+        done = await box.exec([*python, place, *spec.argv], cwd=box.spec.workdir, env=spec.env)
+        if done.exit_code != 0:
+            raise SandboxError(f"exit code {done.exit_code}: {done.text[-500:].strip()}")
+        reader, writer = await self._connect()
+        self._incoming, self._outgoing = Incoming(reader), Outgoing(writer)
+        self._errors = Errors((await self._connect())[0])
+        opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._hold(opened))
+        self._session = await opened
+        await self._list()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(sock=await self.box.connect(_PORT), limit=MAX_LINE)
+        self._writers.append(writer)
+        return reader, writer
+
+    async def _hold(self, opened: asyncio.Future[ClientSession]) -> None:
+        about = types.Implementation(name="clawgym", version="1")
+        async with ClientSession(self._incoming, self._outgoing, client_info=about) as session:
+            try:
+                await session.initialize()
+            except Exception as error:
+                if not opened.done():
+                    opened.set_exception(error)
+                return
+            if not opened.done():
+                opened.set_result(session)
+            await self._leave.wait()
+
+    async def _list(self) -> None:
+        cursor: str | None = None
+        while True:
+            params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = await self._session.send_request(types.ListToolsRequest(params=params), types.ListToolsResult)
+            self.tools += page.tools
+            if len(self.tools) > MAX_TOOLS:
+                raise TaskError(f"tool server {self.spec.name!r} has over {MAX_TOOLS} tools: offer fewer")
+            cursor = page.next_cursor
+            if not cursor:
+                return
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, timeout: float, limit: int) -> str:
+        """What the tool ``name`` answers, at most ``limit`` bytes of it, or what went wrong: text for the model.
+
+        One call at a time. Raises :class:`SandboxDied` if the box has died."""
+        async with self._turn:
+            self._incoming.asked()
+            request = types.CallToolRequest(
+                params=types.CallToolRequestParams(name=name, arguments=whole(dict(arguments)))
+            )
+            try:
+                async with asyncio.timeout(timeout + _GRACE):
+                    result = await self._session.send_request(request, types.CallToolResult, timeout)
+            except TimeoutError:
+                return f"[error: {name} took over {timeout:g} seconds]"
+            except MCPError as error:
+                if error.error.code == types.REQUEST_TIMEOUT and not self._incoming.ended.is_set():
+                    return f"[error: {name} took over {timeout:g} seconds]"
+                if self._incoming.ended.is_set():
+                    await self.box.exec(["true"])  # a dead box is another matter
+                    return f"[error: the tools of {self.spec.name!r} are gone ({self._incoming.why}){self._said}]"
+                return f"[error: {clipped(error.error.message.encode(), limit)}]"
+            except (ValueError, RuntimeError):
+                return f"[error: {name} answered with something that is no result]"
+            text = clipped(_text(result).encode(), limit)
+            return f"[error: {text}]" if result.is_error else text
+
+    @property
+    def _said(self) -> str:
+        return self._errors.text if self._errors is not None else ""
+
+    async def aclose(self, grace: float = _GRACE) -> None:
+        """Let it end by itself, then let go of it; what still runs ends with its box. Idempotent."""
+        task, self._task = self._task, None
+        try:
+            if task is not None:
+                self._outgoing.end()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        await self._incoming.ended.wait()
+            if self._errors is not None:  # why it ended
+                await self._errors.aclose(min(grace, 0.2))
+        finally:
+            self._leave.set()
+            for writer in self._writers:
+                writer.close()
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+
+
+def _text(result: types.CallToolResult) -> str:
+    """The text of a result; what is no text is named."""
+    parts: list[str] = []
+    for block in result.content:
+        match block:
+            case types.TextContent():
+                parts.append(block.text)
+            case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+                parts.append(resource.text)
+            case types.EmbeddedResource(resource=resource):
+                parts.append(f"[resource {resource.uri}: not shown]")
+            case types.ImageContent() | types.AudioContent():
+                size = len(block.data) * 3 // 4
+                parts.append(f"[{block.type}, {block.mime_type}, {size} bytes: not shown]")
+            case types.ResourceLink():
+                parts.append(f"[resource {block.uri}]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)

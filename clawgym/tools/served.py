@@ -1,0 +1,151 @@
+"""The tool servers of a task (:class:`ServedTools`): programs in boxes that speak the Model Context Protocol.
+
+Invariants: no server's code reaches what another keeps, since each has a box of its own; none of the boxes that are
+made here outlives :meth:`ServedTools.aclose`, however opening or closing ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from clawgym.errors import MissingDependency, TaskError
+from clawgym.records import Limits, Observation, Task, ToolCall
+from clawgym.sandbox.protocol import Backend, Sandbox
+from clawgym.tools._arguments import BadCall, check_schema, checked
+from clawgym.tools._boxes import box_spec
+from clawgym.tools.protocol import SUBMIT, SUBMIT_TOOL, Refused, ignore
+
+__all__ = ["ServedTools"]
+
+T = TypeVar("T")
+_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME = 64
+
+
+class ServedTools:
+    """See :class:`~clawgym.tools.protocol.Tools`. A server that ends is the agent's doing, which it is told in every
+    later call; the episode goes on, and is graded as it is left."""
+
+    def __init__(self, servers: Sequence[Any], boxes: Sequence[Sandbox], limits: Limits) -> None:
+        self.schemas: tuple[dict[str, Any], ...]
+        self._servers = servers
+        self._boxes = boxes
+        self._limits = limits
+        self._parameters: dict[str, str] = {}
+        self._where: dict[str, tuple[Any, str]] = {}
+
+    @classmethod
+    async def open(cls, task: Task, box: Sandbox, backend: Backend) -> ServedTools:
+        """Start the servers of ``task``, the first in ``box``, and learn their tools.
+
+        Raises as :func:`clawgym.tools.open_tools` does; then nothing of it is left.
+        """
+        module = await asyncio.to_thread(_module)
+        patience = task.limits.setup_seconds / 2
+        boxes: list[Sandbox] = []
+        servers: list[Any] = []
+
+        async def start(spec: Any, home: Sandbox | None) -> Any:
+            if home is None:
+                home = await backend.create(box_spec(task, spec))
+                boxes.append(home)
+            server = await module.Server.start(spec, home, patience)
+            servers.append(server)
+            return server
+
+        homes = [box, *(None for _ in task.tools[1:])]
+        tools = cls(servers, boxes, task.limits)
+        try:
+            in_order = await _together([start(s, home) for s, home in zip(task.tools, homes, strict=True)])
+            tools._offer(in_order, task.id)
+        except BaseException:
+            await tools.aclose()
+            raise
+        return tools
+
+    def _offer(self, servers: Sequence[Any], task_id: str) -> None:
+        schemas: list[dict[str, Any]] = []
+        for server in servers:
+            for tool in server.tools:
+                where = f"task {task_id}: tool {tool.name[:200]!r} of server {server.spec.name!r}"
+                name = _NAME.sub("_", tool.name)[:_MAX_NAME]
+                if not name or name in self._where or name == SUBMIT:
+                    other = f"of {self._where[name][0].spec.name!r}" if name in self._where else "of every task"
+                    raise TaskError(f"{where}: is called like a tool {other}: rename it, or leave the server out")
+                try:
+                    self._parameters[name] = check_schema(tool.input_schema)
+                except ValueError as error:
+                    raise TaskError(f"{where}: its inputSchema {error}: correct the server") from error
+                self._where[name] = server, tool.name
+                about = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
+                schemas.append({"type": "function", "function": about})
+        self._parameters[SUBMIT] = check_schema(SUBMIT_TOOL["function"]["parameters"])
+        self.schemas = (*schemas, SUBMIT_TOOL)
+
+    async def call_all(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        timeout: float | None = None,
+        heard: Callable[[Observation], None] = ignore,
+    ) -> list[Observation]:
+        """See :class:`~clawgym.tools.protocol.Tools`."""
+        observations: list[Observation | None] = [None] * len(calls)
+        lanes: dict[int, list[tuple[int, ToolCall]]] = {}
+        for index, call in enumerate(calls):
+            server, _ = self._where.get(call.name, (None, ""))
+            lanes.setdefault(id(server), []).append((index, call))
+
+        async def along(lane: Sequence[tuple[int, ToolCall]]) -> None:
+            for index, call in lane:
+                observations[index] = observation = await self._one(call, timeout)
+                heard(observation)
+
+        await _together([along(lane) for lane in lanes.values()])
+        return [observation for observation in observations if observation is not None]
+
+    async def _one(self, call: ToolCall, timeout: float | None) -> Observation:
+        try:
+            arguments = checked(call, self._parameters)
+        except BadCall as error:
+            return Refused(f"[error: {error}]", call.id)
+        if call.name == SUBMIT:
+            return Observation("submitted", call.id)
+        server, name = self._where[call.name]
+        seconds = self._limits.command_seconds if timeout is None else timeout
+        return Observation(
+            await server.call(name, arguments, timeout=seconds, limit=self._limits.output_bytes), call.id
+        )
+
+    async def aclose(self) -> None:
+        """Let the servers end, then close the boxes that were made for them. Idempotent."""
+        try:
+            await asyncio.gather(*(server.aclose() for server in self._servers))
+        finally:
+            await asyncio.gather(*(box.close() for box in self._boxes))
+
+
+def _module() -> Any:
+    """What needs the MCP SDK, whose import takes a while. Raises :class:`MissingDependency`."""
+    try:
+        return import_module("clawgym.tools._server")
+    except ImportError as error:
+        raise MissingDependency("tool servers need the MCP SDK: pip install 'clawgym[tools]'") from error
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order; where one fails, or this is cancelled, none goes on."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
