@@ -178,7 +178,12 @@ class VerifierSpec:
     protected: tuple[str, ...] = ()
     """Glob patterns (``fnmatch`` on the path below the workspace) of what the agent's work is not taken from: in every
     grading, the official one too, files that match are as the task gave them, and others that match are gone (tests,
-    their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs."""
+    their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs, and
+    the verifier's own files below ``overlay/`` are put over it: tests that the agent never saw. Mode ``clean`` only."""
+
+    def __post_init__(self) -> None:
+        if self.protected and self.mode is not GradingMode.CLEAN:
+            raise TaskError(f"protected files need the mode 'clean', not '{self.mode}': a kept layer is no diff")
 
     @property
     def digest(self) -> str:

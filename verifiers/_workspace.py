@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase, translate
+from functools import cache
 
-from clawgym.records import TaskFile
+from clawgym.records import TaskFile, VerifierSpec
 
-__all__ = ["changed_inputs", "compose"]
+__all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "with_protected"]
 
 _MTIME = 1577836800
+OVERLAY = "overlay/"
+"""Files of a verifier below this folder are put into the workspace that is graded: tests that the agent never saw."""
+_NEVER = (
+    *("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".cache"),
+    *("*.egg-info", "*.dist-info", ".git", ".venv", ".tox", ".nox"),
+)
+"""Never part of a submission: what programs leave behind, and what other programs then believe."""
 _MAX_STEPS = 500_000
 """Links whose ways are longer together are all left out: it takes thousands of them, made to keep a grader busy."""
 
@@ -93,3 +102,48 @@ def _way_of(name: str, links: Mapping[str, str]) -> Iterator[str]:
             followed += 1
             place.pop()
             ahead += links[here].split("/")[::-1]
+
+
+def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:
+    """The agent's files, by path: regular files outside ``spec.protected``, without caches. Links are no files."""
+    guarded = _guard(spec)
+    files: dict[str, TaskFile] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+        for member in source:
+            if member.isreg() and not guarded(member.name):
+                content = source.extractfile(member)
+                assert content is not None
+                files[member.name] = TaskFile(member.name, content.read(), bool(member.mode & 0o100))
+    return files
+
+
+def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], spec: VerifierSpec) -> list[TaskFile]:
+    """What is graded: ``files``, the protected files of ``inputs`` as they were given, and the verifier's overlay."""
+    guarded = _guard(spec)
+    put = {file.path: file for file in inputs if guarded(file.path)}
+    for file in spec.files:
+        if file.path.startswith(OVERLAY):
+            path = file.path.removeprefix(OVERLAY)
+            put[path] = TaskFile(path, file.source, file.executable)
+    above = {path[:at] for path in put for at, letter in enumerate(path) if letter == "/"}
+    return [*(file for path, file in files.items() if path not in above and path not in put), *put.values()]
+
+
+def _guard(spec: VerifierSpec) -> Callable[[str], bool]:
+    """Whether a path, or a folder that it is in, is protected, is a cache, or is the overlay's."""
+    overlay = {f.path.removeprefix(OVERLAY) for f in spec.files if f.path.startswith(OVERLAY)}
+    globs = (*spec.protected, *_NEVER, *(f"*/{glob}" for glob in _NEVER))
+    matches = re.compile("|".join(map(translate, globs))).match
+
+    @cache
+    def folder(path: str) -> bool:
+        return path in overlay or matches(path) is not None or ("/" in path and folder(path.rpartition("/")[0]))
+
+    return folder
+
+
+def packed(files: Iterable[TaskFile]) -> bytes:
+    """A tar of ``files``."""
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    return compose(empty.getvalue(), put=list(files))

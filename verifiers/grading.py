@@ -11,6 +11,7 @@ untouched workspace: then it is the task or the host that is broken (:class:`Gra
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -26,12 +27,12 @@ from importlib import resources
 from typing import Any
 
 from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
-from clawgym.records import GradingMode, Task, TaskFile, VerifierResult
+from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
-from clawgym.verifiers._workspace import changed_inputs, compose
+from clawgym.verifiers._workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 from clawgym.verifiers.scan import third_party_imports
 from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.stock import TESTS_REWARD_SH, stock_reward_sh
 
 __all__ = ["Subject", "empty_archive", "grade", "untouched"]
 
@@ -40,6 +41,8 @@ PAYLOAD_PATH = "/payload/openclaw_reward_payload.json"
 _LOGS = "/logs/verifier"
 _MAX_STDOUT = 4 * 2**20
 _LOG_BYTES = 16 * 1024
+_MARGIN = 3.0
+"""Seconds before the end in which a run of tests can still say what it has."""
 
 # A checker that ends its own process cannot be seen to come to its end.
 _LEAVES = re.compile(r"\b_exit\b|\bos\s*\.\s*(exec|abort|kill)")
@@ -107,13 +110,14 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
     """
     started = time.monotonic()
     spec = task.verifier
+    subject = await _what_counts(task, subject)
     changed = changed_inputs(subject.workspace.tar, task.inputs, spec.mutable_inputs)
     official = await _run(task, subject, backend, restore=())
     strict = official
     if changed and official.cause is None:
         strict = await _run(task, subject, backend, restore=changed)
     if official.cause is not None and spec.mode is not GradingMode.LIVE:
-        control = await _run(task, Subject(untouched(task)), backend, restore=())
+        control = await _run(task, await _what_counts(task, Subject(untouched(task))), backend, restore=())
         if control.cause is not None:
             raise GradingError(
                 f"task {task.id}: its verifier fails on the untouched workspace too ({control.cause}): "
@@ -138,6 +142,18 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
     )
 
 
+async def _what_counts(task: Task, subject: Subject) -> Subject:
+    """``subject``; where there are protected files, the inputs and the agent's changes to the others."""
+    spec = task.verifier
+    if not spec.protected:
+        return subject
+
+    def tree() -> Archive:
+        return Archive(packed(with_protected(submitted(subject.workspace.tar, spec), task.inputs, spec)))
+
+    return dataclasses.replace(subject, workspace=await asyncio.to_thread(tree))
+
+
 def _payload(task: Task, subject: Subject) -> bytes:
     """The documented keys of ClawGym's payload."""
     body = {
@@ -156,8 +172,9 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
     forked = subject.snapshot if spec.mode is GradingMode.FORK else None
     limits = dataclasses.replace(task.limits, command_seconds=task.limits.verify_seconds)
     folder = "/tests" if spec.protocol == "harbor" else VERIFIER_DIR
-    readonly = {folder: spec.files}
-    if spec.protocol == "reward_sh":
+    readonly = {folder: tuple(f for f in spec.files if not f.path.startswith(OVERLAY))}
+    tests = _has_stock_tests(spec)
+    if spec.protocol == "reward_sh" and not tests:
         # The format's harness puts reward/ into the workspace, where some checkers see it on their walks.
         readonly[f"{task.workspace}/reward"] = spec.files
         readonly[PAYLOAD_PATH.rpartition("/")[0]] = (
@@ -171,6 +188,7 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         readonly=readonly,
         join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,
         pristine_tools=forked is not None,
+        mounts={target: layer.folder for target, layer in task.layers.items()},
     )
     box = await (backend.create(box_spec) if forked is None else _fork(backend, forked, box_spec))
     if box is None:
@@ -178,13 +196,17 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
     try:
         originals = [f for f in task.inputs if f.path in restore]
         if forked is None:
-            drop = ("reward",) if spec.protocol == "reward_sh" else ()
+            drop = ("reward",) if spec.protocol == "reward_sh" and not tests else ()
             workspace = compose(subject.workspace.tar, drop=drop, put=originals)
+            if spec.protected and task.image != "default":  # an image may bring the files that the agent has deleted
+                await box.exec(["rm", "-rf", "--", *(f.path for f in task.inputs)], cwd=task.workspace)
             await box.put_archive(Archive(workspace), task.workspace)
         else:
             if originals:
                 await box.put(originals, task.workspace)
             await _clear(box, [*readonly])
+        if tests:
+            return await _tests(task, box)
         if spec.protocol == "harbor":
             return await _harbor(task, box)
         return await _reward_sh(task, box)
@@ -257,6 +279,33 @@ async def _reward_sh(task: Task, box: Sandbox) -> _Verdict:
         else:
             return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
     return _Verdict(0.0, cause=cause, log=_log(done))
+
+
+def _has_stock_tests(spec: VerifierSpec) -> bool:
+    files = {f.path: f for f in spec.files}
+    return "tests.json" in files and "reward.sh" in files and files["reward.sh"].read() == TESTS_REWARD_SH.encode()
+
+
+async def _tests(task: Task, box: Sandbox) -> _Verdict:
+    """Run the tests, as the stock ``reward.sh`` does: 1 if all passed, else 0, and each test is a check."""
+    timeout = task.limits.verify_seconds
+    argv = [*box.tool("python3"), "-I", "-S", "-B", f"{VERIFIER_DIR}/run_tests.py", task.workspace]
+    argv.append(str(max(timeout - _MARGIN, timeout / 2)))
+    done = await box.exec(argv, cwd="/", timeout=timeout, max_output=_MAX_STDOUT, stdout_only=True)
+    cause = _failure(done)
+    if cause is not None:
+        return _Verdict(0.0, cause=cause, log=_log(done))
+    try:
+        found, _ = done.output.decode("utf-8").splitlines()
+        told = json.loads(found)
+        outcomes, cause = dict(told["outcomes"]), told["cause"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return _Verdict(0.0, cause="output", log=_log(done))
+    checks = {test: float(outcome in ("passed", "xfailed")) for test, outcome in outcomes.items()}
+    resolved = cause is None and bool(checks) and all(checks.values())
+    failed = [f"{outcome} {test}" for test, outcome in outcomes.items() if not checks[test]]
+    log = "\n".join([*failed[:200], done.stderr.decode("utf-8", "backslashreplace")[-2 * _LOG_BYTES :]])
+    return _Verdict(float(resolved), checks, cause, log)
 
 
 def _failure(done: ExecResult) -> str | None:

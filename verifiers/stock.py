@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clawgym.records import DEFAULT_WORKSPACE
 
-__all__ = ["STOCK_HOOK", "STOCK_REWARD_SH", "hook_in", "stock_reward_sh"]
+__all__ = ["STOCK_HOOK", "STOCK_REWARD_SH", "TESTS_REWARD_SH", "hook_in", "stock_reward_sh"]
 
 STOCK_HOOK = f"python3 {DEFAULT_WORKSPACE}/reward/check.py {DEFAULT_WORKSPACE}"
 """The command whose output is averaged."""
@@ -32,3 +32,13 @@ def hook_in(script: bytes) -> str | None:
 
 
 STOCK_REWARD_SH = stock_reward_sh().decode()
+
+
+TESTS_REWARD_SH = """\
+#!/usr/bin/env bash
+set -euo pipefail
+
+here="$(cd "$(dirname "$0")" && pwd)"
+exec python3 -I -S -B "$here/run_tests.py" "$(dirname "$here")"
+"""
+"""The ``reward.sh`` of a task whose verifier is tests (:mod:`clawgym.tasks.swe.verifier`): 1 if all passed, else 0."""
