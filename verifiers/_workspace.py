@@ -12,7 +12,7 @@ from functools import cache
 
 from clawgym.records import TaskFile, VerifierSpec
 
-__all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "with_protected"]
+__all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "unprotected", "with_protected"]
 
 _MTIME = 1577836800
 OVERLAY = "overlay/"
@@ -115,6 +115,12 @@ def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:
                 assert content is not None
                 files[member.name] = TaskFile(member.name, content.read(), bool(member.mode & 0o100))
     return files
+
+
+def unprotected(inputs: Sequence[TaskFile], spec: VerifierSpec) -> dict[str, TaskFile]:
+    """The inputs that an agent's submission may change, by path."""
+    guarded = _guard(spec)
+    return {file.path: file for file in inputs if not guarded(file.path)}
 
 
 def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], spec: VerifierSpec) -> list[TaskFile]:

@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,7 @@ from clawgym.errors import (
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, box_spec, open_tools
+from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
 __all__ = ["Attempt", "transcript_payload"]
@@ -226,7 +228,11 @@ class Attempt:
             if snapshot is not None:
                 await self.backend.drop(snapshot)
             await self._close()
-        return self._episode(result, workspace if keep_workspace else None)
+        episode = self._episode(result, workspace if keep_workspace else None)
+        if workspace is None or result is None or not self.task.verifier.protected:
+            return episode
+        submission = await asyncio.to_thread(submission_diff, self.task, workspace.tar)
+        return replace(episode, files={**episode.files, DIFF_FILE: submission})
 
     def fail_infra(self, cause: str, error: str = "") -> None:
         """Say that the host (or the engine) failed; the episode will be ``infra``. ``error`` is the whole message,

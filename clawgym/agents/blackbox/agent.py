@@ -110,7 +110,7 @@ class BlackBoxAgent:
         stay = self._stays.pop(box.id)
         if stay.opened:
             await stay.booted.gateway.settle(stay.booted.opened.id, episode)
-        return replace(episode, usage=stay.usage, files=stay.files)
+        return replace(episode, usage=stay.usage, files={**episode.files, **stay.files})
 
     # -- the work
 

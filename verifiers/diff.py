@@ -1,0 +1,160 @@
+"""The submission as text: what the agent changed, in git's format.
+
+Invariant: ``git apply`` of it on the task's inputs gives the files that are graded, mode and all; what is protected,
+caches and links are in neither (:mod:`clawgym.verifiers._workspace`). Format: ``git help diff-format``; a binary file
+is a ``literal``: a zlib stream in base 85, 52 bytes a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from clawgym.records import Task, TaskFile
+from clawgym.verifiers._workspace import submitted, unprotected
+
+__all__ = ["DIFF_FILE", "diff", "submission_diff"]
+
+DIFF_FILE = "submission.diff"
+"""Its name among :attr:`clawgym.records.Episode.files`."""
+_CONTEXT = 3
+_MOST_PAIRS = 4_000_000
+"""Lines before times lines after, over all files; beyond them a changed part is one hunk: comparing takes minutes."""
+_MAX_BYTES = 16 * 2**20
+_NOTHING = "/dev/null"
+
+
+def submission_diff(task: Task, tar: bytes) -> bytes:
+    """The changes of the workspace ``tar`` to the inputs of ``task``, as far as they count.
+
+    At most 16 MiB: of files beyond that only the names are told, in a ``#`` line, and such a text cannot be applied.
+    """
+    return diff(unprotected(task.inputs, task.verifier), submitted(tar, task.verifier))
+
+
+def diff(before: Mapping[str, TaskFile], after: Mapping[str, TaskFile]) -> bytes:
+    """A git patch that makes ``after`` of ``before`` (both by path)."""
+    parts: list[bytes] = []
+    size, left_out, budget = 0, [], [_MOST_PAIRS]
+    for path in sorted({*before, *after}):
+        part = _of_file(path, before.get(path), after.get(path), budget)
+        if size + len(part) > _MAX_BYTES:
+            left_out.append(path)
+            continue
+        size += len(part)
+        parts.append(part)
+    parts += (b"# too large to be shown: " + _quoted(path) + b"\n" for path in left_out)
+    return b"".join(parts)
+
+
+def _of_file(path: str, old: TaskFile | None, new: TaskFile | None, budget: list[int]) -> bytes:
+    was, now = old.read() if old else b"", new.read() if new else b""
+    if old and new and was == now and old.executable == new.executable:
+        return b""
+    ours, theirs = _quoted("a/" + path), _quoted("b/" + path)
+    head = [b"diff --git " + ours + b" " + theirs]
+    if old is None:
+        head.append(b"new file mode " + _mode(new))
+    elif new is None:
+        head.append(b"deleted file mode " + _mode(old))
+    elif old.executable != new.executable:
+        head += [b"old mode " + _mode(old), b"new mode " + _mode(new)]
+    names = [_hash(old, was), _hash(new, now)]
+    if was == now and old and new:
+        return b"\n".join(head) + b"\n"
+    tail = b" " + _mode(new) if old and new and old.executable == new.executable else b""
+    head.append(b"index " + b"..".join(names) + tail)
+    if b"\0" in was or b"\0" in now:
+        return b"\n".join([*head, b"GIT binary patch", *_literal(now), b"", *_literal(was), b"", b""])
+    body = b"".join(_hunks(was.split(b"\n"), now.split(b"\n"), budget))
+    if not body:  # an empty file comes or goes
+        return b"\n".join(head) + b"\n"
+    # git marks the end of a name that has blanks in it with a tab
+    head.append(b"--- " + (_named(ours) if old else _NOTHING.encode()))
+    head.append(b"+++ " + (_named(theirs) if new else _NOTHING.encode()))
+    return b"\n".join(head) + b"\n" + body
+
+
+def _mode(file: TaskFile | None) -> bytes:
+    return b"100755" if file and file.executable else b"100644"
+
+
+def _hash(file: TaskFile | None, data: bytes) -> bytes:
+    """The name of a blob: SHA-1 of ``blob <size>``, a zero byte, and the content; zeros for no file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest().encode() if file else b"0" * 40
+
+
+def _quoted(path: str) -> bytes:
+    """As git quotes a path: in C style where a byte is a control character, a quote, a backslash, or not ASCII."""
+    raw = path.encode("utf-8", "surrogateescape")
+    if all(32 <= byte < 127 and byte not in b'"\\' for byte in raw):
+        return raw
+    known = {byte: b"\\" + letter.encode() for byte, letter in zip(b'\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
+    return b'"' + b"".join(known.get(b, bytes([b]) if 32 <= b < 127 else b"\\%03o" % b) for b in raw) + b'"'
+
+
+def _named(name: bytes) -> bytes:
+    return name + b"\t" if b" " in name and not name.startswith(b'"') else name
+
+
+def _literal(data: bytes) -> Iterator[bytes]:
+    packed = zlib.compress(data, 9)
+    yield b"literal %d" % len(data)
+    for start in range(0, len(packed), 52):
+        chunk = packed[start : start + 52]
+        length = len(chunk)
+        letter = bytes([64 + length]) if length <= 26 else bytes([96 + length - 26])
+        yield letter + base64.b85encode(chunk, pad=True)
+
+
+def _hunks(was: list[bytes], now: list[bytes], budget: list[int]) -> Iterator[bytes]:
+    """The hunks between two texts, split at line feeds: the last entry is what follows the last one."""
+    old, new = _lines(was), _lines(now)
+    for group in _groups(old, new, budget):
+        first, last = group[0], group[-1]
+        yield b"@@ -%s +%s @@\n" % (_range(first[1], last[2]), _range(first[3], last[4]))
+        for tag, old_from, old_to, new_from, new_to in group:
+            if tag == "equal":
+                yield from (b" " + line for line in old[old_from:old_to])
+                continue
+            yield from (b"-" + line for line in old[old_from:old_to])
+            yield from (b"+" + line for line in new[new_from:new_to])
+
+
+def _lines(text: list[bytes]) -> list[bytes]:
+    *whole, rest = (line + b"\n" for line in text)
+    return whole if rest == b"\n" else [*whole, rest + b"\\ No newline at end of file\n"]
+
+
+def _groups(
+    old: Sequence[bytes], new: Sequence[bytes], budget: list[int]
+) -> Iterator[list[tuple[str, int, int, int, int]]]:
+    """What :meth:`difflib.SequenceMatcher.get_grouped_opcodes` gives, in bounded time."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    inner_old, inner_new = old[head : len(old) - tail], new[head : len(new) - tail]
+    codes: list[tuple[str, int, int, int, int]] = [("equal", 0, head, 0, head)] if head else []
+    budget[0] -= len(inner_old) * len(inner_new)
+    if budget[0] < 0:
+        codes.append(("replace", head, len(old) - tail, head, len(new) - tail))
+    else:
+        inside = difflib.SequenceMatcher(None, inner_old, inner_new).get_opcodes()
+        codes += ((t, a + head, b + head, c + head, d + head) for t, a, b, c, d in inside)
+    if tail:
+        codes.append(("equal", len(old) - tail, len(old), len(new) - tail, len(new)))
+    matcher = difflib.SequenceMatcher(None, "", "")
+    matcher.opcodes = codes
+    yield from matcher.get_grouped_opcodes(_CONTEXT)
+
+
+def _range(start: int, stop: int) -> bytes:
+    """A range of a hunk's head: from the line before, if it is empty."""
+    length = stop - start
+    return b"%d,%d" % (start + 1 if length else start, length)
