@@ -22,8 +22,10 @@ StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 class EnvWorker(Protocol):
     """At most one episode at a time; what breaks in it ends the episode, never the environment."""
 
-    last: Episode | None
-    """The finished episode."""
+    @property
+    def last(self) -> Episode | None:
+        """The finished episode."""
+        ...
 
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode. A host failure, or a file of the task that is gone or changed, is reported in

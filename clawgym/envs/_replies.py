@@ -16,7 +16,7 @@ from clawgym.engines.protocol import CallDelta, Delta, Image
 from clawgym.gateway.calls import Message, Refusal, canonical_messages
 from clawgym.gateway.parsers import ReplyParser
 
-__all__ = ["ActionFormat", "deltas_of", "reply_of"]
+__all__ = ["ActionFormat", "deltas_of", "message_of", "reply_of"]
 
 ActionFormat = Literal["message", "hermes", "qwen3-coder"]
 
@@ -25,7 +25,7 @@ def reply_of(action: str, form: ActionFormat, tools: Sequence[Mapping[str, Any]]
     """The message of ``action`` in answer to request ``number``, which offered ``tools``; and how many calls in it
     were malformed, and stay text. Never raises."""
     if form == "message":
-        message = _message(action)
+        message = message_of(action)
         malformed = int(message is None and action.lstrip().startswith("{"))
         message = message or _said(action)
     else:
@@ -52,8 +52,8 @@ def _said(text: str) -> Message:
     return canonical_messages([{"role": "assistant", "content": text}], {})[0]
 
 
-def _message(action: str) -> Message | None:
-    """The message in JSON text; ``None`` where it is none."""
+def message_of(action: str) -> Message | None:
+    """The message in JSON text, without ids of its calls; ``None`` where it is none."""
     images: dict[str, Image] = {}
     try:
         raw = json.loads(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ __all__ = [
     "openclaw_observation_space",
     "terminal_action_space",
     "terminal_observation_space",
+    "tools_observation_space",
 ]
 
 _LARGEST = 2**31 - 1
@@ -98,24 +100,48 @@ class JsonList(AnyText):
         return f"JsonList({self.max_length})"
 
 
+def tools_observation_space() -> gym.spaces.Dict:
+    """What a message with calls came to. Nothing in it depends on a clock.
+
+    ``messages`` str: JSON of the chat messages (OpenAI's form) that go below the policy's: after ``reset`` the
+    instruction (role ``user``), then one of role ``tool`` for each call, in the order of the calls, with its
+    ``tool_call_id`` and ``content``; or one of role ``user`` that says what was wrong. ``step`` and
+    ``remaining_steps``: int64 arrays of shape ().
+    """
+    return gym.spaces.Dict(
+        {
+            "messages": JsonList(1 << 28),
+            "step": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
+            "remaining_steps": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
+        }
+    )
+
+
 class AssistantText(AnyText):
-    """What a policy may say to an agent: any text. Samples are words, or calls of OpenClaw's tools with words for
-    arguments, in the form ``message``, ``hermes`` or ``qwen3-coder`` (:class:`~clawgym.envs.openclaw.OpenClawEnv`).
+    """What a policy may say to an agent: any text. Samples are words, or calls of ``tools`` (name -> arguments; by
+    default OpenClaw's) with words for arguments, in the form ``message``, ``hermes`` or ``qwen3-coder``
+    (:class:`~clawgym.envs.openclaw.OpenClawEnv`).
     """
 
     def __init__(
-        self, form: str = "message", max_length: int = 1 << 22, *, seed: int | np.random.Generator | None = None
+        self,
+        form: str = "message",
+        max_length: int = 1 << 22,
+        *,
+        tools: Mapping[str, Sequence[str]] = _TOOLS,
+        seed: int | np.random.Generator | None = None,
     ) -> None:
         super().__init__(max_length, seed=seed)
         self.form = form
+        self.tools = tools
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         words = super().sample
         text = words()
         if self.np_random.integers(4) == 0:
             return text
-        name = str(self.np_random.choice(list(_TOOLS)))
-        arguments = {key: words() for key in _TOOLS[name]}
+        name = str(self.np_random.choice(list(self.tools)))
+        arguments = {key: words() for key in self.tools[name]}
         if self.form == "hermes":
             call = json.dumps({"name": name, "arguments": arguments})
             return f"{text}\n<tool_call>\n{call}\n</tool_call>"

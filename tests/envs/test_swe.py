@@ -1,0 +1,99 @@
+"""``ClawGym/swe-v0``: Gymnasium's contract over a repository in a real box."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+import clawgym  # noqa: F401  # registers the ids
+from clawgym.envs.checker import check_vector_env
+from clawgym.records import Limits, TaskFile, TaskSet
+
+from ..verifiers.tasks_for_tests import task
+from .test_toolcall import says, seen
+
+LIMITS = Limits(max_steps=6, verify_seconds=10, memory_mb=256, disk_mb=64, agent_seconds=60, command_seconds=3)
+NUMBERS = (TaskFile("input/numbers.txt", b"1 2 3\n"), TaskFile("sum.py", b"print(1)\n", executable=True))
+TASKS = TaskSet("sums", (task(limits=LIMITS, inputs=NUMBERS),))
+
+
+@pytest.fixture
+def env() -> Iterator[gym.Env]:
+    made = gym.make("ClawGym/swe-v0", tasks=TASKS)
+    yield made
+    made.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*render")
+def test_one_env_passes_gymnasiums_checker(env: gym.Env) -> None:
+    check_env(env.unwrapped)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_batch_passes_our_checker(mode: AutoresetMode) -> None:
+    batch = gym.make_vec("ClawGym/swe-v0", num_envs=3, tasks=TASKS, autoreset_mode=mode)
+    check_vector_env(batch, end_action="submit", action="echo hi")
+    batch.close()
+
+
+def test_commands_and_the_editor_in_one_box(env: gym.Env) -> None:
+    observation, info = env.reset(seed=1)
+    assert json.loads(observation["messages"]) == [{"role": "user", "content": info["instruction"]}]
+    assert [tool["function"]["name"] for tool in info["tools"]] == [
+        "bash",
+        "read_file",
+        "write_file",
+        "edit_file",
+        "submit",
+    ]
+    assert seen(env.step("cd input; X=7")[0])[0].startswith("[exit code 0; cwd ")
+    assert seen(env.step("{ echo $X; pwd; }")[0])[0].startswith("7\n")
+    edit: dict[str, Any] = {"path": "sum.py", "old": "print(1)", "new": "print(1 + 2 + 3)"}
+    observation, *_, info = env.step(
+        says(
+            ("edit_file", edit),
+            ("edit_file", edit),
+            ("bash", {"command": "cd ..; mkdir output; ./sum.py > output/sum.txt || python3 sum.py > output/sum.txt"}),
+            ("read_file", {"path": "output/sum.txt", "first_line": 1, "last_line": 1}),
+            ("bash", {"command": "test -x sum.py"}),
+        )
+    )
+    texts = seen(observation)
+    assert texts[0] == "[replaced 1 time]"
+    assert "does not stand in" in texts[1]
+    assert texts[3] == "6\n[lines 1 to 1 of 1]"
+    assert "exit code 0" in texts[4]
+    assert info["malformed_calls"] == 0
+    _, reward, terminated, truncated, info = env.step(" submit\n")
+    assert (reward, terminated, truncated, info["outcome"]) == (1.0, True, False, "solved")
+
+
+def test_a_message_without_calls_is_answered_and_text_is_a_command(env: gym.Env) -> None:
+    env.reset(seed=1)
+    assert "no tool call" in seen(env.step('{"content": "echo hi"}')[0])[0]
+    assert "hi\n" in seen(env.step("echo hi")[0])[0]
+    assert "NUL" in seen(env.step("echo \0")[0])[0]
+
+
+def test_the_steps_run_out(env: gym.Env) -> None:
+    env.reset(seed=1)
+    results = [env.step("true") for _ in range(6)]
+    assert [r[3] for r in results] == [False] * 5 + [True]
+    assert results[-1][4]["cause"] == "steps"
+
+
+def test_a_broken_box_ends_the_episode(env: gym.Env) -> None:
+    env.reset(seed=1)
+    from clawgym.envs._runtime import runtime
+
+    attempt = env.unwrapped._worker._play.attempt  # type: ignore[attr-defined]
+    runtime().run(attempt.backend.supervised.ask("kill", attempt.box.id))
+    _, reward, terminated, _, info = env.step("true")
+    assert (reward, terminated, info["outcome"]) == (0.0, True, "failed")
+    assert "instruction" in env.reset(seed=2)[1]
