@@ -25,6 +25,8 @@ _MOST_PAIRS = 4_000_000
 """Lines before times lines after, over all files; beyond them a changed part is one hunk: comparing takes minutes."""
 _MAX_BYTES = 16 * 2**20
 _NOTHING = "/dev/null"
+_Code = tuple[str, int, int, int, int]
+"""What :meth:`difflib.SequenceMatcher.get_opcodes` gives."""
 
 
 def submission_diff(task: Task, tar: bytes) -> bytes:
@@ -129,9 +131,7 @@ def _lines(text: list[bytes]) -> list[bytes]:
     return whole if rest == b"\n" else [*whole, rest + b"\\ No newline at end of file\n"]
 
 
-def _groups(
-    old: Sequence[bytes], new: Sequence[bytes], budget: list[int]
-) -> Iterator[list[tuple[str, int, int, int, int]]]:
+def _groups(old: Sequence[bytes], new: Sequence[bytes], budget: list[int]) -> Iterator[list[_Code]]:
     """What :meth:`difflib.SequenceMatcher.get_grouped_opcodes` gives, in bounded time."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
@@ -140,18 +140,23 @@ def _groups(
     while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     inner_old, inner_new = old[head : len(old) - tail], new[head : len(new) - tail]
-    codes: list[tuple[str, int, int, int, int]] = [("equal", 0, head, 0, head)] if head else []
+    codes: list[_Code] = [("equal", 0, head, 0, head)]
     budget[0] -= len(inner_old) * len(inner_new)
     if budget[0] < 0:
         codes.append(("replace", head, len(old) - tail, head, len(new) - tail))
     else:
         inside = difflib.SequenceMatcher(None, inner_old, inner_new).get_opcodes()
         codes += ((t, a + head, b + head, c + head, d + head) for t, a, b, c, d in inside)
-    if tail:
-        codes.append(("equal", len(old) - tail, len(old), len(new) - tail, len(new)))
-    matcher = difflib.SequenceMatcher(None, "", "")
-    matcher.opcodes = codes
-    yield from matcher.get_grouped_opcodes(_CONTEXT)
+    codes.append(("equal", len(old) - tail, len(old), len(new) - tail, len(new)))
+    group: list[_Code] = []
+    for number, (tag, a, b, c, d) in enumerate(codes):
+        if tag != "equal" or (0 < number < len(codes) - 1 and b - a <= 2 * _CONTEXT):
+            group.append((tag, a, b, c, d))
+        else:  # the end of one hunk and the beginning of the next
+            after = min(_CONTEXT, b - a)
+            if len(group) > 1:
+                yield [*group, (tag, a, a + after, c, c + after)]
+            group = [(tag, b - after, b, d - after, d)]
 
 
 def _range(start: int, stop: int) -> bytes:
