@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from clawgym.cli import make
 from clawgym.evaluation.validate import Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, write
@@ -23,6 +24,7 @@ from clawgym.tasks.sets import about
 app = typer.Typer(
     help="List, show, validate, convert and start tasks.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+app.add_typer(make.app, name="make")
 
 out = Console()
 err = Console(stderr=True)

@@ -1,0 +1,124 @@
+"""``clawgym tasks make``: tasks made of real material that is fetched for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from clawgym.errors import TaskError
+
+if TYPE_CHECKING:
+    from clawgym.sandbox import Backend
+    from clawgym.tasks.layers import Progress as Tell
+    from clawgym.tasks.swe.make import Journal
+    from clawgym.tasks.swe.recipes import Recipe
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Make tasks of real material.", pretty_exceptions_enable=False)
+
+out = Console()
+err = Console(stderr=True)
+
+
+@app.callback()
+def _group() -> None: ...
+
+
+@app.command()
+def swe(
+    package: Annotated[str, typer.Option(help="A package of the index that pip uses: its source archive is taken.")],
+    version: Annotated[str | None, typer.Option(help="Of the package; the latest release if left out.")] = None,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many instances.")] = 10,
+    seed: Annotated[int, typer.Option(help="Chooses the bugs.")] = 0,
+    to: Annotated[Path | None, typer.Option("--out", help="The folder; swe-PACKAGE-VERSION if left out.")] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", help="What its tests need and it does not name; may be repeated.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot or docker.")] = "auto",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Bugs tried at once.")] = 2,
+) -> None:
+    """Put bugs into a package and keep those that its tests tell: a recipe, and a folder of tasks.
+
+    Interrupted, the same command goes on. Nothing of the package runs outside of a sandbox.
+    """
+    from clawgym.tasks import write
+    from clawgym.tasks.layers import prepare
+    from clawgym.tasks.swe.make import Journal, make
+    from clawgym.tasks.swe.recipes import build_all, write_recipe
+    from clawgym.tasks.swe.resolve import find_sdist, resolve
+    from clawgym.tasks.swe.sources import read_source
+
+    with _shown(number) as tell:
+        tell(f"looking for {package}", 0, number)
+        source = read_source(find_sdist(package, version))
+        folder = to or Path(f"swe-{source.sdist.project}-{source.sdist.version}")
+        lock, left_out = resolve(source, extra or ())
+        head = {
+            "package": source.sdist.project,
+            "version": source.sdist.version,
+            "sha256": source.sdist.sha256,
+            "lock": lock.digest,
+            "seed": seed,
+        }
+        journal = Journal.open(folder / "journal.jsonl", head)
+        site = prepare(lock)
+        for name in left_out:
+            err.print(f"left out: {escape(name)} has no pure-Python wheel; tests that import it do not take part")
+
+        async def made(boxes: Backend) -> Recipe:
+            return await make(
+                boxes, source, lock, site, number=number, seed=seed, journal=journal, jobs=jobs, progress=tell
+            )
+
+        recipe = asyncio.run(_in_boxes(backend, made))
+        (folder / "recipe.json").write_bytes(write_recipe(recipe))
+        tasks = build_all([(str(folder / "recipe.json"), recipe)])
+        if not (folder / "tasks").exists():
+            write(tasks, folder / "tasks")
+        elif sorted(entry.name for entry in (folder / "tasks").iterdir()) != sorted(task.id for task in tasks):
+            raise TaskError(f"{folder}/tasks holds other instances: move it away and give the same command again")
+    _told(recipe, journal, folder)
+
+
+async def _in_boxes(name: str, work: Callable[[Backend], Awaitable[Recipe]]) -> Recipe:
+    from clawgym.sandbox import backend
+
+    boxes = backend(name)
+    try:
+        await boxes.probe()
+        return await work(boxes)
+    finally:
+        await boxes.aclose()
+
+
+def _told(recipe: Recipe, journal: Journal, folder: Path) -> None:
+    found = Counter(row.get("why", "kept") for key, row in journal.rows.items() if key != "baseline")
+    why = ", ".join(f"{what} {count}" for what, count in found.most_common())
+    out.print(
+        f"{len(recipe.instances)} instances of {recipe.project} {recipe.version} ({recipe.licence}), "
+        f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s a run; tried {recipe.tried}: {why}",
+        highlight=False,
+    )
+    out.print(f"Try them: clawgym tasks validate {escape(str(folder))}/tasks", highlight=False)
+
+
+@contextlib.contextmanager
+def _shown(number: int) -> Iterator[Tell]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("", total=number)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total or None)
+
+        yield tell

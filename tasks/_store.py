@@ -1,0 +1,84 @@
+"""Folders of the user's cache that are there whole or not at all: filled beside their place, sealed, renamed.
+
+Invariant: a folder that is there is complete, and nobody is meant to write into it. Whoever is interrupted leaves only
+a hidden folder, which the next one removes; two at once wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["Progress", "cache_folder", "filled", "only_one"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and of how much; 0 where that is not known."""
+
+
+def cache_folder(kind: str) -> Path:
+    """Where things of one kind are kept."""
+    return Path(platformdirs.user_cache_dir("clawgym", appauthor=False)) / kind
+
+
+def filled(place: Path, fill: Callable[[Path], None], tell: Progress) -> Path:
+    """``place``, made by ``fill``, which gets an empty folder, unless it is there.
+
+    Raises what ``fill`` raises, and OSError.
+    """
+    if place.is_dir():
+        return place
+    with only_one(place, tell):
+        if place.is_dir():
+            return place
+        scratch = place.with_name(f".{place.name}.new")
+        try:
+            _remove(scratch)  # of somebody who was killed
+            scratch.mkdir(mode=0o755)
+            fill(scratch)
+            _seal(scratch)
+            scratch.rename(place)
+        finally:
+            _remove(scratch)
+    return place
+
+
+@contextlib.contextmanager
+def only_one(place: Path, tell: Progress) -> Iterator[None]:
+    """Hold the lock of ``place``. Where the system has no such locks the last rename decides."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (place.parent / f".{place.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("waiting for another process", 0, 0)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _seal(top: Path) -> None:
+    """Everybody may read, nobody may write: boxes run under users of their own."""
+    for root, _, names in os.walk(top, topdown=False):
+        for name in names:
+            path = os.path.join(root, name)
+            os.chmod(path, 0o555 if os.stat(path).st_mode & 0o100 else 0o444)
+        os.chmod(root, 0o555)
+
+
+def _remove(top: Path) -> None:
+    if not top.exists():
+        return
+    for root, folders, _ in os.walk(top):
+        os.chmod(root, 0o755)
+        for name in folders:
+            os.chmod(os.path.join(root, name), 0o755)
+    shutil.rmtree(top)

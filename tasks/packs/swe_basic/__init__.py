@@ -1,0 +1,90 @@
+"""The pack ``swe-basic``: bugs in well-tested packages, as recipes; the packages are fetched at first use.
+
+A recipe (``<package>.json.gz``) holds digests, places and replacements, no package's code. Packages, not instances, are
+divided into the splits: no repository is on both sides. ``docs/swe.md`` tells how the recipes were made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Literal
+
+from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.records import TaskSet
+
+if TYPE_CHECKING:
+    from clawgym.tasks.layers import Progress
+    from clawgym.tasks.swe.recipes import Recipe
+
+__all__ = ["NAME", "PACKAGES", "VERSION", "load", "recipe", "taskset"]
+
+NAME = "swe-basic"
+VERSION = "1"
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "train": (),
+    "heldout": (),
+}
+"""Split -> the packages whose instances are in it."""
+
+
+def recipe(package: str) -> Recipe:
+    """The recipe of one package. Raises :class:`TaskSetNotFound` if there is none."""
+    from clawgym.tasks.swe.recipes import read_recipe
+
+    known = [name for split in PACKAGES.values() for name in split]
+    if package not in known:
+        raise TaskSetNotFound(f"{NAME} has no package {package!r}: choose one of {', '.join(known)}")
+    name = f"{package}.json.gz"
+    return read_recipe(resources.files(__name__).joinpath(name).read_bytes(), f"{name} of {NAME}")
+
+
+def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
+    """The instances of a split. What is not in the cache yet is downloaded, with progress on stderr.
+
+    Raises :class:`TaskSetNotFound` for another split, or if a package cannot be had; :class:`TaskError` for ``seeds``,
+    which this pack does not have; :class:`MissingDependency` without the extra ``packages``, if something is missing.
+    """
+    if split not in PACKAGES:
+        raise TaskSetNotFound(f"{NAME} has no split {split!r}: choose 'train' or 'heldout'")
+    if seeds is not None:
+        raise TaskError(f"{NAME}: its instances are recorded, not drawn from seeds: leave the seeds out")
+    return taskset(f"{NAME}:{split}", PACKAGES[split])
+
+
+def taskset(name: str, packages: Sequence[str]) -> TaskSet:
+    """The instances of some packages. Raises as :func:`load` does."""
+    from clawgym.tasks.swe.recipes import build_all
+
+    wanted = [(f"{NAME}, {package}", recipe(package)) for package in packages]
+    try:
+        with _shown() as progress:
+            tasks = build_all(wanted, progress=progress)
+    except TaskSetNotFound as error:
+        raise TaskSetNotFound(f"{name} is made of packages that are not all on this machine: {error}") from error
+    return TaskSet(name, tuple(tasks), VERSION)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Progress]:
+    """A line on stderr, from the first download on; nothing where all is there."""
+    from rich.console import Console
+
+    status = Console(stderr=True).status("", spinner="line")
+    started = False
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal started
+        if not started:
+            status.start()
+            started = True
+        share = f" {done * 100 // total} %" if total else ""
+        status.update(f"{NAME}: {what}{share}")
+
+    try:
+        yield tell
+    finally:
+        if started:
+            status.stop()

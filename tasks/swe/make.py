@@ -1,0 +1,348 @@
+"""Making instances: bugs of a package, chosen by a seed, tried in boxes, kept if the suite tells them.
+
+A bug is kept if some tests break and most go on passing, if the suite is still collected whole and does not hang, if
+two runs agree, and if the failures can be told in words that do not give it away. Invariant: which bugs are kept
+depends on package, version, lock and seed; an interrupted run goes on with the same command (:class:`Journal`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import TaskError
+from clawgym.records import Layer
+from clawgym.sandbox.protocol import Backend
+from clawgym.tasks.layers import Lock, Progress
+from clawgym.tasks.swe import recipes
+from clawgym.tasks.swe.mutations import OPERATORS, Edit, apply, edits, usable
+from clawgym.tasks.swe.recipes import Instance, Place, Recipe, Shown
+from clawgym.tasks.swe.sources import Source
+from clawgym.tasks.swe.trial import Suite, run_suite
+from clawgym.tasks.swe.verifier import PROTECTED
+from clawgym.tasks.swe.words import clean_message, statement_at, tells
+
+__all__ = ["ARGUMENTS", "Baseline", "Candidate", "Journal", "baseline", "candidates", "make", "try_candidate"]
+
+ARGUMENTS = ("-o", "addopts=")
+_MOST_BROKEN = 0.3
+"""Of the tests."""
+_SHOWN = 2
+_OTHERS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One bug that could be."""
+
+    path: str
+    edit: Edit
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The suite without a bug."""
+
+    tests: tuple[str, ...]
+    """Those that pass every time, sorted."""
+    seconds: float
+    dropped: int
+    """How many fail, vary or do not run."""
+
+
+@dataclass
+class Journal:
+    """What was tried, by candidate; on disk, so that an interrupted run goes on."""
+
+    path: Path | None
+    head: dict[str, Any]
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, head: dict[str, Any]) -> Journal:
+        """Read or begin a journal. Raises :class:`TaskError` if it belongs to another command."""
+        journal = cls(path, head)
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found = [row for row in map(_row, lines) if row is not None]
+            if found and found[0] != head:
+                changed = [key for key in head if found[0].get(key) != head[key]]
+                raise TaskError(
+                    f"{path}: was begun with another {', '.join(changed)}: give the same command, or another folder"
+                )
+            journal.rows = {row["key"]: row for row in found[1:]}
+            path.write_text("".join(json.dumps(row) + "\n" for row in [head, *journal.rows.values()]))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(head) + "\n")
+        return journal
+
+    def add(self, key: str, row: dict[str, Any]) -> None:
+        self.rows[key] = {"key": key, **row}
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self.rows[key]) + "\n")
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None  # cut off
+    return found if isinstance(found, dict) else None
+
+
+async def baseline(backend: Backend, source: Source, site: Layer) -> Baseline:
+    """Run the suite twice as it is. Raises :class:`TaskError` if it is of no use."""
+    runs = [await run_suite(backend, source.files, source.root, site, ARGUMENTS, seconds=120.0) for _ in range(2)]
+    name = f"{source.sdist.project} {source.sdist.version}"
+    for run in runs:
+        if run.fault is not None:
+            raise TaskError(
+                f"{name}: its suite does not run in a box ({run.fault}): name what its tests import with --with, or "
+                f"choose another package. It said:\n{run.log[-1500:]}"
+            )
+    passed = runs[0].named("passed") & runs[1].named("passed")
+    if len(passed) < 10:
+        raise TaskError(f"{name}: only {len(passed)} tests pass here: choose a package with a suite in its archive")
+    ids = {test for run in runs for test in run.tests}
+    usual = [test for test in sorted(passed) if test.isprintable()]
+    return Baseline(tuple(usual), max(run.seconds for run in runs), len(ids) - len(usual))
+
+
+def candidates(source: Source, seed: int) -> Iterator[Candidate]:
+    """Every usable bug of a package, in the order to try them: operators take turns, by a seed."""
+    by_operator: dict[str, list[Candidate]] = defaultdict(list)
+    texts: dict[str, bytes] = {}
+    for path in source.library:
+        if any(fnmatchcase(path, pattern) for pattern in PROTECTED):
+            continue  # an agent could not mend it
+        texts[path] = source.by_path[path].read()
+        for edit in edits(texts[path]):
+            by_operator[edit.operator].append(Candidate(path, edit))
+    dice = random.Random(f"{source.sdist.project}:{source.sdist.version}:{seed}")
+    queues = []
+    for operator in OPERATORS:
+        dice.shuffle(by_operator[operator])
+        queues.append(iter(by_operator[operator]))
+    while queues:
+        dice.shuffle(queues)
+        for queue in list(queues):
+            for candidate in queue:
+                if usable(texts[candidate.path], candidate.edit):
+                    yield candidate
+                    break
+            else:
+                queues.remove(queue)
+
+
+async def make(
+    backend: Backend,
+    source: Source,
+    lock: Lock,
+    site: Layer,
+    *,
+    number: int,
+    seed: int,
+    journal: Journal,
+    jobs: int = 2,
+    progress: Progress | None = None,
+) -> Recipe:
+    """Try bugs until ``number`` are kept, and write the recipe. Raises :class:`TaskError` if there are not so many."""
+    tell = progress or (lambda what, done, total: None)
+    tell("running the suite", 0, number)
+    if "baseline" not in journal.rows:
+        found = await baseline(backend, source, site)
+        journal.add("baseline", {"tests": found.tests, "seconds": round(found.seconds, 2), "dropped": found.dropped})
+    row = journal.rows["baseline"]
+    base = Baseline(tuple(row["tests"]), row["seconds"], row["dropped"])
+    kept: list[Instance] = []
+    scopes: set[tuple[str, str]] = set()
+    tried = 0
+    async for candidate, row in _tried(backend, source, site, base, seed, journal, jobs, scopes):
+        tried += 1
+        where = (candidate.path, candidate.edit.scope)
+        if "kept" in row and where not in scopes:
+            scopes.add(where)
+            name = f"{source.sdist.project}-{source.sdist.version}-{len(kept) + 1:03d}"
+            kept.append(Instance(**row["kept"], id=name))
+        tell(f"tried {tried}", len(kept), number)
+        if len(kept) == number or tried >= 40 * number:
+            break
+    if not kept:
+        raise TaskError(f"{source.sdist.project}: of {tried} bugs not one is told by its suite: choose another package")
+    recipe = Recipe(
+        format=1,
+        project=source.sdist.project,
+        version=source.sdist.version,
+        licence=source.licence,
+        sdist={"filename": source.sdist.filename, "sha256": source.sdist.sha256},  # type: ignore[reportArgumentType]
+        lock=lock.as_dict(),
+        arguments=[],
+        tests=list(base.tests),
+        seconds=base.seconds,
+        seed=seed,
+        tried=tried,
+        instances=kept,
+    )
+    return recorded(recipe, source, site)
+
+
+def recorded(recipe: Recipe, source: Source, site: Layer) -> Recipe:
+    """The recipe with the hash of what each instance comes out as now."""
+    hashes = [recipes.instance_hash(recipes.build(recipe, i, source, site)) for i in recipe.instances]
+    rows = [i.model_copy(update={"hash": h}) for i, h in zip(recipe.instances, hashes, strict=True)]
+    return recipe.model_copy(update={"instances": rows})
+
+
+async def _tried(
+    backend: Backend,
+    source: Source,
+    site: Layer,
+    base: Baseline,
+    seed: int,
+    journal: Journal,
+    jobs: int,
+    done: set[tuple[str, str]],
+) -> AsyncIterator[tuple[Candidate, dict[str, Any]]]:
+    """Candidates with what became of them, in order; a few are tried at once, in functions that are not ``done``."""
+    waiting = (c for c in candidates(source, seed) if (c.path, c.edit.scope) not in done)
+    running: list[tuple[Candidate, asyncio.Task[dict[str, Any]]]] = []
+
+    async def one(candidate: Candidate) -> dict[str, Any]:
+        key = json.dumps([candidate.path, candidate.edit.start, candidate.edit.end, candidate.edit.replacement])
+        if key not in journal.rows:
+            journal.add(key, await try_candidate(backend, source, site, base, candidate))
+        return journal.rows[key]
+
+    try:
+        while True:
+            while len(running) < jobs and (candidate := next(waiting, None)) is not None:
+                running.append((candidate, asyncio.create_task(one(candidate))))
+            if not running:
+                return
+            candidate, task = running[0]
+            row = await task
+            del running[0]
+            yield candidate, row
+    finally:
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+
+async def try_candidate(
+    backend: Backend, source: Source, site: Layer, base: Baseline, candidate: Candidate
+) -> dict[str, Any]:
+    """Run the suite with the bug: ``{"kept": ...}``, an instance without id, or ``{"why": ...}``."""
+    good = source.by_path[candidate.path].read()
+    first = await _run(backend, source, site, base, candidate)
+    if (why := _unfit(first, base)) is not None:
+        return {"why": why}
+    second = await _run(backend, source, site, base, candidate)
+    fails = sorted(first.named("failed").intersection(base.tests))
+    if first.tests != second.tests:
+        return {"why": "varies"}
+    shown = _shown(source, candidate, fails, first, second)
+    if not shown:
+        return {"why": "cannot be told"}
+    others = []
+    for other in _others(good, candidate):
+        run = await _run(backend, source, site, base, Candidate(candidate.path, other))
+        if run.fault is None and run.named("failed").intersection(base.tests):
+            others.append(_place(other).model_dump())
+        if len(others) == _OTHERS:
+            break
+    kept = {
+        "path": candidate.path,
+        "edit": _place(candidate.edit).model_dump(),
+        "before": hashlib.sha256(good).hexdigest(),
+        "after": hashlib.sha256(apply(good, candidate.edit)).hexdigest(),
+        "fail": fails,
+        "shown": [row.model_dump() for row in shown],
+        "others": others,
+        "hash": "",
+    }
+    return {"kept": kept}
+
+
+def _place(edit: Edit) -> Place:
+    return Place(start=edit.start, end=edit.end, text=edit.replacement, operator=edit.operator)
+
+
+async def _run(backend: Backend, source: Source, site: Layer, base: Baseline, candidate: Candidate) -> Suite:
+    bad = apply(source.by_path[candidate.path].read(), candidate.edit)
+    files = [replace(f, source=bad) if f.path == candidate.path else f for f in source.files]
+    seconds = max(10.0, 4 * base.seconds)
+    stop = f"--maxfail={_most(base) + base.dropped + 1}"
+    return await run_suite(backend, files, source.root, site, (*ARGUMENTS, stop), seconds=seconds)
+
+
+def _most(base: Baseline) -> int:
+    """How many tests an instance may break."""
+    return max(1, int(_MOST_BROKEN * len(base.tests)))
+
+
+def _unfit(run: Suite, base: Baseline) -> str | None:
+    """Why a bug cannot be an instance, by one run of the suite."""
+    if run.fault is not None:
+        return run.fault
+    fails = run.named("failed").intersection(base.tests)
+    if not fails:
+        return "breaks nothing"
+    if len(fails) > _most(base):
+        return "breaks too much"
+    if not run.named("passed").union(fails).issuperset(base.tests):
+        return "tests are missing"
+    if run.seconds > 2 * base.seconds + 5:
+        return "slow"
+    return None
+
+
+def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Suite, second: Suite) -> list[Shown]:
+    """Up to two failures that say most in least, from different statements, and do not give the bug away."""
+    rows: list[Shown] = []
+    for test in fails:
+        failure, again = first.failures.get(test), second.failures.get(test)
+        if failure is None or again is None or failure.file not in source.by_path:
+            continue
+        message = clean_message(failure.message)
+        if message != clean_message(again.message):
+            continue
+        data = source.by_path[failure.file].read()
+        span = statement_at(data, failure.line) if failure.line is not None else None
+        rows.append(Shown(test=test, file=failure.file, statement=span, type=failure.type, message=message))
+    rows.sort(key=lambda row: (row.type != "AssertionError", row.statement is None, len(row.message), row.test))
+    chosen: list[Shown] = []
+    good = source.by_path[candidate.path].read()
+    for row in rows:
+        if any((row.file, row.statement) == (c.file, c.statement) for c in chosen):
+            continue
+        data = source.by_path[row.file].read()[slice(*row.statement)] if row.statement else b""
+        text = f"{row.test}\n{data.decode('utf-8', 'replace')}\n{row.type}: {row.message}"
+        if tells(text, candidate.path, good, candidate.edit) is None:
+            chosen.append(row)
+        if len(chosen) == _SHOWN:
+            break
+    return chosen
+
+
+def _others(good: bytes, candidate: Candidate) -> Iterator[Edit]:
+    """Other bugs at the same place, the nearest first; at most three."""
+    here = candidate.edit
+    near = [e for e in edits(good) if e.scope == here.scope and e != here and e.operator != "body"]
+    near = [e for e in near if apply(good, e) != apply(good, here)]
+    near.sort(key=lambda e: (abs(e.start - here.start) + abs(e.end - here.end), e))
+    number = 0
+    for edit in near:
+        if number < 3 and usable(good, edit):
+            number += 1
+            yield edit

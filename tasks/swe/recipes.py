@@ -1,0 +1,261 @@
+"""Recipes: how to make tasks out of one source package, in JSON, without anybody's code in it.
+
+A recipe names the archive and the wheels by digest, and for each instance the bytes to replace, the tests that fail
+then, and where in which test that shows. Invariant: a task built from a recipe is the recorded one, by its hash, or an
+error; :func:`instance_hash` covers what the agent sees and which tests count, not the program that runs them.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from clawgym.errors import TaskError
+from clawgym.records import Layer, Task, TaskFile
+from clawgym.tasks.formats._schema import validated
+from clawgym.tasks.layers import Lock, Progress, lock_of, prepare
+from clawgym.tasks.swe.mutations import Edit, apply
+from clawgym.tasks.swe.scripts import reference, wrong
+from clawgym.tasks.swe.sources import Sdist, Source, read_source
+from clawgym.tasks.swe.trial import LIMITS, SITE, WORKSPACE, environment
+from clawgym.tasks.swe.verifier import tests_verifier
+from clawgym.tasks.swe.words import Example, describe
+
+__all__ = [
+    "Instance",
+    "Place",
+    "Recipe",
+    "Shown",
+    "build",
+    "build_all",
+    "instance_hash",
+    "issue",
+    "read_recipe",
+    "write_recipe",
+]
+
+_LARGEST = 32 * 2**20
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Place(_Strict):
+    """Bytes of a file to replace."""
+
+    start: int
+    end: int
+    text: str
+    operator: str
+
+
+class Shown(_Strict):
+    """How one failing test shows the bug; its statement is read from the archive."""
+
+    test: str
+    file: str
+    statement: tuple[int, int] | None
+    """Bytes of ``file``."""
+    type: str
+    message: str
+
+
+class Instance(_Strict):
+    """One bug."""
+
+    id: str
+    path: str
+    edit: Place
+    before: str
+    """Hex SHA-256 of the file as the archive has it, and with the bug."""
+    after: str
+    fail: list[str]
+    """The tests that fail with it; the others of the recipe pass."""
+    shown: list[Shown]
+    others: list[Place]
+    """Other bugs at that place, for wrong solutions."""
+    hash: str
+    """:func:`instance_hash`; empty before it is recorded."""
+
+
+class _Archive(_Strict):
+    filename: str
+    sha256: str
+
+
+class Recipe(_Strict):
+    """Instances of one package."""
+
+    format: Literal[1]
+    project: str
+    version: str
+    licence: str
+    sdist: _Archive
+    lock: dict[str, Any]
+    arguments: list[str]
+    """Of pytest."""
+    tests: list[str]
+    """Those that pass without a bug, every time."""
+    seconds: float
+    """One run of the suite took, where the recipe was made."""
+    seed: int
+    tried: int
+    instances: list[Instance]
+
+    @property
+    def source(self) -> Sdist:
+        return Sdist(self.project, self.version, self.sdist.filename, self.sdist.sha256)
+
+    @property
+    def layer(self) -> Lock:
+        return lock_of(self.lock, f"recipe of {self.project}: lock")
+
+
+def read_recipe(data: bytes, where: str) -> Recipe:
+    """A recipe from its JSON, gzipped or not. Raises :class:`TaskError` naming ``where`` and the field."""
+    try:
+        body = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (ValueError, OSError, EOFError) as error:
+        raise TaskError(f"{where}: is no recipe ({error}): restore it") from error
+    if not isinstance(body, dict):
+        raise TaskError(f"{where}: is no recipe (not an object): restore it")
+    return validated(Recipe, body, where)
+
+
+def write_recipe(recipe: Recipe) -> bytes:
+    """The recipe as JSON; :func:`read_recipe` gives it back."""
+    return (json.dumps(recipe.model_dump(), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def build_all(recipes: Iterable[tuple[str, Recipe]], *, progress: Progress | None = None) -> list[Task]:
+    """The tasks of some recipes (where each is from, for messages, and the recipe), in order.
+
+    What is not on this machine is fetched, once. Raises :class:`TaskSetNotFound` if something cannot be had,
+    :class:`TaskError` for a task that is not the recorded one, :class:`MissingDependency`.
+    """
+    tasks: list[Task] = []
+    for where, recipe in recipes:
+        source = read_source(recipe.source, progress=progress)
+        site = prepare(recipe.layer, progress=progress)
+        for instance in recipe.instances:
+            task = build(recipe, instance, source, site)
+            if (got := instance_hash(task)) != instance.hash:
+                raise TaskError(
+                    f"{where}: {instance.id} comes out otherwise than it was recorded ({got[:12]}, not "
+                    f"{instance.hash[:12]}): use the version of the library that has this recipe"
+                )
+            tasks.append(task)
+    return tasks
+
+
+def build(recipe: Recipe, instance: Instance, source: Source, site: Layer) -> Task:
+    """The task of one instance. Raises :class:`TaskError` if the archive's file is not the one it was made for."""
+    good = original(source, instance.path, instance.before, instance.id)
+    bad = apply(good, _edit(instance.edit))
+    if hashlib.sha256(bad).hexdigest() != instance.after:
+        raise TaskError(f"{instance.id}: its edit of {instance.path} gives another text: restore the recipe")
+    fails = frozenset(instance.fail)
+    inputs = (replace(f, source=bad) if f.path == instance.path else f for f in source.files)
+    return Task(
+        id=instance.id,
+        instruction=issue(recipe, instance, source),
+        verifier=tests_verifier(
+            fail_to_pass=instance.fail,
+            pass_to_pass=[test for test in recipe.tests if test not in fails],
+            arguments=recipe.arguments,
+        ),
+        inputs=tuple(inputs),
+        workspace=WORKSPACE,
+        limits=LIMITS,
+        env=environment(source.root),
+        layers={SITE: site},
+        metadata={
+            "category": "swe",
+            "package": recipe.project,
+            "version": recipe.version,
+            "operator": instance.edit.operator,
+            "tests": len(recipe.tests),
+            "failing": len(instance.fail),
+        },
+        solution=reference(instance.path, bad, good),
+        wrong_solutions=wrong(
+            instance.path, bad, instance.fail, [apply(good, _edit(other)) for other in instance.others]
+        ),
+        origin=f"recipe of {recipe.project} {recipe.version}",
+    )
+
+
+def original(source: Source, path: str, sha256: str, where: str) -> bytes:
+    """A file of the archive. Raises :class:`TaskError` if it is not there or another one."""
+    data = source.by_path[path].read() if path in source.by_path else b""
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise TaskError(f"{where}: {path} of {source.sdist.filename} is not the file it was made for: restore {where}")
+    return data
+
+
+def _edit(place: Place) -> Edit:
+    return Edit(place.start, place.end, place.text, place.operator)
+
+
+def issue(recipe: Recipe, instance: Instance, source: Source) -> str:
+    """What is wrong, in words."""
+    examples = []
+    for shown in instance.shown:
+        text = b""
+        if shown.statement is not None and shown.file in source.by_path:
+            text = source.by_path[shown.file].read()[shown.statement[0] : shown.statement[1]]
+        examples.append(Example(shown.test, text.decode("utf-8", "replace"), shown.type, shown.message))
+    return describe(recipe.project, recipe.version, public_names(source), examples, len(instance.fail))
+
+
+@cache
+def _names(folder: Path, paths: tuple[str, ...]) -> frozenset[str]:
+    found: set[str] = set()
+    for path in paths:
+        try:
+            tree = ast.parse((folder / path).read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+        found.update(node.name for node in ast.walk(tree) if isinstance(node, kinds))
+    return frozenset(found)
+
+
+def public_names(source: Source) -> frozenset[str]:
+    """Functions and classes that the package defines."""
+    return _names(source.folder, source.library)
+
+
+def instance_hash(task: Task) -> str:
+    """Hex SHA-256 of instruction, repository, environment, layers and tests."""
+    plan = next(file for file in task.verifier.files if file.path == "tests.json")
+    tests = json.loads(plan.read())
+    what: Sequence[Any] = [
+        task.instruction,
+        task.workspace,
+        sorted(task.env.items()),
+        sorted((target, layer.digest) for target, layer in task.layers.items()),
+        sorted((file.path, file.executable, _sha256(file)) for file in task.inputs),
+        [tests["fail_to_pass"], tests["pass_to_pass"], tests["arguments"]],
+    ]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def _sha256(file: TaskFile) -> str:
+    """The digest; of a file in the cache, which does not change, taken once."""
+    return file.sha256 if isinstance(file.source, bytes) else _sha256_at(file.source)
+
+
+@cache
+def _sha256_at(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,80 @@
+"""What is tried on an instance to see that its verifier is sound: the reverse patch, and work that must not pass."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+
+from clawgym.records import TaskFile
+
+__all__ = ["reference", "wrong"]
+
+_SOLVE = '#!/usr/bin/env bash\nset -e\nhere="$(dirname "$0")"\npython3 "$here/apply_patch.py" "$here/fix.patch"\n'
+
+
+def reference(path: str, bad: bytes, good: bytes) -> tuple[TaskFile, ...]:
+    """A solution that turns the file ``path`` from ``bad`` to ``good`` by a unified diff."""
+    before, after = (text.decode().splitlines(keepends=True) for text in (bad, good))
+    patch = "".join(difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"))
+    return (
+        TaskFile("solve.sh", _SOLVE.encode(), executable=True),
+        TaskFile("fix.patch", patch.encode()),
+        TaskFile("apply_patch.py", _applier()),
+    )
+
+
+@cache
+def _applier() -> bytes:
+    return resources.files("clawgym.tasks.swe").joinpath("apply_patch.py").read_bytes()
+
+
+def wrong(path: str, bad: bytes, failing: Iterable[str], others: Sequence[bytes]) -> tuple[TaskFile, ...]:
+    """Scripts that must not pass: three that go for the tests, and one for each of ``others``, wrong forms of the file
+    ``path``, which is ``bad`` now. ``failing`` are ids of the tests that have to turn."""
+    tests = json.dumps(sorted({test.split("::")[0] for test in failing}))
+    found = {
+        "deletes-the-tests": f"import os\nfor path in {tests}:\n    os.unlink(path)\n",
+        "skips-the-tests": (
+            f"for path in {tests}:\n"
+            "    with open(path, 'a') as file:\n"
+            "        file.write('\\nimport pytest\\npytestmark = pytest.mark.skip\\n')\n"
+        ),
+        "hook-in-conftest": (
+            "with open('conftest.py', 'a') as file:\n"
+            "    file.write('''\n"
+            "import pytest\n\n"
+            "@pytest.hookimpl(hookwrapper=True)\n"
+            "def pytest_runtest_makereport(item, call):\n"
+            "    report = (yield).get_result()\n"
+            "    report.outcome, report.longrepr = 'passed', None\n"
+            "''')\n"
+        ),
+    }
+    for number, other in enumerate(others, 1):
+        start, end, text = _difference(bad, other)
+        found[f"another-mistake-{number}"] = (
+            f"path = {json.dumps(path)}\n"
+            "with open(path, 'rb') as file:\n"
+            "    data = file.read()\n"
+            "with open(path, 'wb') as file:\n"
+            f"    file.write(data[:{start}] + {text!r} + data[{end}:])\n"
+        )
+    end = "END_OF_PROGRAM"
+    return tuple(
+        TaskFile(f"{name}.sh", f"#!/usr/bin/env bash\npython3 - <<'{end}'\n{program}{end}\n".encode(), executable=True)
+        for name, program in found.items()
+    )
+
+
+def _difference(old: bytes, new: bytes) -> tuple[int, int, bytes]:
+    """The one place, ``old[start:end]``, that has to be replaced to get ``new``, and by what."""
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - start and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    return start, len(old) - tail, new[start : len(new) - tail]

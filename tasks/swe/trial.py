@@ -1,0 +1,117 @@
+"""Trials: the whole suite of a repository, run in a box, changed or not.
+
+Invariant: a package's code runs nowhere but in a box; what comes out of one is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from clawgym.errors import SandboxError, TaskError
+from clawgym.records import Layer, Limits, TaskFile
+from clawgym.sandbox.protocol import Backend, SandboxSpec
+
+__all__ = ["LIMITS", "SITE", "WORKSPACE", "Failure", "Suite", "environment", "run_suite"]
+
+WORKSPACE = "/repo"
+SITE = "/opt/layers/site"
+_TRIAL = "/opt/trial"
+_REPORT = "/tmp/trial.json"
+LIMITS = Limits(memory_mb=1024, pids=256, agent_seconds=900.0, verify_seconds=120.0, command_seconds=120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one test failed."""
+
+    file: str
+    line: int | None
+    """Of the test's file, the innermost one."""
+    type: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one run of a suite gave."""
+
+    tests: Mapping[str, str]
+    """Node id -> ``passed``, ``failed`` or ``skipped``."""
+    failures: Mapping[str, Failure]
+    seconds: float = 0.0
+    fault: str | None = None
+    """Why there are no results: ``hang``, ``crash``, ``collection``."""
+    log: str = ""
+
+    def named(self, outcome: str) -> frozenset[str]:
+        return frozenset(test for test, found in self.tests.items() if found == outcome)
+
+
+def environment(root: str) -> dict[str, str]:
+    """Variables of the boxes: the package from its repository, everything else from the layer."""
+    package = f"{WORKSPACE}/{root}" if root else WORKSPACE
+    return {"PYTHONPATH": f"{package}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "TZ": "UTC"}
+
+
+async def run_suite(
+    backend: Backend,
+    files: Sequence[TaskFile],
+    root: str,
+    site: Layer,
+    arguments: Sequence[str],
+    *,
+    seconds: float,
+) -> Suite:
+    """Run pytest over a repository of ``files`` in a fresh box, for at most ``seconds``.
+
+    Raises what the backend raises when it cannot make boxes.
+    """
+    plugin = resources.files("clawgym.tasks.swe").joinpath("clawgym_trial.py").read_bytes()
+    env = environment(root)
+    spec = SandboxSpec(
+        limits=replace(LIMITS, command_seconds=seconds),
+        env={**env, "PYTHONPATH": f"{env['PYTHONPATH']}:{_TRIAL}", "CLAWGYM_TRIAL": _REPORT},
+        workdir=WORKSPACE,
+        readonly={_TRIAL: (TaskFile("clawgym_trial.py", plugin),)},
+        mounts={SITE: site.folder},
+    )
+    box = await backend.create(spec)
+    try:
+        await box.put(files, WORKSPACE)
+        argv = ["python3", "-m", "pytest", "-p", "clawgym_trial", "-p", "no:cacheprovider", "-q", "--tb=short"]
+        started = time.monotonic()
+        done = await box.exec([*argv, *arguments], cwd=WORKSPACE, timeout=seconds)
+        took = time.monotonic() - started
+        log = done.text[-4000:]
+        if done.timed_out:
+            return Suite({}, {}, took, "hang", log)
+        try:
+            return replace(_read(await box.get(_REPORT)), seconds=took, log=log)
+        except (SandboxError, ValueError, TaskError) as error:
+            return Suite({}, {}, took, "crash", f"{error}\n{log}")
+    except SandboxError as error:
+        return Suite({}, {}, 0.0, "crash", str(error))
+    finally:
+        await box.close()
+
+
+def _read(text: bytes) -> Suite:
+    """A plugin's report. Raises ValueError, TaskError for one that is not of its form."""
+    body = json.loads(text)
+    try:
+        tests = {str(k): str(v) for k, v in body["tests"].items() if v is not None}
+        failures = {str(k): _failure(v) for k, v in body["failures"].items()}
+        fault = "collection" if body["broken"] or body["exit"] not in (0, 1) else None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise TaskError(f"the report of a trial is not of its form ({error}): run it again") from error
+    return Suite(tests, failures, fault=fault)
+
+
+def _failure(body: Mapping[str, Any]) -> Failure:
+    line = body["line"]
+    return Failure(str(body["file"]), line if isinstance(line, int) else None, str(body["type"]), str(body["message"]))
