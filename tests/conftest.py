@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
-from collections.abc import AsyncIterator
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -44,6 +48,37 @@ async def box(backend: Backend) -> AsyncIterator[Sandbox]:
     made = await backend.create(SandboxSpec())
     yield made
     await made.close()
+
+
+@contextlib.contextmanager
+def ray_nodes(count: int) -> Iterator[Any]:
+    """A Ray cluster of so many nodes on this machine (:class:`ray.cluster_utils.Cluster`)."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="clawgym-ray-")  # not below pytest's: a unix socket's path must be short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        node = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
+        try:
+            for _ in range(count - 1):
+                cluster.add_node(**node)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes, to which this process is connected."""
+    ray = pytest.importorskip("ray")
+    with ray_nodes(2) as cluster:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

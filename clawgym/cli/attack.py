@@ -133,6 +133,7 @@ def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
     for name in names:
         if name not in BACKENDS:
             make_backend(name)  # says what there is
+            raise typer.BadParameter(f"{name}: attack the sandboxes of a node there: `clawgym attack --sandbox`")
     console = Console(stderr=True)
     shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*shown, console=console) as progress:

@@ -74,6 +74,13 @@ def _backend(name: str) -> list[Finding]:
         return [Finding(what, False, text or str(error), mend or str(error))]
 
 
+def _cluster() -> list[Finding]:
+    """Looked at only where the user has named one: no cluster is started or sought."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return [Finding("sandbox: ray", True, "not asked for (RAY_ADDRESS is not set)")]
+    return _backend("ray")
+
+
 _NEW_NAMESPACE = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -157,6 +164,7 @@ def examine() -> list[Finding]:
         lambda: [_python()],
         _namespaces,
         *(partial(_backend, name) for name in BACKENDS),
+        _cluster,
         lambda: [_checker_libraries()] if linux else [],
         lambda: [_package("openai", "openai", "model endpoints")],
         lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],
@@ -164,7 +172,7 @@ def examine() -> list[Finding]:
         lambda: [_task_sets()],
     ]
     findings = [finding for check in checks for finding in check()]
-    boxes = [f for f in findings if f.what.startswith("sandbox:")]
+    boxes = [f for f in findings if f.what.startswith("sandbox:") and not f.detail.startswith("not asked for")]
     if not any(f.ok for f in boxes):
         mend = "mend one of the sandboxes above"
         findings.append(Finding("somewhere to run tasks", False, "no sandbox backend works", mend, needed=True))

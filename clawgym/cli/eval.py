@@ -42,7 +42,7 @@ def eval_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/<what is run> by default.")] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker.")] = "auto",
+    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker, ray.")] = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Only these task ids, separated by commas.")] = None,
 ) -> None:

@@ -32,6 +32,7 @@ from clawgym.evaluation.stock_harness import stock_score_of
 from clawgym.records import Outcome, Task, TaskSet
 from clawgym.rollout import run_episode
 from clawgym.runs import RunFolder, make_receipt, now
+from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.scores import plain_mean
 
@@ -86,7 +87,9 @@ async def attack(
             row = await _row(task, tried, backend, task.id in stock) | {"sample": sample, "attempt": attempt}
             return await finished_writing(asyncio.create_task(asyncio.to_thread(folder.append, row)))
 
-        schedule = Schedule(folder, task_set.tasks, attempt, progress or NoProgress(), concurrency=concurrency)
+        machine = machine_of(backend)
+        shown = progress or NoProgress()
+        schedule = Schedule(folder, task_set.tasks, attempt, shown, concurrency=concurrency, machine=machine)
         await schedule.run(stop or asyncio.Event())
         found = Attack.of(task_set, chosen, folder.latest.values())
         folder.write_json(ATTACK, found.to_dict())

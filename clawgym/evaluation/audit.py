@@ -24,6 +24,7 @@ from clawgym.evaluation.schedule import Schedule, finished_writing
 from clawgym.evaluation.validate import validate_solution
 from clawgym.records import Outcome, Task, TaskSet
 from clawgym.runs import RunFolder, make_receipt, now
+from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.tasks import clean
 from clawgym.verifiers.cheap import (
@@ -79,7 +80,9 @@ async def audit(
             row = await _row(task, backend) | {"sample": sample, "attempt": attempt}
             return await finished_writing(asyncio.create_task(asyncio.to_thread(folder.append, row)))
 
-        schedule = Schedule(folder, task_set.tasks, attempt, progress or NoProgress(), concurrency=concurrency)
+        machine = machine_of(backend)
+        shown = progress or NoProgress()
+        schedule = Schedule(folder, task_set.tasks, attempt, shown, concurrency=concurrency, machine=machine)
         await schedule.run(stop or asyncio.Event())
         found = await asyncio.to_thread(_read, task_set, folder)
         folder.write_json(AUDIT, found.to_dict())

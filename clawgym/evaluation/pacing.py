@@ -5,67 +5,17 @@ Invariant: at least one, at most the ceiling; one burst of failures halves the n
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from clawgym.sandbox.machine import Machine
 
-__all__ = ["Machine", "Pace"]
-
-_MIB = 2**20
-
-
-def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """MiB left below this process' memory limit, for cgroup v2 and v1; infinite without one."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return (int((root / limit).read_text()) - int((root / used).read_text())) / _MIB
-        except (OSError, ValueError):
-            continue
-    return float("inf")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the machine has left. Replaceable in tests."""
-
-    cores: int
-    memory_mb: Callable[[], float]
-    """MiB that can be taken without swapping."""
-    load: Callable[[], float]
-    """Runnable processes per core, over the last minute."""
-
-    @classmethod
-    def this(cls) -> Machine:
-        """The machine this process runs on."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-        def memory() -> float:
-            try:
-                text = Path("/proc/meminfo").read_text()
-                free = int(text.split("MemAvailable:")[1].split()[0]) / 1024
-            except (OSError, IndexError, ValueError):
-                return float("inf")
-            return min(free, _cgroup_room())
-
-        def load() -> float:
-            try:
-                return os.getloadavg()[0] / (os.cpu_count() or 1)
-            except OSError:
-                return 0.0
-
-        return cls(cores, memory, load)
+__all__ = ["Pace"]
 
 
 class Pace:
     """Additive increase, multiplicative decrease (AIMD) of the number of episodes at once.
 
     It starts from the cores and the memory that the tasks may use; a full round without a host fault
-    adds one; a host fault or a machine short of memory halves it; a machine short of time takes it back to
-    one a core.
+    adds one, and on many cores one for each eight; a host fault or a machine short of memory halves it; a
+    machine short of time takes it back to one a core.
     """
 
     def __init__(self, task_memory_mb: int, ceiling: int | None = None, machine: Machine | None = None) -> None:
@@ -90,7 +40,7 @@ class Pace:
         if self._good >= self.limit:
             self._good = 0
             if self.machine.load() < 1.5:
-                self.limit = min(self.ceiling, self.limit + 1)
+                self.limit = min(self.ceiling, self.limit + max(1, self.machine.cores // 8))
 
     def failed(self, round_: int) -> None:
         """An attempt that began in ``round_`` met a host fault."""

@@ -23,6 +23,7 @@ from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.runs import SUMMARY, Receipt, RunFolder, make_receipt, now
+from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 
 __all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
@@ -109,6 +110,7 @@ async def evaluate(
             progress or NoProgress(),
             samples=config.samples,
             concurrency=config.concurrency,
+            machine=machine_of(config.backend),
             retry_seconds=retry_seconds,
         )
         await schedule.run(stop or asyncio.Event())

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from clawgym.evaluation.pacing import Pace
 from clawgym.evaluation.progress import Ledger, ProgressView
 from clawgym.records import Outcome, Task
+from clawgym.sandbox.machine import Machine
 
 __all__ = ["ATTEMPTS", "Schedule", "finished_writing"]
 
@@ -45,6 +46,7 @@ class Schedule:
         *,
         samples: int = 1,
         concurrency: int | None = None,
+        machine: Machine | None = None,
         retry_seconds: float = 1.0,
     ) -> None:
         self._folder = folder
@@ -53,7 +55,7 @@ class Schedule:
         self._progress = progress
         self._samples = samples
         self._retry_seconds = retry_seconds
-        self._pace = Pace(max((task.limits.memory_mb for task in tasks), default=1), concurrency)
+        self._pace = Pace(max((task.limits.memory_mb for task in tasks), default=1), concurrency, machine)
         self._earlier = Counter(row["key"] for row in folder.rows)
         self._infra_in_a_row = 0
         self._hopeless: str | None = None

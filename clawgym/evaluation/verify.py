@@ -38,6 +38,7 @@ from clawgym.receipts import library_version, now
 from clawgym.records import GradingMode, Outcome, Task, TaskSet, VerifierResult
 from clawgym.rollout import transcript_payload
 from clawgym.runs import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
+from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.verifiers.grading import Subject, grade
 
@@ -80,6 +81,7 @@ async def verify(
         progress or NoProgress(),
         samples=run.receipt.samples,
         concurrency=concurrency,
+        machine=machine_of(backend),
         retry_seconds=0.5,
     )
     try:

@@ -20,8 +20,10 @@ from clawgym.sandbox._messages import receive, send
 __all__ = ["Supervised"]
 
 # The package itself is not imported over there: a bare package is enough to find the two or three modules.
+# Signals that the thread which starts it has blocked (those of Ray's workers do) would be so in every box.
 _BOOT = """
-import sys, types
+import signal, sys, types
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "/sandbox")):
     module = types.ModuleType(name); module.__path__ = [path]; sys.modules[name] = module
 from clawgym.sandbox import _linux, _seccomp, _zygote

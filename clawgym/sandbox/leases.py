@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clawgym.sandbox._cgroups import Cgroups
 
-__all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "reap", "state_dir"]
+__all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "claim", "reap", "state_dir"]
 
 LABEL = "clawgym.owner"
 """Label of every container; the value is the owner id."""
@@ -51,6 +51,21 @@ def _lock(path: Path) -> int | None:
         pass
     os.close(fd)
     return None
+
+
+def claim(scratch: Path) -> int:
+    """Make the folder ``<state>/new-<id>``, the caller's for as long as the descriptor that is returned is open: the
+    folders of the dead go at the next start. Raises OSError."""
+    for _ in range(100):
+        scratch.mkdir(exist_ok=True)
+        try:
+            held = _lock(scratch / "lock")
+        except FileNotFoundError:
+            held = None
+        if held is not None:
+            return held
+        time.sleep(0.01)  # reap() took us for dead, before we had the lock
+    raise OSError(errno.EAGAIN, "cannot be locked", str(scratch))
 
 
 class UidBlock:
@@ -89,17 +104,7 @@ class OwnerFolder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Locked before it can be seen among the others: an unlocked folder there belongs to the dead.
         scratch = state / f"new-{owner}"
-        for _ in range(100):
-            scratch.mkdir(exist_ok=True)
-            try:
-                held = _lock(scratch / "lock")
-            except FileNotFoundError:
-                held = None
-            if held is not None:
-                break
-            time.sleep(0.01)  # reap() took us for dead, before we had the lock
-        else:
-            raise OSError(errno.EAGAIN, "cannot be locked", str(scratch))
+        claim(scratch)
         scratch.rename(self.path)
 
     def add_cgroups(self, cgroups: Cgroups) -> None:

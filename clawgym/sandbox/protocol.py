@@ -189,9 +189,10 @@ class Sandbox(Protocol):
         """A listening socket of ours at 127.0.0.1:``port`` inside the box: its programs connect, we accept.
 
         The box needs no network for that, and the port is free for every other box and on this machine. In a box
-        without a loopback (``features["loopback"]``: ``chroot``) it is a unix socket at ``/dev/listen-<port>``
-        instead; the socket's family says which. Non-blocking; it is closed with the box, so whatever serves it stops
-        before. Raises :class:`SandboxError` for a port below 1024 or in use, and where this backend cannot.
+        without a loopback (``features["loopback"]``: ``chroot``) its programs find it at ``/dev/listen-<port>``
+        instead, a unix socket. Its family at our end says nothing of theirs. Non-blocking; it is closed with the
+        box, so whatever serves it stops before. Raises :class:`SandboxError` for a port below 1024 or in use, and
+        where this backend cannot.
         """
         ...
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.evaluation.pacing import Machine, Pace
+from clawgym.evaluation.pacing import Pace
+from clawgym.sandbox.machine import Machine
 
 
 class Box:

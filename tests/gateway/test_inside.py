@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ async def inside(
         control = await stack.enter_async_context(Control(gateway))
         sock = await box.listen(PORT)
         await gateway.listen(sock=sock)
-        where = f"/dev/listen-{PORT}" if sock.family == socket.AF_UNIX else PORT
+        where = PORT if box.isolation.features["loopback"] else f"/dev/listen-{PORT}"
         made = Inside(box, where, gateway, control)
         open_control = await control.listen()
         await control.listen(path=folder / "control.sock")

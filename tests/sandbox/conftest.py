@@ -57,7 +57,10 @@ BACKENDS = [
         marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box"),
     ),
     pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
+    pytest.param(Traits("ray", private_usr=os.geteuid() == 0, joins_network=os.geteuid() == 0), id="ray"),
 ]
+_ON_RAY = ("files", "listen", "connect")
+"""The conformance tests that always run on a cluster."""
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -65,6 +68,10 @@ def traits(request: pytest.FixtureRequest) -> Traits:
     """The backend's entry in ``BACKENDS``."""
     if request.param.name == "docker":
         request.getfixturevalue("docker_engine")
+    if request.param.name == "ray":
+        if request.module.__name__.rpartition("_")[2] not in _ON_RAY and not os.environ.get("CLAWGYM_WHOLE"):
+            pytest.skip("with CLAWGYM_WHOLE=1: what it tests is the node's own backend's, behind the same calls")
+        request.getfixturevalue("ray_cluster")
     return request.param
 
 

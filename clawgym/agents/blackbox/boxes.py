@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
@@ -139,7 +138,8 @@ class Boxes:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _kind(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> _Kind:
-        key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir)
+        mounts = tuple(sorted((target, str(folder)) for target, folder in spec.mounts.items()))
+        key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir, mounts)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _Kind(lambda: self._boot(backend, spec, gateway))
@@ -197,7 +197,7 @@ class Boxes:
             undo.push_async_callback(box.close)
             try:
                 sock = await box.listen(PORT)
-                unix = sock.getsockname() if sock.family == socket.AF_UNIX else None
+                unix = None if box.isolation.features["loopback"] else f"/dev/listen-{PORT}"
                 address = await gateway.listen(sock=sock, connections=_CONNECTIONS)
                 undo.push_async_callback(gateway.unlisten, address)
                 opened = reserve()
@@ -207,7 +207,7 @@ class Boxes:
                     model=gateway.model,
                     context_window=getattr(gateway.engine, "context_window", 128_000),
                     max_tokens=self._max_tokens,
-                    socket_path=None if unix is None else f"/dev/listen-{PORT}",
+                    socket_path=unix,
                 )
                 running = await self._claw.start(box, link)
             except SandboxDied as error:

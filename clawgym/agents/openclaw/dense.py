@@ -332,9 +332,8 @@ def _of(failed: asyncio.Future[None]) -> BaseException | None:
 
 
 async def _listen(box: Sandbox, port: int) -> socket.socket:
-    sock = await box.listen(port)
-    if sock.family == socket.AF_UNIX:
+    if not box.isolation.features["loopback"]:
         raise SandboxUnavailable(
             "dense mode needs boxes with a loopback, which these do not have: use --backend namespace"
         )
-    return sock
+    return await box.listen(port)
