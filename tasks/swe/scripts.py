@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib import resources
 
 from clawgym.records import TaskFile
+from clawgym.tasks.swe.solution import patch_solution
+from clawgym.verifiers.diff import diff
 
 __all__ = ["reference", "wrong"]
-
-_SOLVE = '#!/usr/bin/env bash\nset -e\nhere="$(dirname "$0")"\npython3 "$here/apply_patch.py" "$here/fix.patch"\n'
 
 
 def reference(path: str, bad: bytes, good: bytes) -> tuple[TaskFile, ...]:
     """A solution that turns the file ``path`` from ``bad`` to ``good`` by a unified diff."""
-    before, after = (text.decode().splitlines(keepends=True) for text in (bad, good))
-    patch = "".join(difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"))
-    return (
-        TaskFile("solve.sh", _SOLVE.encode(), executable=True),
-        TaskFile("fix.patch", patch.encode()),
-        TaskFile("apply_patch.py", _applier()),
-    )
-
-
-@cache
-def _applier() -> bytes:
-    return resources.files("clawgym.tasks.swe").joinpath("apply_patch.py").read_bytes()
+    return patch_solution(diff({path: TaskFile(path, bad)}, {path: TaskFile(path, good)}))
 
 
 def wrong(path: str, bad: bytes, failing: Iterable[str], others: Sequence[bytes]) -> tuple[TaskFile, ...]:
