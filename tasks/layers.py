@@ -32,7 +32,18 @@ from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
 from clawgym.records import Layer, check_relative_path
 from clawgym.tasks._store import Progress, cache_folder, filled, only_one
 
-__all__ = ["Lock", "Progress", "Wheel", "cached", "fetch", "index_of", "lock_behind", "prepare", "read_lock"]
+__all__ = [
+    "Lock",
+    "Progress",
+    "Wheel",
+    "cached",
+    "fetch",
+    "index_of",
+    "lock_behind",
+    "place_of",
+    "prepare",
+    "read_lock",
+]
 
 LARGEST_FILE = 64 * 2**20
 """Bytes of one download."""
@@ -115,13 +126,14 @@ def lock_of(body: Any, where: str) -> Lock:
     return Lock(body["name"], tuple(wheels))
 
 
-def _place(lock: Lock) -> Path:
+def place_of(lock: Lock) -> Path:
+    """Where the layer of ``lock`` is on this machine, once it is made."""
     return cache_folder("layers") / lock.digest[:32]
 
 
 def cached(lock: Lock) -> Layer | None:
     """The layer, if it was made on this machine."""
-    place = _place(lock)
+    place = place_of(lock)
     return Layer(lock.name, lock.digest, place) if place.is_dir() else None
 
 
@@ -147,13 +159,13 @@ def prepare(lock: Lock, *, progress: Progress | None = None) -> Layer:
         _compile(folder)
 
     try:
-        place = filled(_place(lock), fill, tell)
+        place = filled(place_of(lock), fill, tell)
         note = _note(place).with_suffix(f".{os.getpid()}")
         note.write_text(json.dumps(lock.as_dict(), indent=1) + "\n", encoding="utf-8")
         os.replace(note, _note(place))
     except OSError as error:
-        raise TaskError(f"layer {lock.name}: cannot be kept in {_place(lock).parent} ({error}): {DISK}") from error
-    return Layer(lock.name, lock.digest, _place(lock))
+        raise TaskError(f"layer {lock.name}: cannot be kept in {place_of(lock).parent} ({error}): {DISK}") from error
+    return Layer(lock.name, lock.digest, place_of(lock))
 
 
 DISK = "free or mend that disk, or set XDG_CACHE_HOME to another"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.errors import AgentError
 from clawgym.records import Observation, Step, ToolCall
 from clawgym.tools import SUBMIT, Refused
 
-__all__ = ["VERSION", "now", "read_calls", "run_calls"]
+__all__ = ["VERSION", "now", "run_calls"]
 
 VERSION = metadata.version("clawgym")
 
@@ -20,20 +18,6 @@ VERSION = metadata.version("clawgym")
 def now() -> str:
     """The time, as a transcript writes it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def read_calls(text: bytes, where: str) -> list[ToolCall]:
-    """A solution of a task with tools: a JSON list of ``{"name", "arguments"}``. Raises :class:`AgentError`."""
-    try:
-        items = json.loads(text)
-        if not isinstance(items, list):
-            raise TypeError("it is no list")
-        calls = [ToolCall(f"call_{n}", item["name"], item.get("arguments", {})) for n, item in enumerate(items, 1)]
-        if not all(isinstance(call.name, str) and isinstance(call.arguments, dict) for call in calls):
-            raise TypeError("a name is no text, or arguments are no object")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise AgentError(f'{where}: is no list of calls {{"name", "arguments"}} ({error!r}): correct it') from error
-    return calls
 
 
 async def run_calls(context: AgentContext, calls: Iterable[ToolCall], *, timeout: float | None = None) -> AgentReport:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clawgym.agents._calls import VERSION, read_calls, run_calls
+from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError
 from clawgym.records import Task
+from clawgym.tools.calls import read_calls
 from clawgym.tools.shell import bash_call
 
 __all__ = ["SOLUTION_DIR", "OracleAgent", "solution_name"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from clawgym.agents._calls import VERSION, read_calls, run_calls
+from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.errors import AgentError
+from clawgym.errors import AgentError, TaskError
+from clawgym.tools.calls import read_calls
 from clawgym.tools.shell import bash_call
 
 __all__ = ["ScriptAgent", "script_command"]
@@ -48,7 +49,11 @@ class ScriptAgent:
     async def run(self, context: AgentContext) -> AgentReport:
         """Run the script. One that fails is graded like any other work."""
         if context.task.tools:
-            return await run_calls(context, read_calls(self._script, f"the script of agent {self.name!r}"))
+            try:
+                calls = read_calls(self._script, f"task {context.task.id} has tools, and the script of {self.name!r}")
+            except TaskError as error:
+                raise AgentError(str(error)) from error
+            return await run_calls(context, calls)
         return await run_calls(context, [bash_call(self._command)], timeout=context.task.limits.agent_seconds)
 
     def receipt(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``clawgym tasks``: list, show, validate, import, export and start tasks."""
+"""``clawgym tasks``: list, show, prepare, validate, import, export and start tasks."""
 
 from __future__ import annotations
 
@@ -109,6 +109,24 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "origin": task.origin,
         "instruction": task.instruction,
     }
+
+
+@app.command()
+def prepare(
+    folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.", exists=True, file_okay=False)],
+) -> None:
+    """Make the layers that tasks of a folder need, once for this machine; the same command goes on where it was."""
+    from clawgym.tasks.formats.clawgym import is_task, read_locks
+    from clawgym.tasks.layers import prepare as make_layer
+
+    found = [folder] if is_task(folder) else [entry for entry in sorted(folder.iterdir()) if is_task(entry)]
+    locks = {lock.digest: lock for task in found for lock in read_locks(task)}
+    with _progress() as progress:
+        bar = progress.add_task("preparing", total=len(locks))
+        for lock in locks.values():
+            make_layer(lock, progress=lambda what, *_: progress.update(bar, description=what))
+            progress.advance(bar)
+    out.print(f"{len(found)} tasks, {len(locks)} layers: all there")
 
 
 @app.command()

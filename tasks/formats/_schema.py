@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawgym.errors import TaskError
-from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Limits, Task, TaskFile, VerifierSpec
+from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Layer, Limits, Task, TaskFile, ToolServer, VerifierSpec
 from clawgym.tasks.formats._files import with_tools_of_the_agent
 from clawgym.tasks.mutable import inputs_to_change
 
@@ -27,6 +27,16 @@ _LIMITS = TypeAdapter(Limits)
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Server(_Strict):
+    """A tool server; its files are in ``tools/<name>/``."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+    argv: Annotated[list[str], Field(min_length=1)]
+    env: dict[str, str] = {}
 
 
 class Extras(_Strict):
@@ -45,6 +55,11 @@ class Extras(_Strict):
     verifier_env: dict[str, str] = {}
     limits: dict[str, int | float] = {}
     unsupported: str | None = None
+    protected: list[str] = []
+    """Of the verifier."""
+    layers: dict[str, dict[str, Any]] = {}
+    """Folder in the box -> the lock of what is mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
+    tools: list[Server] = []
     metadata: dict[str, Any] | None = None
     """Rows only: they have no other place for it."""
 
@@ -67,16 +82,50 @@ class Extras(_Strict):
             return tuple(self.mutable_inputs)
         return inputs_to_change(instruction, [file.path for file in inputs])
 
-    def task(self, where: str, verifier: VerifierSpec, **fields: Any) -> Task:
-        """A task with these additions. Raises :class:`TaskError` for a bad limit or workspace."""
+    def read_layers(self, where: str) -> dict[str, Layer]:
+        """The layers given here, made on this machine or not. Raises :class:`TaskError` for a bad folder or lock."""
+        if not self.layers:
+            return {}
+        from clawgym.tasks.layers import lock_of, place_of
+
+        found: dict[str, Layer] = {}
+        for target, body in self.layers.items():
+            check_workspace(target, f"{where}: clawgym.layers")
+            lock = lock_of(body, f"{where}: clawgym.layers[{target!r}]")
+            found[target] = Layer(lock.name, lock.digest, place_of(lock))
+        return found
+
+    def read_tools(self, where: str, files: Iterable[TaskFile]) -> tuple[ToolServer, ...]:
+        """The servers given here, with their part of ``files`` (``<name>/<path>``). Raises :class:`TaskError`."""
+        parts: dict[str, list[TaskFile]] = {server.name: [] for server in self.tools}
+        if len(parts) < len(self.tools):
+            raise TaskError(f"{where}: clawgym.tools: two servers have one name: rename one")
+        for file in files:
+            name, _, path = file.path.partition("/")
+            if name not in parts or not path:
+                raise TaskError(
+                    f"{where}: tools/{file.path} belongs to no server of clawgym.tools: name one, or move it"
+                )
+            parts[name].append(TaskFile(path, file.source, file.executable))
+        try:
+            return tuple(ToolServer(s.name, tuple(s.argv), tuple(parts[s.name]), s.env) for s in self.tools)
+        except TaskError as error:
+            raise TaskError(f"{where}: clawgym.tools: {error}") from error
+
+    def task(self, where: str, verifier: VerifierSpec, *, tool_files: Iterable[TaskFile] = (), **fields: Any) -> Task:
+        """A task with these additions. Raises :class:`TaskError` for a bad limit, workspace, layer or tool server."""
         check_workspace(self.workspace, where)
         verifier = dataclasses.replace(
             verifier,
             mode=GradingMode(self.mode) if self.mode else verifier.mode,
             mutable_inputs=self.read_mutable(fields["instruction"], fields["inputs"]),
             env=self.verifier_env or verifier.env,
+            protected=tuple(self.protected),
         )
-        given = {"workspace": self.workspace, "image": self.image, "env": self.env, "unsupported": self.unsupported}
+        given: dict[str, Any] = {"workspace": self.workspace, "image": self.image, "env": self.env}
+        layers = self.read_layers(where)
+        given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
+        given["unsupported"] = self.unsupported or missing_layer(layers)
         verifier = with_tools_of_the_agent(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})
 
@@ -95,8 +144,36 @@ class Extras(_Strict):
             verifier_env=dict(task.verifier.env),
             limits={k: v for k, v in dataclasses.asdict(task.limits).items() if v != default[k]},
             unsupported=task.unsupported,
+            protected=list(task.verifier.protected),
+            layers=_locks(task),
+            tools=[Server(name=s.name, argv=list(s.argv), env=dict(s.env)) for s in task.tools],
         )
         return extras.model_dump(exclude_defaults=True)
+
+
+def refuse_boxes(what: Extras | Task, where: str, format: str) -> None:
+    """Raise :class:`TaskError` for what only ClawGym folders hold."""
+    if what.layers or what.tools:
+        kind = "layers" if what.layers else "tools"
+        raise TaskError(f"{where}: has {kind}, which {format} cannot hold: use ClawGym folders")
+
+
+def missing_layer(layers: Mapping[str, Layer]) -> str | None:
+    """Why a task with ``layers`` cannot run here, if one was not made yet."""
+    for layer in layers.values():
+        if not layer.folder.is_dir():
+            return f"its layer {layer.name} is not made here yet: clawgym tasks prepare FOLDER"
+    return None
+
+
+def _locks(task: Task) -> dict[str, dict[str, Any]]:
+    if not task.layers:
+        return {}
+    if why := missing_layer(task.layers):
+        raise TaskError(f"task {task.id} cannot be written: {why}")
+    from clawgym.tasks.layers import lock_behind
+
+    return {target: lock_behind(layer).as_dict() for target, layer in task.layers.items()}
 
 
 class Entry(_Strict):

@@ -1,8 +1,9 @@
 """The ClawGym folder layout, in and out.
 
 A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs), ``reward/`` with its entry
-``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``. What the published layout cannot
-say (limits, another workspace, ...) goes into one object, ``clawgym``, in ``data_entry.json``; the original
+``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``, or for a task with tool servers
+``tools/<server>/``, ``solution/solve.json`` and ``wrong/*.json``. What the published layout cannot say (limits,
+another workspace, ...) goes into one object, ``clawgym``, in ``data_entry.json``; the original
 harness ignores it. ``docs/tasks.md`` lists every oddity of the published data and what is done about it.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
@@ -27,8 +28,12 @@ from clawgym.tasks.formats._files import (
     write_files,
 )
 from clawgym.tasks.formats._reward import ENTRY, reward_sh_files
+from clawgym.tools.calls import read_calls
 
-__all__ = ["is_task", "read_task", "write_task"]
+if TYPE_CHECKING:
+    from clawgym.tasks.layers import Lock
+
+__all__ = ["is_task", "read_locks", "read_task", "write_task"]
 
 ENTRY_FILE = "data_entry.json"
 AGENT_SEES = ("input_files", "environment")
@@ -60,8 +65,9 @@ def read_task(folder: Path) -> Task:
         instruction=entry.user_query,
         inputs=_read_inputs(folder, entry.input_mount_dir, extras.workspace, where),
         metadata=with_category(entry.metadata, entry.user_query),
-        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution"),
-        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong"),
+        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution", tools=bool(extras.tools)),
+        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong", tools=bool(extras.tools)),
+        tool_files=walk_part(folder, "tools"),
         origin=str(folder),
     )
 
@@ -86,9 +92,21 @@ def write_task(task: Task, folder: Path) -> None:
     make_folder(folder)
     (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
     write_files(folder / "reward", reward_sh_files(task))
-    for name, files in (("input_files", task.inputs), ("solution", task.solution), ("wrong", task.wrong_solutions)):
+    served = [TaskFile(f"{s.name}/{f.path}", f.source, f.executable) for s in task.tools for f in s.files]
+    parts = {"input_files": task.inputs, "tools": served, "solution": task.solution, "wrong": task.wrong_solutions}
+    for name, files in parts.items():
         if files:
             write_files(folder / name, files)
+
+
+def read_locks(folder: Path) -> list[Lock]:
+    """What the layers of the task in ``folder`` are made from. Raises :class:`TaskError` as :func:`read_task` does."""
+    from clawgym.tasks.formats._schema import Entry, validated
+    from clawgym.tasks.layers import lock_of
+
+    where = str(folder / ENTRY_FILE)
+    layers = validated(Entry, parse_json(read_text(folder / ENTRY_FILE), where), where).clawgym.layers
+    return [lock_of(body, f"{where}: clawgym.layers[{target!r}]") for target, body in layers.items()]
 
 
 def to_json(value: Mapping[str, Any], where: str, indent: int | None = None) -> bytes:
@@ -145,22 +163,26 @@ def check_script(script: bytes, where: str) -> None:
         raise TaskError(f"{where}: has Windows line ends, which bash cannot run: convert them to LF")
 
 
-def check_solution(files: tuple[TaskFile, ...], where: str) -> tuple[TaskFile, ...]:
-    """Return a reference solution's files. Raises :class:`TaskError` if ``solve.sh`` is missing or cannot run."""
+def check_solution(files: tuple[TaskFile, ...], where: str, *, tools: bool = False) -> tuple[TaskFile, ...]:
+    """Return a reference solution's files. Raises :class:`TaskError` if ``solve.sh`` (or ``solve.json``, for a task
+    with ``tools``) is missing or cannot run."""
     if files:
-        entry = next((file for file in files if file.path == "solve.sh"), None)
+        name, check = ("solve.json", read_calls) if tools else ("solve.sh", check_script)
+        entry = next((file for file in files if file.path == name), None)
         if entry is None:
-            raise TaskError(f"{where}/solve.sh: is missing: it is the entry of the solution")
-        check_script(entry.read(), f"{where}/solve.sh")
+            raise TaskError(f"{where}/{name}: is missing: it is the entry of the solution")
+        check(entry.read(), f"{where}/{name}")
     return files
 
 
-def check_wrong(files: tuple[TaskFile, ...], where: str) -> tuple[TaskFile, ...]:
-    """Return the scripts that must not pass. Raises :class:`TaskError` for anything that is not ``*.sh``."""
+def check_wrong(files: tuple[TaskFile, ...], where: str, *, tools: bool = False) -> tuple[TaskFile, ...]:
+    """Return the scripts (or lists of calls, for a task with ``tools``) that must not pass. Raises :class:`TaskError`
+    for anything else."""
+    ending, kind, check = (".json", "lists of calls", read_calls) if tools else (".sh", "scripts", check_script)
     for file in files:
-        if not file.path.endswith(".sh") or "/" in file.path:
-            raise TaskError(f"{where}/{file.path}: only scripts *.sh belong here: move it away")
-        check_script(file.read(), f"{where}/{file.path}")
+        if not file.path.endswith(ending) or "/" in file.path:
+            raise TaskError(f"{where}/{file.path}: only {kind} *{ending} belong here: move it away")
+        check(file.read(), f"{where}/{file.path}")
     return files
 
 

@@ -59,7 +59,7 @@ def read_task(folder: Path) -> Task:
     Raises :class:`TaskError`, naming file and field, for a folder that Harbor would not accept either.
     """
     from clawgym.tasks.formats._harbor_schema import HarborConfig, jsonable
-    from clawgym.tasks.formats._schema import Extras, validated
+    from clawgym.tasks.formats._schema import Extras, refuse_boxes, validated
 
     where = str(folder / CONFIG)
     try:
@@ -70,6 +70,8 @@ def read_task(folder: Path) -> Task:
     metadata = jsonable(config.metadata)
     ours = metadata.pop("clawgym", None)
     extras = validated(Extras, ours, f"{where}: metadata.clawgym") if isinstance(ours, dict) else None
+    if extras:
+        refuse_boxes(extras, f"{where}: metadata.clawgym", "Harbor folders")
     limits = config.limits(where)
     reasons: list[str] = []
     box = _ours(folder, config, extras) if extras else None
@@ -102,8 +104,13 @@ def write_task(task: Task, folder: Path) -> None:
 
     Raises :class:`TaskError` if the folder exists or the task cannot be put into this layout.
     """
+    from clawgym.tasks.formats._schema import refuse_boxes
+
     where = f"task {task.id}"
     check_task_id(task.id, where)
+    refuse_boxes(task, where, "Harbor folders")
+    if task.verifier.protected:
+        raise TaskError(f"{where}: protects files from its agent, which Harbor would not: use ClawGym folders")
     for name, value in (*task.env.items(), *task.verifier.env.items()):
         if re.fullmatch(r"\$\{.*\}", value, re.DOTALL):
             raise TaskError(f"{where}: variable {name} is {value!r}, which Harbor would fill from its host: change it")

@@ -61,9 +61,10 @@ def _refuse(error: TaskError) -> Task:
 
 def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") -> Task:
     """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
-    from clawgym.tasks.formats._schema import Row, validated
+    from clawgym.tasks.formats._schema import Row, refuse_boxes, validated
 
     row = validated(Row, value, where)
+    refuse_boxes(row.clawgym, where, "rows")
     task_id = check_task_id(_id_in(row.origin_template) or default_id, f"{where}: field origin_template (id)")
     verifier_files, inputs = _split(row, where)
     metadata = row.clawgym.metadata
@@ -126,13 +127,14 @@ def _files(files: Iterable[RowFile], where: str) -> tuple[TaskFile, ...]:
 def write_row(task: Task) -> bytes:
     """``task`` as one JSON line; reading it back gives the same content hash.
 
-    Raises :class:`TaskError` if a file is not UTF-8 text, or an input lies below ``reward/`` (rows keep the verifier
-    there).
+    Raises :class:`TaskError` for a task with layers or tools, if a file is not UTF-8 text, or an input lies below
+    ``reward/`` (rows keep the verifier there).
     """
-    from clawgym.tasks.formats._schema import Extras
+    from clawgym.tasks.formats._schema import Extras, refuse_boxes
 
     where = f"task {task.id}"
     check_task_id(task.id, where)
+    refuse_boxes(task, where, "rows")
     files = [_row_file(file, file.path, where) for file in task.inputs]
     if any(file["file_path"].startswith("reward/") for file in files):
         raise TaskError(f"{where}: has an input below reward/, where rows keep the verifier: write folders instead")
