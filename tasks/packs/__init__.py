@@ -13,7 +13,10 @@ __all__ = ["PACKS", "SPLITS", "Pack", "Split", "pack"]
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
-PACKS: dict[str, str] = {"terminal-basic": "clawgym.tasks.packs.terminal_basic"}
+PACKS: dict[str, str] = {
+    "terminal-basic": "clawgym.tasks.packs.terminal_basic",
+    "toolcall-basic": "clawgym.tasks.packs.toolcall_basic",
+}
 """Pack name -> module, imported only when the pack is used."""
 
 

@@ -1,0 +1,269 @@
+"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` with tools comes out.
+
+Invariants: a draft depends on ``random.Random(f"{generator}:{seed}")`` and on nothing else; even seeds are for
+training and odd seeds are held out, and neither an instruction nor a reference chain of calls is ever on both sides;
+the state that is expected is what the reference calls make of the world.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, Literal
+
+import clawgym.verifiers.answers
+import clawgym.verifiers.checks
+import clawgym.verifiers.state
+from clawgym.errors import TaskError
+from clawgym.records import Layer, Task, TaskFile, ToolServer, VerifierSpec
+from clawgym.tasks import servers
+from clawgym.tasks.mathematics import MATH_FOLDER, math_layer
+from clawgym.tasks.packs.terminal_basic._build import WORDS, csv_text, split_of
+from clawgym.tasks.servers.world import World
+from clawgym.verifiers.stock import stock_reward_sh
+
+__all__ = ["WORDS", "Call", "Draft", "Generator", "build", "call", "csv_text", "generator", "python", "split_of"]
+
+Call = dict[str, Any]
+"""``{"name", "arguments"}``."""
+
+TODAY = "2031-03-05"
+"""The day in every world: a Wednesday."""
+
+CHECK_PY = '''\
+"""Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
+
+import json
+
+import clawgym_answers as ca
+import clawgym_checks as cg
+import clawgym_state as cs
+
+DATA = json.loads(r"""
+{data}
+""")
+checks = cg.Checks()
+
+{body}
+checks.finish()
+'''
+
+_WORLD_CHECK = """
+world = cs.Comparison(checks.workspace / DATA["file"], DATA["world"])
+
+for table in world.tables:
+    checks(table)(lambda: world.share(table))
+"""
+_ANSWER_CHECK = {
+    "": "",
+    "text": """
+@checks("answer")
+def _():
+    return ca.same_text(ca.answer_in(ca.final_message()), DATA["answer"])
+""",
+    "number": """
+@checks("answer")
+def _():
+    return ca.equal(ca.answer_in(ca.final_message()), DATA["answer"])
+""",
+    "math": """
+LIBRARY = ca.library(DATA["library"])
+
+@checks("answer")
+def _():
+    return ca.equal(ca.answer_in(ca.final_message()), DATA["answer"], LIBRARY)
+""",
+}
+_NOTHING_ELSE = """
+@checks("nothing_else")
+def _():
+    return checks.passed(*checks.scores) and world.exact()
+"""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a generator makes of its random numbers. ``start`` and ``inputs`` exclude each other."""
+
+    instruction: str
+    calls: Sequence[Call]
+    """The reference: what a careful agent would do, looking things up first."""
+    wrong: Mapping[str, tuple[Sequence[Call], str]]
+    """Three or more plausible mistakes: what went wrong -> calls and answer."""
+    answer: str = ""
+    """What the closing message has to say; empty where only the state counts."""
+    kind: Literal["", "text", "number", "math"] = ""
+    """How the answer is compared; ``math`` needs the library."""
+    said: str = ""
+    """The answer as the reference gives it, where that is another form of the same."""
+    parts: tuple[str, ...] = ()
+    """Of the world; without any, the first server is the interpreter."""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """Table -> rows."""
+    code: bool = False
+    """Whether the interpreter is there beside the world."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A named family of instances, one for each seed."""
+
+    name: str
+    family: str
+    level: int
+    draft: Callable[[random.Random], Draft]
+    summary: str
+
+
+def generator(
+    name: str, *, family: str, level: int, into: dict[str, Generator]
+) -> Callable[[Callable[[random.Random], Draft]], Callable[[random.Random], Draft]]:
+    """Register the decorated function in ``into`` under ``name``; its docstring is the summary."""
+
+    def register(draft: Callable[[random.Random], Draft]) -> Callable[[random.Random], Draft]:
+        into[name] = Generator(name, family, level, draft, (draft.__doc__ or "").partition("\n")[0])
+        return draft
+
+    return register
+
+
+def call(name: str, **arguments: Any) -> Call:
+    """One call of a tool."""
+    return {"name": name, "arguments": arguments}
+
+
+def python(code: str) -> Call:
+    """One call of the interpreter."""
+    return call("code_interpreter", code=dedent(code).strip("\n"))
+
+
+def build(made_by: Generator, seed: int) -> Task:
+    """The instance of ``made_by`` for ``seed``."""
+    if seed < 0:
+        raise TaskError(
+            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
+        )
+    draft = _draft_on_its_side(made_by, seed)
+    data: dict[str, Any] = {}
+    if draft.kind:
+        data["answer"] = draft.answer
+    layers: dict[str, Layer] = {}
+    unsupported = None
+    if draft.kind == "math":
+        data["library"] = MATH_FOLDER
+        layer, unsupported = math_layer()
+        layers = {MATH_FOLDER: layer}
+    if draft.parts:
+        data |= {"file": servers.WORLD_FILE, "world": _expected(made_by.name, draft)}
+    body = _WORLD_CHECK * bool(draft.parts) + _ANSWER_CHECK[draft.kind] + _NOTHING_ELSE * bool(draft.parts)
+    check = CHECK_PY.format(
+        name=made_by.name, data=json.dumps(data, indent=None, sort_keys=True), body=body.strip("\n")
+    )
+    return Task(
+        id=f"{made_by.name}-{split_of(seed)[0]}{seed:04d}",
+        instruction=draft.instruction,
+        verifier=VerifierSpec(protocol="reward_sh", files=_verifier(check)),
+        inputs=tuple(TaskFile(path, text.encode()) for path, text in sorted(draft.inputs.items())),
+        layers=layers,
+        tools=_tools(draft),
+        metadata={
+            "category": made_by.family,
+            "family": made_by.family,
+            "generator": made_by.name,
+            "level": made_by.level,
+            "seed": seed,
+        },
+        solution=(_calls_file("solve.json", draft.calls, draft.said or draft.answer),),
+        wrong_solutions=tuple(_calls_file(f"{what}.json", *wrong) for what, wrong in draft.wrong.items()),
+        unsupported=unsupported,
+        origin=f"toolcall-basic:{made_by.name}:{seed}",
+    )
+
+
+def _verifier(check: str) -> tuple[TaskFile, ...]:
+    helpers = (clawgym.verifiers.checks, clawgym.verifiers.answers, clawgym.verifiers.state)
+    return (
+        TaskFile("reward.sh", stock_reward_sh(), executable=True),
+        TaskFile("check.py", check.encode()),
+        *(TaskFile(f"clawgym_{m.__name__.rpartition('.')[2]}.py", Path(m.__file__ or "")) for m in helpers),
+    )
+
+
+def _tools(draft: Draft) -> tuple[ToolServer, ...]:
+    session = servers.interpreter_server(path=MATH_FOLDER if draft.kind == "math" else "")
+    if not draft.parts:
+        return (session,)
+    world = servers.world_server(draft.parts, {"today": TODAY, **draft.start})
+    return (world, session) if draft.code else (world,)
+
+
+def _draft_on_its_side(made_by: Generator, seed: int) -> Draft:
+    """Draw until the hashes of instruction and chain fall on the seed's side: this is what keeps the splits apart."""
+    rng = random.Random(f"{made_by.name}:{seed}")
+    for _ in range(1000):
+        draft = made_by.draft(rng)
+        if all(_side(text) == seed % 2 for text in (draft.instruction, chain_of(draft))):
+            return draft
+    raise TaskError(f"{made_by.name}: its instructions do not vary: put something drawn from the seed into the text")
+
+
+def chain_of(draft: Draft) -> str:
+    """The reference calls and the answer, as one text."""
+    return json.dumps([draft.calls, draft.answer], sort_keys=True)
+
+
+def _side(text: str) -> int:
+    return hashlib.sha256(text.encode()).digest()[0] % 2
+
+
+def _expected(name: str, draft: Draft) -> dict[str, Any]:
+    """The world before and after the reference calls, for :class:`clawgym.verifiers.state.Comparison`."""
+    world = World(":memory:", list(draft.parts), {"today": TODAY, **draft.start})
+    try:
+        start = world.tables()
+        for step in draft.calls:
+            if step["name"] in world.tools:
+                result = world.call(step["name"], step["arguments"])
+                if result["isError"]:
+                    raise TaskError(f"{name}: its own solution fails: {step}: {result['content'][0]['text']}")
+        return {"shape": _shape(draft.parts), "start": start, "end": world.tables()}
+    finally:
+        world.db.close()
+
+
+_PART_OF = {
+    "attendees": ["event", "events"],
+    "recipients": ["mail", "mails"],
+    "labels": ["mail", "mails"],
+    "order_lines": ["order_id", "orders"],
+}
+
+
+@cache
+def _shape(parts: tuple[str, ...]) -> dict[str, Any]:
+    db = sqlite3.connect(":memory:")
+    try:
+        World.begin(db, list(parts), {})
+        shape = {}
+        for name, sql in db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = db.execute(f"PRAGMA table_info({name})").fetchall()
+            keys = [row[1] for row in sorted(columns, key=lambda row: row[5]) if row[5]]
+            shape[name] = {"sql": sql, "columns": [row[1] for row in columns], "keys": keys}
+            if name in _PART_OF:
+                shape[name]["part_of"] = _PART_OF[name]
+        return shape
+    finally:
+        db.close()
+
+
+def _calls_file(path: str, calls: Sequence[Call], answer: str) -> TaskFile:
+    closing = call("submit", message=f"Answer: {answer}" if answer else "Done.")
+    return TaskFile(path, (json.dumps([*calls, closing], indent=1, ensure_ascii=False) + "\n").encode())
