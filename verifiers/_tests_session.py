@@ -24,6 +24,8 @@ def main():
     library = [place for place in sys.path if place not in ("", here)]
     sys.path[:] = [*library, *layers]
     try:
+        import unittest  # noqa: F401 (tests, and pytest later on, are given the real one)
+
         import pytest
     except ImportError as error:
         sys.exit(f"pytest cannot be imported ({error}): give the task a layer that has it, on its PYTHONPATH")

@@ -1,5 +1,6 @@
-"""The Docker engine of the sandbox tests."""
+"""The Docker engine of the sandbox tests, and a layer with pytest."""
 
 from ..sandbox.conftest import docker_engine
+from ..tasks.swe.conftest import site_layer
 
-__all__ = ["docker_engine"]
+__all__ = ["docker_engine", "site_layer"]

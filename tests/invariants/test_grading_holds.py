@@ -17,10 +17,12 @@ from clawgym.sandbox import Backend
 
 from .guarded import IMPORTS, STARTS, guarded
 
-GENERAL = [name for name, exploit in EXPLOITS.items() if not exploit.executed]
+FIT = {name: exploit for name, exploit in EXPLOITS.items() if exploit.script(guarded("42"))}
+"""Others are for tasks of another kind, which have a module of their own."""
+GENERAL = [name for name, exploit in FIT.items() if not exploit.executed]
 OPEN = {"subprocess": {"runs-read-verifier"}, "in_process": {"runs-read-verifier", "runs-edit-callers"}}
 """What code that the checker runs can still do, and why such tasks are flagged: docs/security.md."""
-EXECUTED = {how: [n for n, e in EXPLOITS.items() if e.executed and n not in known] for how, known in OPEN.items()}
+EXECUTED = {how: [n for n, e in FIT.items() if e.executed and n not in known] for how, known in OPEN.items()}
 LAYER = [
     *("reward-is-a-link", "sitecustomize", "usercustomize", "python-shadowed", "bash-shadowed", "workspace-replaced"),
     *("workspace-is-verifier", "outputs-link-to-verifier", "outputs-link-into-reward", "outputs-link-through-links"),
