@@ -84,6 +84,7 @@ class OpenClaw:
         token = secrets.token_urlsafe(24)
         config = self.config(link, token, box.spec.workdir, box.spec.limits.agent_seconds)
         await box.put([TaskFile("openclaw.json", json.dumps(config, indent=1).encode())], f"{HOME}/.openclaw")
+        await _lead_python(box)
         running = RunningOpenClaw(box, token, self.argv(link), self.env())
         await self.wait(running)
         return running
@@ -124,6 +125,18 @@ class OpenClaw:
             "prompt": self.prompt,
             "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         }
+
+
+async def _lead_python(box: Sandbox) -> None:
+    """OpenClaw keeps ``PYTHONPATH`` from the commands of its agent: where a task sets it, a ``.pth`` file of the user's
+    site folder says the same."""
+    folders = box.spec.env.get("PYTHONPATH", "")
+    if folders:
+        program = "import site; print(site.getusersitepackages())"
+        done = await box.exec(["python3", "-c", program], env={"HOME": HOME, "PYTHONPATH": ""}, stdout_only=True)
+        if done.exit_code == 0:
+            lines = "".join(f"{folder}\n" for folder in folders.split(":") if folder)
+            await box.put([TaskFile("clawgym.pth", lines.encode())], done.text.strip())
 
 
 class RunningOpenClaw:
