@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from clawgym.envs import register as _register
+from clawgym.envs import register_ours as _register
 from clawgym.errors import ClawGymError
 from clawgym.records import (
     Episode,

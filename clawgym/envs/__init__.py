@@ -1,106 +1,110 @@
-"""Gymnasium environments. Importing :mod:`clawgym` registers the ids; the classes load when one is made."""
+"""Gymnasium environments. Importing :mod:`clawgym` registers our ids; the classes load when one is made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from clawgym.records import TaskSet
+
 if TYPE_CHECKING:
-    from clawgym.envs.openclaw import OpenClawEnv, OpenClawVectorEnv
-    from clawgym.envs.swe import SweEnv, SweVectorEnv
-    from clawgym.envs.terminal import TerminalEnv
-    from clawgym.envs.toolcall import ToolCallEnv, ToolCallVectorEnv
-    from clawgym.envs.vector import TerminalVectorEnv
+    from gymnasium.vector import AutoresetMode
 
-__all__ = [
-    "make_openclaw",
-    "make_openclaw_vector",
-    "make_swe",
-    "make_swe_vector",
-    "make_terminal",
-    "make_terminal_vector",
-    "make_toolcall",
-    "make_toolcall_vector",
-    "register",
-]
+    from clawgym.envs._single import TaskEnv
+    from clawgym.envs._vector import TaskVectorEnv
+    from clawgym.envs.kit import EnvKit
+
+__all__ = ["OURS", "make", "make_vector", "register", "register_ours"]
+
+OURS = {
+    "ClawGym/terminal-v0": ("clawgym.envs.terminal:TerminalKit", "terminal-basic"),
+    "ClawGym/openclaw-v0": ("clawgym.envs.openclaw:OpenClawKit", "terminal-basic"),
+    "ClawGym/swe-v0": ("clawgym.envs.swe:SweKit", "swe-basic"),
+    "ClawGym/toolcall-v0": ("clawgym.envs.toolcall:ToolCallKit", "toolcall-basic"),
+}
+"""Id -> its kit, which has the options of its own, and the tasks that it plays unless told otherwise."""
 
 
-def make_terminal(num_envs: int | None = None, **kwargs: Any) -> TerminalEnv | TerminalVectorEnv:
-    """One environment, or with ``num_envs`` (also 1) a batch."""
-    if num_envs is None:
-        from clawgym.envs.terminal import TerminalEnv
+def register(id: str, kit: str | Callable[..., EnvKit], tasks: str | TaskSet) -> None:
+    """Have Gymnasium know environments of ``kit`` as ``id``: :func:`make` says with which arguments.
 
-        return TerminalEnv(**kwargs)
-    return make_terminal_vector(num_envs, **kwargs)
-
-
-def make_terminal_vector(num_envs: int = 1, **kwargs: Any) -> TerminalVectorEnv:
-    """A batch of environments."""
-    from clawgym.envs.vector import TerminalVectorEnv
-
-    return TerminalVectorEnv(num_envs, **kwargs)
-
-
-def make_openclaw(num_envs: int | None = None, **kwargs: Any) -> OpenClawEnv | OpenClawVectorEnv:
-    """One environment, or with ``num_envs`` (also 1) a batch."""
-    if num_envs is None:
-        from clawgym.envs.openclaw import OpenClawEnv
-
-        return OpenClawEnv(**kwargs)
-    return make_openclaw_vector(num_envs, **kwargs)
-
-
-def make_openclaw_vector(num_envs: int = 1, **kwargs: Any) -> OpenClawVectorEnv:
-    """A batch of environments."""
-    from clawgym.envs.openclaw import OpenClawVectorEnv
-
-    return OpenClawVectorEnv(num_envs, **kwargs)
-
-
-def make_swe(num_envs: int | None = None, **kwargs: Any) -> SweEnv | SweVectorEnv:
-    """One environment, or with ``num_envs`` (also 1) a batch."""
-    if num_envs is None:
-        from clawgym.envs.swe import SweEnv
-
-        return SweEnv(**kwargs)
-    return make_swe_vector(num_envs, **kwargs)
-
-
-def make_swe_vector(num_envs: int = 1, **kwargs: Any) -> SweVectorEnv:
-    """A batch of environments."""
-    from clawgym.envs.swe import SweVectorEnv
-
-    return SweVectorEnv(num_envs, **kwargs)
-
-
-def make_toolcall(num_envs: int | None = None, **kwargs: Any) -> ToolCallEnv | ToolCallVectorEnv:
-    """One environment, or with ``num_envs`` (also 1) a batch."""
-    if num_envs is None:
-        from clawgym.envs.toolcall import ToolCallEnv
-
-        return ToolCallEnv(**kwargs)
-    return make_toolcall_vector(num_envs, **kwargs)
-
-
-def make_toolcall_vector(num_envs: int = 1, **kwargs: Any) -> ToolCallVectorEnv:
-    """A batch of environments."""
-    from clawgym.envs.toolcall import ToolCallVectorEnv
-
-    return ToolCallVectorEnv(num_envs, **kwargs)
-
-
-def register() -> None:
-    """Register the ids with Gymnasium (idempotent).
-
-    The checking and ordering wrappers of ``gym.make`` are for single environments and would hide the batch.
+    Args:
+        id: ``Name/thing-v0``.
+        kit: a class, or ``package.module:Class``, which is imported when an environment is made.
+        tasks: a task set or the name of one.
     """
-    for name in ("terminal", "openclaw", "swe", "toolcall"):
-        if f"ClawGym/{name}-v0" not in gym.registry:
-            gym.register(
-                f"ClawGym/{name}-v0",
-                entry_point=f"clawgym.envs:make_{name}",
-                vector_entry_point=f"clawgym.envs:make_{name}_vector",
-                order_enforce=False,
-                disable_env_checker=True,
-            )
+    # The checking and ordering wrappers of gym.make are for single environments and would hide the batch.
+    gym.register(
+        id,
+        entry_point="clawgym.envs:make",
+        vector_entry_point="clawgym.envs:make_vector",
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs={"kit": kit, "tasks": tasks},
+    )
+
+
+def register_ours() -> None:
+    """Register our ids (idempotent)."""
+    for id, (kit, tasks) in OURS.items():
+        if id not in gym.registry:
+            register(id, kit, tasks)
+
+
+def make(
+    num_envs: int | None = None,
+    *,
+    kit: str | Callable[..., EnvKit],
+    tasks: str | TaskSet,
+    backend: str = "auto",
+    render_mode: str | None = None,
+    **options: Any,
+) -> TaskEnv | TaskVectorEnv:
+    """What ``gym.make(id, ...)`` calls: one environment, or with ``num_envs`` (also 1) a batch.
+
+    Args:
+        num_envs: None for one :class:`~clawgym.envs._single.TaskEnv`, else the size of the batch.
+        kit: see :func:`register`.
+        tasks: a task set or the name of one (``clawgym tasks list``).
+        backend: where boxes run: ``auto``, ``namespace``, ``chroot``, ``docker`` or ``ray``.
+        render_mode: ``ansi`` or None.
+        options: ``autoreset_mode`` of a batch (:class:`~clawgym.envs._vector.TaskVectorEnv`), and the kit's own.
+    """
+    if num_envs is not None:
+        return make_vector(num_envs, kit=kit, tasks=tasks, backend=backend, render_mode=render_mode, **options)
+    from clawgym.envs._single import TaskEnv
+
+    return TaskEnv(_found(kit)(**options), tasks, backend=backend, render_mode=render_mode)
+
+
+def make_vector(
+    num_envs: int = 1,
+    *,
+    kit: str | Callable[..., EnvKit],
+    tasks: str | TaskSet,
+    backend: str = "auto",
+    autoreset_mode: AutoresetMode | str = "NextStep",
+    render_mode: str | None = None,
+    **options: Any,
+) -> TaskVectorEnv:
+    """What ``gym.make_vec(id, ...)`` calls: a batch. See :func:`make`."""
+    from clawgym.envs._vector import TaskVectorEnv
+
+    return TaskVectorEnv(
+        _found(kit)(**options),
+        num_envs,
+        tasks,
+        backend=backend,
+        autoreset_mode=autoreset_mode,
+        render_mode=render_mode,
+    )
+
+
+def _found(kit: str | Callable[..., EnvKit]) -> Callable[..., EnvKit]:
+    if not isinstance(kit, str):
+        return kit
+    module, _, name = kit.partition(":")
+    return getattr(import_module(module), name)

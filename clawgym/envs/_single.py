@@ -6,16 +6,19 @@ from typing import Any
 
 import gymnasium as gym
 
-from clawgym.envs._kit import EnvKit
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
+from clawgym.envs.kit import EnvKit
 from clawgym.records import Episode, TaskSet
 
 __all__ = ["TaskEnv"]
 
 
 class TaskEnv(gym.Env[dict[str, Any], str]):
-    """Chooses tasks, and plays them one after another."""
+    """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
+
+    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it.
+    """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012  # Gymnasium's own declaration
 
@@ -29,7 +32,7 @@ class TaskEnv(gym.Env[dict[str, Any], str]):
         self._runtime = runtime()
         made = self._runtime.acquire(backend)
         try:
-            self._runtime.run(kit.open(made))
+            self._runtime.run(kit.open(made, 1))
         except BaseException:
             self._runtime.release(backend)
             raise

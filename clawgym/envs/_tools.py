@@ -8,12 +8,11 @@ from typing import Any
 
 import gymnasium as gym
 
-from clawgym.envs._kit import Reward, StepResult
-from clawgym.envs._play import Play
 from clawgym.envs._replies import ActionFormat, message_of, reply_of
+from clawgym.envs.kit import Reward, StepResult
+from clawgym.envs.play import Play
 from clawgym.envs.spaces import AssistantText, tools_observation_space
-from clawgym.records import Episode, Observation, Step, Task, ToolCall
-from clawgym.rollout._attempt import utc_now
+from clawgym.records import Episode, Observation, Task, ToolCall
 from clawgym.sandbox import Backend
 from clawgym.tools import SUBMIT, Refused
 
@@ -26,7 +25,7 @@ _SAMPLES = {"bash": ("command",), "read_file": ("path",), "write_file": ("path",
 
 
 class ToolsWorker:
-    """One environment (:class:`~clawgym.envs._kit.EnvWorker`). With ``commands``, text that is no message is a bash
+    """One environment (:class:`~clawgym.envs.kit.EnvWorker`). With ``commands``, text that is no message is a bash
     command, and ``submit`` submits."""
 
     def __init__(self, backend: Backend, form: ActionFormat, reward: Reward, *, commands: bool) -> None:
@@ -40,7 +39,7 @@ class ToolsWorker:
         return self._play.last
 
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A fresh box for ``task``, and its tools. See :class:`~clawgym.envs._kit.EnvWorker`."""
+        """A fresh box for ``task``, and its tools. See :class:`~clawgym.envs.kit.EnvWorker`."""
         info = await self._play.begin(task, seed, floor)
         if "error" not in info:
             info["tools"] = [dict(tool) for tool in self._play.running().tools.schemas]
@@ -68,7 +67,7 @@ class ToolsWorker:
             seen.append(Observation(UNREADABLE if malformed else NO_CALL))
         info = {"malformed_calls": malformed + sum(isinstance(one, Refused) for one in seen)}
         text, reasoning = said.get("content") or "", said.get("reasoning_content")
-        attempt.steps.append(Step("agent", text, utc_now(), tuple(calls), tuple(seen), reasoning))
+        self._play.record(text, calls, seen, reasoning)
         messages = [_message(one) for one in seen]
         submits = [c for c in calls if c.name == SUBMIT and not isinstance(answers.get(c.id, Refused("")), Refused)]
         if submits:
@@ -129,7 +128,7 @@ def _message(seen: Observation) -> dict[str, Any]:
 
 
 class ToolsKit:
-    """Boxes with the tools of their task (:class:`~clawgym.envs._kit.EnvKit`)."""
+    """Boxes with the tools of their task (:class:`~clawgym.envs.kit.EnvKit`)."""
 
     def __init__(self, action_format: ActionFormat, reward: Reward, *, commands: bool) -> None:
         if action_format not in ("message", "hermes", "qwen3-coder"):
@@ -140,7 +139,7 @@ class ToolsKit:
         self._reward: Reward = reward
         self._commands = commands
 
-    async def open(self, backend: Backend) -> None:
+    async def open(self, backend: Backend, num_envs: int) -> None:
         self._backend = backend
 
     def worker(self) -> ToolsWorker:

@@ -17,9 +17,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from clawgym.envs._answers import Answers
-from clawgym.envs._kit import EnvKit, StepResult
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
+from clawgym.envs.kit import EnvKit, StepResult
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
 
@@ -67,7 +67,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self._runtime = runtime()
         made = self._runtime.acquire(backend)
         try:
-            self._runtime.run(kit.open(made))
+            self._runtime.run(kit.open(made, num_envs))
         except BaseException:
             self._runtime.release(backend)
             raise

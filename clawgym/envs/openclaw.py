@@ -1,31 +1,194 @@
 """``ClawGym/openclaw-v0``: an unmodified OpenClaw works on a task; the policy is its model.
 
-The observation is the model request that OpenClaw waits on, the action the assistant message that answers it.
+The observation is the model request that OpenClaw waits on, the action the assistant message that answers it. The
+episode is the rollout that evaluation runs.
+
+Invariant: a step answers the request that the last observation showed, or none.
 """
 
 from __future__ import annotations
 
-from gymnasium.vector import AutoresetMode
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
+
+from clawgym.agents.blackbox import BlackBoxAgent
+from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.config import Prompt
-from clawgym.envs._kit import Reward
-from clawgym.envs._openclaw import OpenClawKit
-from clawgym.envs._replies import ActionFormat
-from clawgym.envs._single import TaskEnv
-from clawgym.envs._vector import TaskVectorEnv
-from clawgym.records import TaskSet
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.envs._replies import ActionFormat, deltas_of, reply_of
+from clawgym.envs._turnstile import Asked, Seat, Turnstile
+from clawgym.envs.kit import Reward, StepResult
+from clawgym.envs.play import ending
+from clawgym.envs.spaces import AssistantText, openclaw_observation_space
+from clawgym.errors import ClawGymError
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.records import Episode, Outcome, Task
+from clawgym.rollout import run_episode
+from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
-__all__ = ["OpenClawEnv", "OpenClawVectorEnv"]
+__all__ = ["OpenClawKit", "OpenClawWorker"]
+
+_REQUESTS = 64
+"""Of one environment, at once: as many as connections from its box."""
 
 
-class OpenClawEnv(TaskEnv):
-    """One OpenClaw environment.
+class _Seated:
+    """The shared agent, for one episode (:class:`~clawgym.agents.protocol.ResidentAgent`)."""
+
+    def __init__(self, agent: BlackBoxAgent, turnstile: Turnstile, seat: Seat) -> None:
+        self._agent = agent
+        self._turnstile = turnstile
+        self._seat = seat
+        self.name = agent.name
+        self.version = agent.version
+        self.cut = False
+        """Whether a budget, or an interruption, ended the work."""
+
+    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+        return await self._agent.open_box(backend, spec)
+
+    async def close_box(self, box: Sandbox) -> None:
+        await self._agent.close_box(box)
+
+    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
+        return await self._agent.settle(box, episode)
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        with self._turnstile.taken(self._agent.session_of(context.sandbox), self._seat):
+            try:
+                report = await self._agent.run(context)
+            except asyncio.CancelledError:
+                self.cut = True
+                raise
+        self.cut = report.stop == "budget"
+        return report
+
+    def receipt(self) -> dict[str, Any]:
+        return self._agent.receipt()
+
+    async def aclose(self) -> None:
+        """The shared agent is closed by its owner."""
+
+
+class OpenClawWorker:
+    """One environment (:class:`~clawgym.envs.kit.EnvWorker`)."""
+
+    def __init__(
+        self, backend: Backend, agent: BlackBoxAgent, turnstile: Turnstile, form: ActionFormat, reward: Reward
+    ) -> None:
+        self._backend = backend
+        self._agent = agent
+        self._turnstile = turnstile
+        self._form: ActionFormat = form
+        self._reward: Reward = reward
+        self.last: Episode | None = None
+        self._play: asyncio.Task[Episode] | None = None
+        self._seated: _Seated | None = None
+        self._seat = Seat()
+        self._shown: Asked | None = None
+        self._steps = self._most = 0
+
+    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start the episode; returns with its first request. See :class:`~clawgym.envs.kit.EnvWorker`."""
+        await self.close()
+        self._steps, self._most = 0, task.limits.max_steps
+        info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
+        for retry in (True, False):
+            seat = self._seat = Seat()
+            self._seated = _Seated(self._agent, self._turnstile, seat)
+            self._play = asyncio.ensure_future(
+                run_episode(task, self._seated, self._backend, seed=seed, floor=floor, keep_workspace=False)
+            )
+            self._play.add_done_callback(lambda _, changed=seat.changed: changed.set())
+            await self._until_asked()
+            if not self._play.done():
+                break
+            episode = self._play.result()
+            if episode.outcome is Outcome.INFRA:
+                if retry and (episode.cause or "").startswith("setup"):
+                    continue
+                info["error"] = episode.error
+            break
+        return self._observe(), info
+
+    async def step(self, action: str) -> StepResult:
+        """Answer the request that was shown last."""
+        if self._play is None:
+            raise ClawGymError("the episode is over or was never started: call reset() first")
+        info: dict[str, Any] = {}
+        if not self._play.done():
+            asked = self._shown
+            assert asked is not None
+            message, malformed = reply_of(action, self._form, asked.body.get("tools", ()), asked.number)
+            info = {"malformed_calls": malformed, "heard": self._seat.answer(asked, deltas_of(message))}
+            self._steps += 1
+            await self._until_asked()
+        if not self._play.done():
+            return self._observe(), 0.0, False, False, info
+        play, self._play = self._play, None
+        self.last = play.result()
+        cut = self._seated is not None and self._seated.cut
+        paid, terminated, truncated, about = ending(self.last, cut=cut, reward=self._reward)
+        return self._observe(), paid, terminated, truncated, info | about
+
+    async def _until_asked(self) -> None:
+        """Wait until a request waits, or the episode is over; whoever is interrupted here has no episode any more."""
+        play, seat = self._play, self._seat
+        assert play is not None
+        try:
+            while not (play.done() or seat.line):
+                seat.changed.clear()
+                await seat.changed.wait()
+        except BaseException:
+            await self.close()
+            raise
+        self._shown = None if play.done() else seat.line[0]
+
+    def _observe(self) -> dict[str, Any]:
+        asked = self._shown
+        body: Mapping[str, Any] = {} if asked is None else asked.body
+        window = self._turnstile.context_window
+        return {
+            "messages": _json(body.get("messages", [])),
+            "tools": _json(body.get("tools", [])),
+            "role": "" if asked is None else str(asked.role),
+            "request": _count(-1 if asked is None else asked.number),
+            "max_tokens": _count(0 if asked is None else body.get("max_tokens") or window),
+            "context_window": _count(window),
+            "step": _count(self._steps),
+            "remaining_steps": _count(max(0, self._most - self._steps)),
+        }
+
+    def forget(self) -> None:
+        """See :class:`~clawgym.envs.kit.EnvWorker`."""
+        self._play = self._shown = None
+        del self._backend, self._agent, self._turnstile
+
+    async def close(self) -> None:
+        """See :class:`~clawgym.envs.kit.EnvWorker`."""
+        play, self._play, self._shown = self._play, None, None
+        if play is not None:
+            play.cancel()
+            await asyncio.gather(play, return_exceptions=True)
+
+
+class OpenClawKit:
+    """OpenClaws whose model is the policy (:class:`~clawgym.envs.kit.EnvKit`).
 
     Args:
-        tasks: a task set or the name of one (``clawgym tasks list``).
-        backend: ``auto``, ``namespace``, ``chroot`` or ``docker``.
-        reward: what the last step pays: ``official``, ``strict``, ``corrected`` (``strict`` where no floor is
-            known), or ``checks``, the sum over the named checks. Other steps pay 0.
+        reward: what the last step pays.
         version: of OpenClaw, as installed (``clawgym openclaw install``); default: the one that is known to work,
             or that of ``$OPENCLAW_ROOTFS``.
         prompt: ``reference``, what OpenClaw makes of its defaults, or ``slim``, a third of the tokens.
@@ -33,7 +196,6 @@ class OpenClawEnv(TaskEnv):
         max_tokens: of one answer, as OpenClaw is told. Nothing is counted here.
         context_window: tokens of prompt and answer, as OpenClaw is told; it sums up its history by it.
         spare: OpenClaws kept booted for the next episodes (default: the cores here, one for a single environment).
-        render_mode: ``ansi`` or None.
 
     Observation: see :func:`~clawgym.envs.spaces.openclaw_observation_space`. ``json.loads`` of ``messages`` and
     ``tools`` is the request, as every engine gets it from the gateway. Sub-agents may ask while the main agent does:
@@ -52,15 +214,12 @@ class OpenClawEnv(TaskEnv):
     step says so. ``info["heard"]`` is false where OpenClaw had given up the request before it was answered. The last
     ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
 
-    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it. Raises
-    :class:`~clawgym.errors.AgentError` if OpenClaw is not installed.
+    Raises :class:`~clawgym.errors.AgentError` if OpenClaw is not installed.
     """
 
     def __init__(
         self,
-        tasks: str | TaskSet = "terminal-basic",
         *,
-        backend: str = "auto",
         reward: Reward = "official",
         version: str | None = None,
         prompt: Prompt = "reference",
@@ -68,52 +227,56 @@ class OpenClawEnv(TaskEnv):
         max_tokens: int = 8192,
         context_window: int = 128_000,
         spare: int | None = None,
-        render_mode: str | None = None,
     ) -> None:
-        kit = OpenClawKit(
-            version=version,
-            prompt=prompt,
-            action_format=action_format,
-            reward=reward,
-            max_tokens=max_tokens,
-            context_window=context_window,
-            spare=spare,
-            num_envs=1,
-        )
-        super().__init__(kit, tasks, backend=backend, render_mode=render_mode)
+        if action_format not in ("message", "hermes", "qwen3-coder"):
+            raise ValueError(f"action_format={action_format!r}: use 'message', 'hermes' or 'qwen3-coder'")
+        self.action_space: gym.spaces.Text = AssistantText(action_format)
+        self.observation_space = openclaw_observation_space()
+        self._claw = OpenClaw(version, prompt=prompt)
+        self._form: ActionFormat = action_format
+        self._reward: Reward = reward
+        self._max_tokens = max_tokens
+        self._turnstile = Turnstile(context_window)
+        self._spare = spare
+        self._stack = contextlib.AsyncExitStack()
+
+    async def open(self, backend: Backend, num_envs: int) -> None:
+        self._backend = backend
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        spare = min(num_envs, cores) if self._spare is None else self._spare
+        folder = tempfile.mkdtemp(prefix="clawgym-")
+        # Not a TemporaryDirectory: a fork's copy would remove the folder under us.
+        self._stack.callback(weakref.finalize(self, _remove, folder, os.getpid()))
+        try:
+            pool = self._stack.enter_context(contextlib.closing(Pool(Path(folder) / "pool.db")))
+            gateway = Gateway(self._turnstile, pool, streams=_REQUESTS * num_envs)
+            self._turnstile.gateway = await self._stack.enter_async_context(gateway)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._agent = BlackBoxAgent(self._claw, gateway=gateway, spare=spare, max_tokens=self._max_tokens)
+
+    def worker(self) -> OpenClawWorker:
+        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._form, self._reward)
+
+    def screen(self, observation: dict[str, Any]) -> str:
+        messages = json.loads(observation["messages"])
+        begin = max((n + 1 for n, m in enumerate(messages) if m["role"] == "assistant"), default=0)
+        return "\n".join(f"[{m['role']}] {m['content']}" for m in messages[begin:])
+
+    async def aclose(self) -> None:
+        await self._agent.aclose()
+        await self._stack.aclose()
 
 
-class OpenClawVectorEnv(TaskVectorEnv):
-    """See :class:`OpenClawEnv` for the arguments, actions and observations of one environment, and
-    :class:`~clawgym.envs._vector.TaskVectorEnv` for ``num_envs``, ``autoreset_mode``, and what batches are.
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    ``messages``, ``tools`` and ``role`` are tuples of N str; the others int64 arrays of shape (N,).
-    """
 
-    def __init__(
-        self,
-        num_envs: int,
-        tasks: str | TaskSet = "terminal-basic",
-        *,
-        backend: str = "auto",
-        reward: Reward = "official",
-        version: str | None = None,
-        prompt: Prompt = "reference",
-        action_format: ActionFormat = "message",
-        max_tokens: int = 8192,
-        context_window: int = 128_000,
-        spare: int | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        render_mode: str | None = None,
-    ) -> None:
-        kit = OpenClawKit(
-            version=version,
-            prompt=prompt,
-            action_format=action_format,
-            reward=reward,
-            max_tokens=max_tokens,
-            context_window=context_window,
-            spare=spare,
-            num_envs=num_envs,
-        )
-        super().__init__(kit, num_envs, tasks, backend=backend, autoreset_mode=autoreset_mode, render_mode=render_mode)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _count(value: int) -> np.ndarray:
+    return np.array(value, dtype=np.int64)

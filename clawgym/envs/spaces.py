@@ -14,6 +14,7 @@ __all__ = [
     "AnyText",
     "AssistantText",
     "JsonList",
+    "counter",
     "openclaw_observation_space",
     "terminal_action_space",
     "terminal_observation_space",
@@ -53,6 +54,11 @@ class AnyText(gym.spaces.Text):
         return f"AnyText({self.max_length})"
 
 
+def counter(low: int = 0) -> gym.spaces.Box:
+    """An int64 array of shape (), from ``low`` on."""
+    return gym.spaces.Box(low, _LARGEST, shape=(), dtype=np.int64)
+
+
 def terminal_action_space(max_length: int = 1 << 20) -> AnyText:
     """A bash command, or ``submit``."""
     return AnyText(max_length)
@@ -64,14 +70,13 @@ def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
     ``output`` str; ``exit_code`` int in [0, 255]; ``cwd`` str; ``step`` and ``remaining_steps`` int64 arrays
     of shape ().
     """
-    count = gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64)
     return gym.spaces.Dict(
         {
             "output": AnyText(max_output),
             "exit_code": gym.spaces.Discrete(256),
             "cwd": AnyText(4096),
-            "step": count,
-            "remaining_steps": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
+            "step": counter(),
+            "remaining_steps": counter(),
         }
     )
 
@@ -111,8 +116,8 @@ def tools_observation_space() -> gym.spaces.Dict:
     return gym.spaces.Dict(
         {
             "messages": JsonList(1 << 28),
-            "step": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
-            "remaining_steps": gym.spaces.Box(0, _LARGEST, shape=(), dtype=np.int64),
+            "step": counter(),
+            "remaining_steps": counter(),
         }
     )
 
@@ -165,18 +170,15 @@ def openclaw_observation_space() -> gym.spaces.Dict:
     answer together; ``step``; ``remaining_steps``, model calls that the task still allows.
     """
 
-    def count(low: int = 0) -> gym.spaces.Box:
-        return gym.spaces.Box(low, _LARGEST, shape=(), dtype=np.int64)
-
     return gym.spaces.Dict(
         {
             "messages": JsonList(1 << 28),
             "tools": JsonList(1 << 28),
             "role": AnyText(16),
-            "request": count(-1),
-            "max_tokens": count(),
-            "context_window": count(),
-            "step": count(),
-            "remaining_steps": count(),
+            "request": counter(-1),
+            "max_tokens": counter(),
+            "context_window": counter(),
+            "step": counter(),
+            "remaining_steps": counter(),
         }
     )

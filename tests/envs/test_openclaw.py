@@ -18,8 +18,8 @@ from gymnasium.utils.env_checker import check_env
 
 import clawgym  # registers the ids
 from clawgym.envs._runtime import runtime
+from clawgym.envs._vector import TaskVectorEnv
 from clawgym.envs.checker import check_vector_env
-from clawgym.envs.openclaw import OpenClawEnv, OpenClawVectorEnv
 from clawgym.errors import AgentError, TaskError
 from clawgym.records import Limits, TaskSet
 
@@ -54,9 +54,9 @@ def env(openclaw: Any) -> Iterator[gym.Env]:
 
 
 @pytest.fixture(scope="module")
-def batch(openclaw: Any) -> Iterator[OpenClawVectorEnv]:
+def batch(openclaw: Any) -> Iterator[TaskVectorEnv]:
     made = gym.make("ClawGym/openclaw-v0", num_envs=3, tasks=TASKS, prompt="slim", spare=0)
-    assert isinstance(made, OpenClawVectorEnv)
+    assert isinstance(made, TaskVectorEnv)
     yield made
     made.close()
 
@@ -178,8 +178,8 @@ def test_what_a_model_samples_is_an_action_and_closing_leaves_nothing(
 
 @pytest.mark.filterwarnings("ignore:.*render", "ignore:.*spec")
 def test_one_env_passes_gymnasiums_checker(openclaw: Any) -> None:
-    made = OpenClawEnv(TASKS, prompt="slim", spare=2)
-    check_env(made, skip_close_check=True)
+    made = gym.make("ClawGym/openclaw-v0", tasks=TASKS, prompt="slim", spare=2)
+    check_env(made.unwrapped, skip_close_check=True)
     made.close()
 
 
@@ -189,7 +189,7 @@ def test_a_batch_passes_our_checker(openclaw: Any) -> None:
     made.close()
 
 
-def test_each_env_sees_its_own_requests_when_they_come(batch: OpenClawVectorEnv) -> None:
+def test_each_env_sees_its_own_requests_when_they_come(batch: TaskVectorEnv) -> None:
     observation, info = batch.reset(seed=3, options={"task_ids": ["sum-0", "sum-1", "sum-2"]})
     assert info["task_id"].tolist() == ["sum-0", "sum-1", "sum-2"]
     for n, messages in enumerate(observation["messages"]):
@@ -215,7 +215,7 @@ def test_each_env_sees_its_own_requests_when_they_come(batch: OpenClawVectorEnv)
     assert batch.action_space.contains(batch.action_space.sample())
 
 
-def test_a_random_policy_plays_to_the_end(batch: OpenClawVectorEnv) -> None:
+def test_a_random_policy_plays_to_the_end(batch: TaskVectorEnv) -> None:
     batch.action_space.seed(5)
     batch.reset(seed=7)
     over = np.zeros(3, dtype=np.bool_)

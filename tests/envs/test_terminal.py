@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clawgym  # registers the ids
+from clawgym.envs._vector import TaskVectorEnv
 from clawgym.envs.checker import check_vector_env
 from clawgym.envs.spaces import AnyText
-from clawgym.envs.vector import TerminalVectorEnv
 from clawgym.errors import TaskError
 from clawgym.records import Limits, TaskSet
 
@@ -38,9 +38,9 @@ def env() -> Iterator[gym.Env]:
 
 
 @pytest.fixture
-def batch() -> Iterator[TerminalVectorEnv]:
+def batch() -> Iterator[TaskVectorEnv]:
     made = gym.make("ClawGym/terminal-v0", num_envs=4, tasks=TASKS)
-    assert isinstance(made, TerminalVectorEnv)
+    assert isinstance(made, TaskVectorEnv)
     yield made
     made.close()
 
@@ -124,7 +124,7 @@ def test_a_batch_passes_our_checker(mode: AutoresetMode) -> None:
     batch.close()
 
 
-def test_the_checker_finds_a_broken_batch(batch: TerminalVectorEnv) -> None:
+def test_the_checker_finds_a_broken_batch(batch: TaskVectorEnv) -> None:
     batch.single_action_space = AnyText(3)
     with pytest.raises(AssertionError, match="action_space"):
         check_vector_env(batch, end_action="submit", action="echo hi")
@@ -140,14 +140,14 @@ def test_make_vec_and_a_batch_of_one() -> None:
         made.close()
 
 
-def test_gymnasiums_vector_wrappers_take_it(batch: TerminalVectorEnv) -> None:
+def test_gymnasiums_vector_wrappers_take_it(batch: TaskVectorEnv) -> None:
     wrapped = RecordEpisodeStatistics(batch)
     wrapped.reset(seed=0)
     *_, info = wrapped.step(["submit"] * 4)
     assert info["episode"]["l"].tolist() == [1] * 4
 
 
-def test_one_slow_command_stalls_nobody(batch: TerminalVectorEnv) -> None:
+def test_one_slow_command_stalls_nobody(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     started = time.monotonic()
     batch.send(["sleep 2.5; echo slow", *["echo fast"] * 3], range(4))
@@ -163,7 +163,7 @@ def test_one_slow_command_stalls_nobody(batch: TerminalVectorEnv) -> None:
     assert (ids.tolist(), observation["output"]) == ([0], ("slow\n",))
 
 
-def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch: TerminalVectorEnv) -> None:
+def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     # Its supervisor is made to kill the box from outside: nothing the agent did.
     victim = batch._workers[2]._play.attempt  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def test_task_ids_are_dealt_round_robin() -> None:
     batch.close()
 
 
-def test_isolation_is_in_the_metadata(batch: TerminalVectorEnv) -> None:
+def test_isolation_is_in_the_metadata(batch: TaskVectorEnv) -> None:
     assert batch.metadata["isolation"]["features"]["network"] is True
     assert batch.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import clawgym  # registers the ids
 from clawgym.envs._tools import _calls_of
+from clawgym.envs._vector import TaskVectorEnv
 from clawgym.envs.checker import check_vector_env
-from clawgym.envs.toolcall import ToolCallVectorEnv
 from clawgym.records import TaskSet
 
 from ..tools.tasks_with_tools import LIMITS, noting, tiny
@@ -150,7 +150,7 @@ def test_a_task_whose_server_does_not_start_is_infra() -> None:
 
 def test_one_slow_call_stalls_nobody() -> None:
     batch = gym.make("ClawGym/toolcall-v0", num_envs=3, tasks=TWO)
-    assert isinstance(batch, ToolCallVectorEnv)
+    assert isinstance(batch, TaskVectorEnv)
     batch.reset(seed=0)
     slow = says(("sleep", {"seconds": 1.5}), ("b_sleep", {"seconds": 1.5}))
     batch.send([slow, says(("echo", {"text": "1"})), says(("b_echo", {"text": "2"}))], [0, 1, 2])

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from clawgym.envs._runtime import runtime
-from clawgym.envs.vector import TerminalVectorEnv
+from clawgym.envs._vector import TaskVectorEnv
 from clawgym.errors import ClawGymError
 from clawgym.records import TaskSet
 from clawgym.sandbox import leases
@@ -41,9 +41,9 @@ def env() -> Iterator[gym.Env[Any, Any]]:
 
 
 @pytest.fixture
-def batch() -> Iterator[TerminalVectorEnv]:
+def batch() -> Iterator[TaskVectorEnv]:
     made = gym.make("ClawGym/terminal-v0", num_envs=3, tasks=TASKS)
-    assert isinstance(made, TerminalVectorEnv)
+    assert isinstance(made, TaskVectorEnv)
     made.reset(seed=0)
     yield made
     made.close()
@@ -80,7 +80,7 @@ def test_a_loop_that_was_stopped_goes_on(env: gym.Env[Any, Any], fault: Callable
     assert env.step("submit")[4]["outcome"] == "solved"
 
 
-def test_a_loop_that_is_stopped_while_one_waits(batch: TerminalVectorEnv) -> None:
+def test_a_loop_that_is_stopped_while_one_waits(batch: TaskVectorEnv) -> None:
     threading.Timer(0.5, stop_loop).start()
     assert batch.step(["sleep 1.5; echo a"] * 3)[0]["output"] == ("a\n",) * 3
     threading.Timer(0.5, stop_loop).start()
@@ -92,7 +92,7 @@ def test_a_loop_that_is_stopped_while_one_waits(batch: TerminalVectorEnv) -> Non
 def test_a_loop_that_was_closed_is_an_error_and_leaves_nothing() -> None:
     before = supervisors()
     made = gym.make("ClawGym/terminal-v0", num_envs=2, tasks=TASKS)
-    assert isinstance(made, TerminalVectorEnv)
+    assert isinstance(made, TaskVectorEnv)
     made.reset(seed=0)
     other = gym.make("ClawGym/terminal-v0", tasks=TASKS)
     other.reset(seed=0)
@@ -125,7 +125,7 @@ def test_a_loop_that_was_closed_is_an_error_and_leaves_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_an_environment_does_not_work_in_a_fork(env: gym.Env[Any, Any], batch: TerminalVectorEnv) -> None:
+def test_an_environment_does_not_work_in_a_fork(env: gym.Env[Any, Any], batch: TaskVectorEnv) -> None:
     def child() -> None:
         refused = 0
         calls: list[Callable[[], object]] = [lambda: env.step("ls"), lambda: env.reset(seed=0)]
@@ -168,7 +168,7 @@ def test_ctrl_c_in_a_step_ends_the_episode(env: gym.Env[Any, Any]) -> None:
         env.step("ls")
 
 
-def test_ctrl_c_in_a_batch_loses_no_answer(batch: TerminalVectorEnv) -> None:
+def test_ctrl_c_in_a_batch_loses_no_answer(batch: TaskVectorEnv) -> None:
     interrupt_after(0.7)
     with pytest.raises(KeyboardInterrupt):
         batch.step(["echo 0", "sleep 2; echo 1", "echo 2"])
@@ -179,7 +179,7 @@ def test_ctrl_c_in_a_batch_loses_no_answer(batch: TerminalVectorEnv) -> None:
 
 def test_ctrl_c_in_a_reset_leaves_no_box() -> None:
     made = gym.make("ClawGym/terminal-v0", num_envs=12, tasks=TASKS)
-    assert isinstance(made, TerminalVectorEnv)
+    assert isinstance(made, TaskVectorEnv)
     backend = made._workers[0]._play.backend
     interrupt_after(0.1)
 
@@ -198,7 +198,7 @@ def test_ctrl_c_in_a_reset_leaves_no_box() -> None:
 # -- the supervisor
 
 
-def test_a_supervisor_that_is_killed(batch: TerminalVectorEnv) -> None:
+def test_a_supervisor_that_is_killed(batch: TaskVectorEnv) -> None:
     """Its boxes end: nobody is to blame for that. A new environment gets a new supervisor."""
     supervised = batch._workers[0]._play.backend.supervised  # type: ignore[attr-defined]
     os.kill(supervised._process.pid, signal.SIGKILL)

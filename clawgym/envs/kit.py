@@ -1,7 +1,7 @@
 """What an environment is made of: a kit makes workers, a worker plays one episode at a time.
 
 :class:`~clawgym.envs._single.TaskEnv` and :class:`~clawgym.envs._vector.TaskVectorEnv` are Gymnasium's contract over
-any kit. How an episode is paid and reported is here, so that it is the same in all of them.
+any kit; :func:`clawgym.envs.register` gives one a name. docs/new-environment.md writes a whole one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 
-from clawgym.records import Episode, Outcome, Task, VerifierResult
+from clawgym.records import Episode, Task
 from clawgym.sandbox import Backend
 
-__all__ = ["EnvKit", "EnvWorker", "Reward", "StepResult", "ending"]
+__all__ = ["EnvKit", "EnvWorker", "Reward", "StepResult"]
 
 Reward = Literal["official", "strict", "corrected", "checks"]
+"""What the last step pays: a score of the grading (``corrected``: ``strict`` where no floor is known), or the sum over
+its named checks. Other steps pay 0."""
 StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 
 
@@ -51,8 +53,8 @@ class EnvKit(Protocol):
     action_space: gym.spaces.Text
     observation_space: gym.spaces.Dict
 
-    async def open(self, backend: Backend) -> None:
-        """Make ready what all workers share; once, before the first :meth:`worker`."""
+    async def open(self, backend: Backend, num_envs: int) -> None:
+        """Make ready what all ``num_envs`` workers share; once, before the first :meth:`worker`."""
         ...
 
     def worker(self) -> EnvWorker:
@@ -66,30 +68,3 @@ class EnvKit(Protocol):
     async def aclose(self) -> None:
         """Free what was shared, after the workers."""
         ...
-
-
-def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool, bool, dict[str, Any]]:
-    """Reward, ``terminated``, ``truncated`` and info of the last step. ``cut`` says that a budget ended the work."""
-    truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
-    truncated = truncated or (episode.outcome is Outcome.SOLVED and cut)
-    info: dict[str, Any] = {
-        "task_id": episode.task_id,
-        "outcome": str(episode.outcome),
-        "cause": episode.cause or "",
-    }
-    result = episode.result
-    if result is not None:
-        info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
-        info |= {"tampered": result.tampered}
-        if result.corrected is not None:
-            info["corrected"] = result.corrected
-    return _pay(result, reward), not truncated, truncated, info
-
-
-def _pay(result: VerifierResult | None, reward: Reward) -> float:
-    if result is None:
-        return 0.0
-    if reward == "checks":
-        return float(sum(result.checks.values()))
-    value = getattr(result, reward)
-    return float(result.strict if value is None else value)

@@ -6,18 +6,19 @@ Invariant: at most one attempt at a time. What breaks in it ends the episode, ne
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from clawgym.envs._kit import Reward, ending
+from clawgym.envs.kit import Reward
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, TaskError
-from clawgym.records import Episode, Task
+from clawgym.records import Episode, Observation, Outcome, Step, Task, ToolCall, VerifierResult
 from clawgym.rollout import Attempt
+from clawgym.rollout._attempt import utc_now
 from clawgym.sandbox import Backend
 
-__all__ = ["Play"]
+__all__ = ["Play", "ending"]
 
 
 class Play:
@@ -87,6 +88,16 @@ class Play:
             raise
         return attempt.stop != "submitted" or attempt.failed_infra
 
+    def record(
+        self,
+        said: str,
+        calls: Sequence[ToolCall] = (),
+        seen: Sequence[Observation] = (),
+        reasoning: str | None = None,
+    ) -> None:
+        """Write an action and what came of it into the transcript."""
+        self.running().steps.append(Step("agent", said, utc_now(), tuple(calls), tuple(seen), reasoning))
+
     def spent(self) -> bool:
         """Whether that was the last action that the task allows; then its budget ends the episode."""
         if self.count < self._most:
@@ -127,3 +138,30 @@ class Play:
         if self.attempt is not None:
             attempt, self.attempt = self.attempt, None
             await attempt.abandon()
+
+
+def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool, bool, dict[str, Any]]:
+    """Reward, ``terminated``, ``truncated`` and info of the last step. ``cut`` says that a budget ended the work."""
+    truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
+    truncated = truncated or (episode.outcome is Outcome.SOLVED and cut)
+    info: dict[str, Any] = {
+        "task_id": episode.task_id,
+        "outcome": str(episode.outcome),
+        "cause": episode.cause or "",
+    }
+    result = episode.result
+    if result is not None:
+        info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
+        info |= {"tampered": result.tampered}
+        if result.corrected is not None:
+            info["corrected"] = result.corrected
+    return _pay(result, reward), not truncated, truncated, info
+
+
+def _pay(result: VerifierResult | None, reward: Reward) -> float:
+    if result is None:
+        return 0.0
+    if reward == "checks":
+        return float(sum(result.checks.values()))
+    value = getattr(result, reward)
+    return float(result.strict if value is None else value)
