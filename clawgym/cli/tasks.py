@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from clawgym.cli import make
-from clawgym.evaluation.validate import Finding, validate_task
+from clawgym.evaluation.validate import TIMES, WRONG_BELOW, Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, write
 from clawgym.tasks.scaffold import new_task
@@ -137,7 +137,7 @@ def validate(
     backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot or docker.")] = "auto",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks tried at once.")] = 2,
 ) -> None:
-    """Run each task's solution, a do-nothing agent and its wrong solutions; exit status 1 if one is not sound."""
+    """Run each task's solution and a do-nothing agent thrice, its wrong solutions once; exit status 1 if unsound."""
     tasks = load(taskset, ids=task, limit=limit)
     _print_problems(tasks)
     findings = asyncio.run(_validate(tasks, backend, jobs))
@@ -147,6 +147,8 @@ def validate(
     counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
     out.print(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}", soft_wrap=True)
+    rule = f"oracle {TIMES} times 1; noop {TIMES} times, and what is wrong, strict 0 and official below {WRONG_BELOW}"
+    out.print(f"asked for: {rule}; the same checks each time", soft_wrap=True)
     if bad or tasks.problems:
         raise typer.Exit(1)
 

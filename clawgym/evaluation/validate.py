@@ -1,5 +1,8 @@
 """Is a task sound? Its solution passes, doing nothing and every wrong solution do not, and grading repeats.
 
+The solution and doing nothing are tried three times each: a test that fails one time in five passes twice in a row on
+two tasks of three, and thrice on half.
+
 Invariant: a task is only called sound by running it; what could not be tried is ``skip`` or ``infra``, never ``pass``.
 """
 
@@ -18,7 +21,14 @@ from clawgym.records import Episode, Outcome, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-__all__ = ["Finding", "Status", "validate_solution", "validate_task"]
+__all__ = ["TIMES", "WRONG_BELOW", "Finding", "Status", "validate_solution", "validate_task"]
+
+TIMES = 3
+"""How often the solution and doing nothing are tried."""
+WRONG_BELOW = 0.995
+"""What is wrong gets an official score below this, besides a strict score of 0: from here on a table with two decimals
+says 1.00, and nobody who reads it sees that the work was wrong. Partial credit up to there is the task's own affair.
+Not asked of work that edits inputs (``tampered``): the official grading does not put them back."""
 
 Status = Literal["pass", "fail", "skip", "infra"]
 
@@ -29,7 +39,7 @@ class Finding:
 
     task_id: str
     rule: str
-    """``supported``, ``oracle``, ``repeat``, ``noop`` or ``wrong/<script>``."""
+    """``supported``, ``oracle``, ``repeat``, ``noop``, ``repeat-noop`` or ``wrong/<script>``."""
     status: Status
     detail: str = ""
 
@@ -41,23 +51,40 @@ async def validate_task(task: Task, backend: Backend) -> list[Finding]:
     """
     if task.unsupported:
         return [Finding(task.id, "supported", "skip", task.unsupported)]
-    found = await validate_solution(task, backend)
-    found.append(_must_fail(task, "noop", await _attempt(task, backend, NoopAgent)))
+    found = await validate_solution(task, backend, times=TIMES)
+    found += await _several(task, "noop", "repeat-noop", _must_fail, backend, NoopAgent, TIMES)
     for script in task.wrong_solutions:
         episode = await _attempt(task, backend, lambda script=script: ScriptAgent(script.read(), script.path))
         found.append(_must_fail(task, f"wrong/{script.path}", episode))
     return found
 
 
-async def validate_solution(task: Task, backend: Backend) -> list[Finding]:
-    """Run the reference solution, and once more if it passes: rules ``oracle`` and ``repeat``."""
+async def validate_solution(task: Task, backend: Backend, *, times: int = 2) -> list[Finding]:
+    """Run the reference solution ``times`` times, as long as it passes: rules ``oracle`` and ``repeat``."""
     if not task.solution:
         return [Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh")]
-    first = await _attempt(task, backend, OracleAgent)
-    found = [_must_pass(task, first)]
-    if found[0].status == "pass":
-        found.append(_must_repeat(task, first, await _attempt(task, backend, OracleAgent)))
-    return found
+    return await _several(task, "oracle", "repeat", _must_pass, backend, OracleAgent, times)
+
+
+async def _several(
+    task: Task,
+    rule: str,
+    repeat: str,
+    judge: Callable[[Task, str, Episode | str], Finding],
+    backend: Backend,
+    make: Callable[[], Agent],
+    times: int,
+) -> list[Finding]:
+    """Try ``make()``'s agent until it fails the rule, at most ``times`` times; and compare the gradings."""
+    episodes = []
+    for _ in range(times):
+        episodes.append(await _attempt(task, backend, make))
+        finding = judge(task, rule, episodes[-1])
+        if finding.status != "pass":
+            again = len(episodes) > 1  # it passed before: what varies is the grading
+            return [finding, *([_must_repeat(task, repeat, *episodes[-2:])] if again else [])]
+    changed = [_must_repeat(task, repeat, episodes[0], other) for other in episodes[1:]]
+    return [finding, next((f for f in changed if f.status != "pass"), changed[0])]
 
 
 async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> Episode | str:
@@ -67,18 +94,18 @@ async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> E
         return str(error)
 
 
-def _must_pass(task: Task, episode: Episode | str) -> Finding:
+def _must_pass(task: Task, rule: str, episode: Episode | str) -> Finding:
     if isinstance(episode, str):
-        return Finding(task.id, "oracle", "fail", episode)
+        return Finding(task.id, rule, "fail", episode)
     if episode.outcome is Outcome.INFRA:
-        return Finding(task.id, "oracle", "infra", episode.cause or "")
+        return Finding(task.id, rule, "infra", episode.cause or "")
     if episode.outcome is Outcome.SOLVED:
-        return Finding(task.id, "oracle", "pass")
+        return Finding(task.id, rule, "pass")
     why = episode.cause or (episode.result and episode.result.cause) or ""
     if not why and episode.result:
         failed = [f"{name}={value:g}" for name, value in episode.result.checks.items() if value < 1]
         why = f"checks not met: {', '.join(failed)}" if failed else f"strict score {episode.result.strict:g}"
-    return Finding(task.id, "oracle", "fail", f"{episode.outcome}: {why}: mend solution/ or the verifier")
+    return Finding(task.id, rule, "fail", f"{episode.outcome}: {why}: mend solution/ or the verifier")
 
 
 def _must_fail(task: Task, rule: str, episode: Episode | str) -> Finding:
@@ -88,18 +115,23 @@ def _must_fail(task: Task, rule: str, episode: Episode | str) -> Finding:
         return Finding(task.id, rule, "infra", episode.cause or "")
     if episode.outcome is Outcome.SOLVED or (episode.result and episode.result.strict >= 1):
         return Finding(task.id, rule, "fail", "was accepted: add a check that only the right work passes")
-    return Finding(task.id, rule, "pass", f"official {episode.result.official:.3f}" if episode.result else "")
+    official = episode.result.official if episode.result else 0.0
+    tampered = episode.result is not None and episode.result.tampered
+    if official >= WRONG_BELOW and not tampered:
+        why = f"official score {official:.4f}, which is not below {WRONG_BELOW}: give what it lacks more weight"
+        return Finding(task.id, rule, "fail", why)
+    return Finding(task.id, rule, "pass", f"official {official:.3f}{', tampered' if tampered else ''}")
 
 
-def _must_repeat(task: Task, first: Episode | str, second: Episode | str) -> Finding:
+def _must_repeat(task: Task, rule: str, first: Episode | str, second: Episode | str) -> Finding:
     """Two gradings of the same work give the same checks."""
     if isinstance(first, str) or isinstance(second, str):
-        return Finding(task.id, "repeat", "fail", f"could be tried only once: {second}")
+        return Finding(task.id, rule, "fail", f"could not be tried again: {second}")
     if second.outcome is Outcome.INFRA or not (first.result and second.result):
-        return Finding(task.id, "repeat", "infra", second.cause or "")
+        return Finding(task.id, rule, "infra", second.cause or "")
     one, two = first.result, second.result
     changed = sorted(n for n in {*one.checks, *two.checks} if one.checks.get(n) != two.checks.get(n))
     if changed or one.official != two.official:
         what = ", ".join(changed) or f"the official score ({one.official} and {two.official})"
-        return Finding(task.id, "repeat", "fail", f"changed from one run to the next: {what}: take out what varies")
-    return Finding(task.id, "repeat", "pass")
+        return Finding(task.id, rule, "fail", f"changed from one run to the next: {what}: take out what varies")
+    return Finding(task.id, rule, "pass")

@@ -31,6 +31,7 @@ async def test_the_starter_task_is_sound(backend: Backend):
         "oracle": "pass",
         "repeat": "pass",
         "noop": "pass",
+        "repeat-noop": "pass",
         "wrong/no-refunds.sh": "pass",
         "wrong/text-numbers.sh": "pass",
     }
@@ -58,11 +59,48 @@ async def test_a_checker_that_varies_is_found(backend: Backend):
     assert "at_" in found["repeat"].detail
 
 
+async def test_a_checker_that_varies_on_no_work_is_found(backend: Backend):
+    check = "import json, time\nprint(json.dumps({'wrong': 0.0, 'odd': float(time.time_ns() % 7919)/ 7919}))\n"
+    task = graded_by(check, solution=(), wrong_solutions=())
+    found = {f.rule: f for f in await validate_task(task, backend)}
+    assert (found["noop"].status, found["repeat-noop"].status) == ("pass", "fail")
+    assert "odd" in found["repeat-noop"].detail
+
+
+async def test_what_looks_right_in_a_table_is_found(backend: Backend):
+    check = "import json\nprint(json.dumps({str(n): float(n > 0) for n in range(250)}))\n"
+    found = {f.rule: f for f in await validate_task(graded_by(check, solution=(), wrong_solutions=()), backend)}
+    assert found["noop"].status == "fail"
+    assert "0.9960, which is not below 0.995" in found["noop"].detail
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+async def test_a_solution_that_passes_now_and_then_is_found(monkeypatch, passes: int):
+    made = []
+
+    async def run_episode(task, agent, backend, **_):
+        made.append(agent.name)
+        right = agent.name == "oracle" and len(made) <= passes
+        result = VerifierResult({"a": float(right)}, float(right), float(right), None)
+        outcome = Outcome.SOLVED if right else Outcome.FAILED
+        return Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, result=result)
+
+    monkeypatch.setattr(validate, "run_episode", run_episode)
+    task = dataclasses.replace(starter("t"), wrong_solutions=())
+    found = statuses(await validate_task(task, backend=None))  # type: ignore[arg-type]
+    assert found == {"oracle": "fail", "repeat": "fail", "noop": "pass", "repeat-noop": "pass"}
+    assert made == ["oracle"] * (passes + 1) + ["noop"] * 3
+
+
 async def test_what_cannot_be_tried_is_skipped(backend: Backend):
     unsupported = dataclasses.replace(starter("t"), unsupported="needs a printer")
     assert statuses(await validate_task(unsupported, backend)) == {"supported": "skip"}
     bare = dataclasses.replace(starter("t"), solution=(), wrong_solutions=())
-    assert statuses(await validate_task(bare, backend)) == {"oracle": "skip", "noop": "pass"}
+    assert statuses(await validate_task(bare, backend)) == {
+        "oracle": "skip",
+        "noop": "pass",
+        "repeat-noop": "pass",
+    }
 
 
 async def test_a_wrong_solution_that_is_no_text_is_a_finding(backend: Backend):
