@@ -44,14 +44,22 @@ def checked(call: ToolCall, schemas: Mapping[str, str]) -> dict[str, Any]:
 
 def check_schema(schema: Any) -> str:
     """``schema`` as the JSON text that :func:`checked` takes. Raises ValueError for one that tools cannot have."""
-    from jsonschema.exceptions import SchemaError
-
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON ({error})") from error
     if len(text) > MAX_SCHEMA_BYTES:
         raise ValueError(f"has {len(text)} bytes, over {MAX_SCHEMA_BYTES}")
+    _check_text(text)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def _check_text(text: str) -> None:
+    """Once for each schema: it takes 5 ms, and many episodes have the same tools. Raises ValueError."""
+    from jsonschema.exceptions import SchemaError
+
+    schema = json.loads(text)
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError('does not say "type": "object"')
     for reference in _references(schema):
@@ -64,7 +72,6 @@ def check_schema(schema: Any) -> str:
         raise ValueError(f"is no JSON Schema ({error.message[:_SHOWN]})") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
-    return text
 
 
 def _references(schema: Any) -> Iterator[str]:

@@ -63,7 +63,8 @@ class Server:
         try:
             async with asyncio.timeout(patience):
                 await server._launch()
-        except SandboxUnavailable:
+        except (SandboxUnavailable, TaskError):
+            await server.aclose(grace=0)
             raise
         except SandboxError as error:
             await server.aclose(grace=0)

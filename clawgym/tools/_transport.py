@@ -19,7 +19,8 @@ __all__ = ["MAX_LINE", "Errors", "Incoming", "Outgoing", "whole"]
 MAX_LINE = 4 * 2**20
 """Bytes of one message."""
 _UNASKED = 16 * 2**20
-"""Bytes between two calls; each message counts for 4 KiB more than it has."""
+"""Bytes between two calls; each message counts for :data:`_MESSAGE` more than it has."""
+_MESSAGE = 16 * 2**10
 _KEPT = 4096
 """Bytes of stderr."""
 
@@ -48,7 +49,7 @@ class Incoming:
                 line = b""
             if not line:
                 raise self._over("it ended")
-            self._left -= len(line) + 4096
+            self._left -= len(line) + _MESSAGE
             if self._left < 0:
                 raise self._over("it sent too much that nobody asked for")
             if (message := _message(line)) is not None:
