@@ -1,0 +1,165 @@
+"""Tasks that bring tools, in the one episode loop: who is to blame, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from clawgym.agents import NoopAgent, OracleAgent, ReplayAgent, ScriptAgent, SloppyAgent, ToolLoopAgent
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.atif import episode_to_atif, steps_from_atif
+from clawgym.engines import Completion, ReplayEngine
+from clawgym.errors import AgentError
+from clawgym.evaluation.validate import validate_task
+from clawgym.records import GradingMode, Outcome, TaskFile, ToolCall, ToolServer
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+
+from ..tools.conftest import boxes
+from ..tools.tasks_with_tools import LIMITS, RIGHT, call, noting, tiny
+from .test_run_episode import Custom
+
+pytest.importorskip("mcp")
+TASK = noting()
+
+
+def said(*calls: ToolCall, text: str = "") -> Completion:
+    return Completion(text, calls)
+
+
+async def test_a_sound_task_is_found_sound(backend: Backend) -> None:
+    found = await validate_task(noting(tiny("two", "b_")), backend)
+    assert [(f.rule, f.status) for f in found if f.status != "pass"] == []
+    assert {"oracle", "noop", "wrong/wrong.json"} <= {f.rule for f in found}
+    assert not boxes(backend)
+
+
+async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> None:
+    engine = ReplayEngine(
+        [
+            said(call("add", "a", a="1"), call("bash", "b", command="ls"), text="Hm."),
+            said(call("note", "a", line="42"), call("echo", "b", text="x"), call("add", "c", a=1, b=2)),
+            said(call("submit", "a", message="forty-two"), text="Done."),
+        ]
+    )
+    episode = await run_episode(TASK, ToolLoopAgent(engine), backend, seed=0)
+    assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "forty-two")
+    system, *work = [step for step in episode.steps if step.source != "user"]
+    assert "tools you are given" in system.message
+    assert "shell" not in system.message
+    assert [[o.content.split(":")[0] for o in s.observations] for s in work] == [
+        ["[error", "[error"],
+        ["noted", "x", "3"],
+        ["submitted"],
+    ]
+    assert [[o.call_id for o in s.observations] == [c.id for c in s.tool_calls] for s in work] == [True] * 3
+    document = json.loads(json.dumps(episode_to_atif(episode)))
+    for ours, theirs in zip(episode.steps, steps_from_atif(document), strict=True):
+        assert theirs.tool_calls == ours.tool_calls
+        assert [(o.content, o.call_id) for o in theirs.observations] == [
+            (o.content, o.call_id) for o in ours.observations
+        ]
+
+    again = await run_episode(
+        TASK, ReplayAgent({TASK.id: [[c for s in episode.steps for c in s.tool_calls]]}), backend, seed=0
+    )
+    assert again.outcome is Outcome.FAILED  # the call of bash was not replayed, which is said
+    assert again.final_message == "forty-two\nNot replayed: calls of bash."
+
+
+async def test_calls_that_never_fit_end_the_episode(backend: Backend) -> None:
+    engine = ReplayEngine([said(call("fly", "x"))] * 3)
+    episode = await run_episode(TASK, ToolLoopAgent(engine), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "malformed")
+
+
+async def test_who_cannot_work_on_it_says_so(backend: Backend) -> None:
+    with pytest.raises(AgentError, match="use protocol 'tools'"):
+        await run_episode(TASK, ToolLoopAgent(ReplayEngine([]), protocol="text"), backend, seed=0)
+    with pytest.raises(AgentError, match=r"solve\.json"):
+        await run_episode(dataclasses.replace(TASK, solution=()), OracleAgent(), backend, seed=0)
+    with pytest.raises(AgentError, match="no JSON list of calls"):
+        await run_episode(TASK, ScriptAgent(b"echo 42 > notes.txt"), backend, seed=0)
+    assert not boxes(backend)
+
+
+async def test_agents_without_a_model(backend: Backend) -> None:
+    noop = await run_episode(TASK, NoopAgent(), backend, seed=0)
+    assert noop.outcome is Outcome.FAILED
+    outcomes = {(await run_episode(TASK, SloppyAgent(), backend, seed=seed)).outcome for seed in range(6)}
+    assert outcomes == {Outcome.SOLVED, Outcome.FAILED}
+    stops = [*RIGHT, {"name": "note", "arguments": {"line": "after the end"}}]
+    script = await run_episode(TASK, ScriptAgent(json.dumps(stops).encode()), backend, seed=0)
+    assert script.outcome is Outcome.SOLVED
+    assert len(script.steps) == 3
+
+
+async def test_what_the_agent_breaks_is_graded_as_it_is(backend: Backend) -> None:
+    calls = [{"name": "note", "arguments": {"line": "42"}}, {"name": "do", "arguments": {"what": "die"}}, RIGHT[-1]]
+    episode = await run_episode(TASK, ScriptAgent(json.dumps(calls).encode()), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
+    assert episode.result is not None
+    assert episode.result.checks == {"noted": 1.0, "rest": 0.0, "said": 1.0}
+
+
+async def test_a_further_box_that_dies_has_a_cause(backend: Backend) -> None:
+    made = noting(tiny("two", "b_"), limits=dataclasses.replace(LIMITS, memory_mb=64, command_seconds=20))
+    eat = [{"name": "b_do", "arguments": {"what": "eat memory"}}, {"name": "b_echo", "arguments": {"text": "x"}}]
+    episode = await run_episode(made, ScriptAgent(json.dumps(eat).encode()), backend, seed=0)
+    assert episode.outcome is Outcome.FAILED
+    assert not boxes(backend)
+
+
+async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend) -> None:
+    made = noting(tools=(tiny(), ToolServer("x", ("sh", "-c", "echo no licence >&2"))))
+    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
+    assert "tool server 'x'" in episode.error
+    assert "no licence" in episode.error
+    clash = await run_episode(noting(tiny("two")), OracleAgent(), backend, seed=0)
+    assert clash.outcome is Outcome.INFRA
+    assert "called like a tool of 'one'" in clash.error
+    assert not boxes(backend)
+
+
+async def test_cancelled_at_any_moment_nothing_is_left(backend: Backend) -> None:
+    made = noting(tiny("two", "b_"))
+    slow = [{"name": "sleep", "arguments": {"seconds": 1}}, *RIGHT]
+    for delay in (0.05, 0.15, 0.3, 0.6, 1.2, 1.6):
+        running = asyncio.ensure_future(run_episode(made, ScriptAgent(json.dumps(slow).encode()), backend, seed=0))
+        await asyncio.sleep(delay)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        async with asyncio.timeout(10):
+            while boxes(backend):  # noqa: ASYNC110  # a box that was being made ends in the background
+                await asyncio.sleep(0.02)
+
+
+async def test_the_time_runs_out_in_a_call(backend: Backend) -> None:
+    made = noting(limits=dataclasses.replace(LIMITS, agent_seconds=1, command_seconds=30))
+
+    async def late(context: AgentContext) -> AgentReport:
+        await context.tools.call_all([call("note", "1", line="42"), call("sleep", "2", seconds=20)])
+        return AgentReport()
+
+    episode = await run_episode(made, Custom(late), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
+    assert episode.result is not None
+    assert episode.result.checks["noted"] == 1.0
+
+
+@pytest.mark.parametrize("mode", [GradingMode.FORK, GradingMode.LIVE])
+async def test_other_modes_of_grading(backend: Backend, mode: GradingMode) -> None:
+    if mode is GradingMode.LIVE and not (await backend.probe()).features.get("network", True):
+        pytest.skip("no network to share")
+    made: Any = noting(verifier=dataclasses.replace(TASK.verifier, mode=mode))
+    if mode is GradingMode.LIVE:
+        check = b'import json\nprint(json.dumps({"x": 1.0}))'
+        files = tuple(TaskFile(f.path, check) if f.path == "check.py" else f for f in TASK.verifier.files)
+        made = noting(verifier=dataclasses.replace(TASK.verifier, mode=mode, files=files))
+    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")

@@ -1,0 +1,36 @@
+"""Whole episodes over tool servers, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawgym.agents import OracleAgent
+from clawgym.records import Outcome
+from clawgym.rollout import run_episode
+from clawgym.sandbox import BACKENDS
+
+from ..conftest import usable
+from .conftest import boxes, opened
+from .tasks_with_tools import call, noting, tiny
+
+pytest.importorskip("mcp")
+TASK = noting(tiny("two", "b_"))
+
+
+@pytest.mark.parametrize("name", [n for n in BACKENDS if n not in ("namespace", "ray")])
+async def test_an_episode(name: str, request: pytest.FixtureRequest) -> None:
+    """``namespace`` has the other tests."""
+    if name == "docker":
+        request.getfixturevalue("docker_engine")
+    async with usable(name) as backend:
+        episode = await run_episode(TASK, OracleAgent(), backend, seed=0)
+        assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+        assert not boxes(backend)
+        async with opened(TASK, backend) as made:
+            assert await made(call("echo", text="1"), call("b_add", a=1, b=1), call("note", line="x")) == [
+                "1",
+                "2",
+                "noted",
+            ]
+            (gone,) = await made(call("do", what="die"))
+            assert "I am dying" in gone
