@@ -1,6 +1,6 @@
-"""Readers and writers of task folders and files: ClawGym folders, ClawGym rows, Harbor folders.
+"""Readers and writers of task folders and files: ClawGym folders, ClawGym rows, Harbor folders, and rows of others.
 
-:func:`read` finds out which of the three a path holds. One bad task never hides the others: what could
+:func:`read` finds out which of them a path holds. One bad task never hides the others: what could
 not be read is in :attr:`~clawgym.records.TaskSet.problems`, by folder or line.
 """
 
@@ -33,7 +33,7 @@ def read_task(folder: Path) -> Task:
 
 
 def read(path: Path, *, name: str | None = None, limit: int | None = None) -> TaskSet:
-    """Read a task folder, a folder of task folders, or a JSONL file of rows.
+    """Read a task folder, a folder of task folders, or a file of rows (JSONL, a JSON list, Parquet).
 
     ``limit`` stops after that many readable tasks. Hidden entries of a folder are left out; any other stray entry is
     in ``problems``. Raises :class:`TaskError` if there is nothing there that looks like a task.

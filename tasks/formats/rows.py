@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
 from clawgym.tasks.categories import with_category, without_rule_category
-from clawgym.tasks.formats._files import check_files, check_task_id, decode, parse_json
+from clawgym.tasks.formats._files import check_files, check_task_id, decode
 from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files
+from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
 from clawgym.verifiers.stock import stock_reward_sh
 
@@ -30,29 +31,20 @@ _STOCK_METADATA = {"category": "", "grading_type": "automated"}
 
 
 def iter_rows(path: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
-    """The tasks of a JSONL file as (``<file>:<line>``, reader), in order; empty lines are left out.
+    """The tasks of a file of rows as (``<file>:<number>``, reader), in order; empty lines are left out.
 
     A row without an id is called ``task_00042`` after its place among the lines that hold JSON, as the published
     converter does. Raises :class:`TaskError` if the file cannot be opened; a reader raises it for its own line.
     """
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read ({error.strerror}): restore the file") from error
     index = 0
-    with file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path.name}:{number}"
-            try:
-                text = decode(line, where).strip()
-                if not text:
-                    continue
-                value = parse_json(text, where)
-            except TaskError as error:
-                yield where, partial(_refuse, error)
-                continue
-            yield where, partial(read_row, value, where, f"task_{index:05d}")
-            index += 1
+    for where, value in iter_values(path):
+        try:
+            row = value()
+        except TaskError as error:
+            yield where, partial(_refuse, error)
+            continue
+        yield where, partial(read_row, row, where, f"task_{index:05d}")
+        index += 1
 
 
 def _refuse(error: TaskError) -> Task:
@@ -60,8 +52,15 @@ def _refuse(error: TaskError) -> Task:
 
 
 def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") -> Task:
-    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
+    """The task in one row, of ours or another kind. Raises :class:`TaskError`, naming ``where`` and the field, for
+    anything not allowed."""
+    from clawgym.tasks.formats import math_rows, swe_rows
     from clawgym.tasks.formats._schema import Row, refuse_boxes, validated
+
+    if swe_rows.is_row(value):
+        return swe_rows.read_row(value, where)
+    if math_rows.is_row(value):
+        return math_rows.read_row(value, where, default_id)
 
     row = validated(Row, value, where)
     refuse_boxes(row.clawgym, where, "rows")

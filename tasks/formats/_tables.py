@@ -1,0 +1,73 @@
+"""Files of rows: JSON lines, a JSON list (``.json``), Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import MissingDependency, TaskError
+from clawgym.tasks.formats._files import decode, parse_json
+
+__all__ = ["iter_values"]
+
+Value = Callable[[], dict[str, Any]]
+
+
+def iter_values(path: Path) -> Iterator[tuple[str, Value]]:
+    """The rows of a file as (``<file>:<number>``, reader), in order; empty lines are left out.
+
+    Raises :class:`TaskError` if the file cannot be opened, :class:`MissingDependency` for Parquet without pyarrow; a
+    reader raises TaskError for its own row.
+    """
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read ({error.strerror}): restore the file") from error
+    with file:
+        if path.suffix == ".json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+            file.seek(0)
+            yield from _list(decode(file.read(), str(path)).strip(), path)
+            return
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            where = f"{path.name}:{number}"
+            if line.removeprefix(b"\xef\xbb\xbf").strip():
+                yield where, partial(_line, line, where)
+
+
+def _line(line: bytes, where: str) -> dict[str, Any]:
+    return parse_json(decode(line, where).strip(), where)
+
+
+def _list(text: str, path: Path) -> Iterator[tuple[str, Value]]:
+    for number, row in enumerate(parse_json(f'{{"rows": {text}}}', str(path))["rows"], start=1):
+        where = f"{path.name}:{number}"
+        yield where, partial(_object, row, where)
+
+
+def _object(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise TaskError(f"{where}: holds a JSON {type(row).__name__}, not an object: correct it")
+    return row
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Value]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependency(f"{path.name}: parquet needs pyarrow: pip install 'clawgym[pool]'") from error
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path.name}:{number}", partial(_object, row, path.name)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise TaskError(f"{path}: is not a Parquet file that can be read ({error}): restore the file") from error

@@ -1,0 +1,190 @@
+"""Rows of SWE-bench and SWE-Gym: a repository at a commit, an issue, tests.
+
+A row names its repository, and brings neither its files nor what they need: the first come from a clone below
+``$CLAWGYM_REPOS`` (:mod:`clawgym.tasks.swe.repository`), the second from a folder of installed packages beside it,
+``<owner>/<name>.site`` (or ``<name>@<version>.site``), which becomes a layer. What cannot be had makes the task
+``unsupported``, with what is missing and how to get it. ``docs/swe.md`` has the commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
+
+from clawgym.errors import TaskError, UnsupportedTask
+from clawgym.records import Layer, Limits, Task, TaskFile, VerifierSpec
+from clawgym.tasks.formats._files import check_task_id
+from clawgym.tasks.formats._schema import validated
+from clawgym.tasks.swe import patching, verifier
+from clawgym.tasks.swe.repository import files_at, repositories
+from clawgym.tasks.swe.solution import patch_solution
+
+__all__ = ["is_row", "read_row"]
+
+SITE = "/opt/layers/site"
+_KEYS = {"instance_id", "repo", "base_commit", "problem_statement", "test_patch"}
+_LIMITS = Limits(
+    memory_mb=4096, pids=512, disk_mb=1024, agent_seconds=1800, verify_seconds=900, command_seconds=300, max_steps=100
+)
+_NOT_PYTEST = {
+    "django/django": "its tests run with tests/runtests.py",
+    "sympy/sympy": "its tests run with bin/test",
+    "pytest-dev/pytest": "its tests run with the pytest under test, which cannot vouch for itself",
+}
+
+
+def _listed(value: Any) -> Any:
+    """A list, or the JSON text of one."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Tests = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    instance_id: str
+    repo: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+    base_commit: str
+    problem_statement: str
+    patch: str = ""
+    test_patch: str
+    FAIL_TO_PASS: Tests
+    PASS_TO_PASS: Tests
+    version: str | None = None
+
+
+def is_row(value: Mapping[str, Any]) -> bool:
+    """Whether ``value`` is a row of this kind."""
+    return value.keys() >= _KEYS
+
+
+def read_row(value: Mapping[str, Any], where: str = "row") -> Task:
+    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
+    row = validated(_Row, dict(value), where)
+    workspace = f"/workspace/{row.repo.rpartition('/')[2]}"
+    task = Task(
+        id=check_task_id(row.instance_id, f"{where}: field instance_id"),
+        instruction=_instruction(row, workspace),
+        verifier=VerifierSpec("reward_sh", (), executes_agent_code="in_process"),
+        workspace=workspace,
+        limits=_LIMITS,
+        metadata={"category": "Software engineering", "repo": row.repo, "base_commit": row.base_commit},
+        solution=patch_solution(row.patch.encode()) if row.patch else (),
+        origin=where,
+    )
+    try:
+        return _with_repository(task, row)
+    except UnsupportedTask as error:
+        return dataclasses.replace(task, unsupported=str(error))
+    except TaskError as error:
+        raise TaskError(f"{where}: {error}") from error
+
+
+def _instruction(row: _Row, workspace: str) -> str:
+    return (
+        f"The repository {row.repo} is in {workspace}. Solve this issue by changing its code. Tests that you do not "
+        f"see will be run on the result; tests and settings that you edit are put back.\n\n{row.problem_statement}"
+    )
+
+
+def _with_repository(task: Task, row: _Row) -> Task:
+    """``task`` with what its row only names. Raises :class:`UnsupportedTask` where that cannot be had."""
+    if row.repo in _NOT_PYTEST:
+        raise UnsupportedTask(f"{row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is run here: leave the row out")
+    odd = [test for test in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS) if "::" not in test]
+    if odd:
+        raise UnsupportedTask(f"{row.repo}: {odd[0]!r} is no pytest id (FILE::NAME): leave the row out")
+    inputs = files_at(row.repo, row.base_commit)
+    by_path = {file.path: file for file in inputs}
+    overlay = _hidden(row, by_path)
+    layer = _layer(row.repo, row.version)
+    roots = [task.workspace, *([f"{task.workspace}/src"] if any(p.startswith("src/") for p in by_path) else [])]
+    return dataclasses.replace(
+        task,
+        inputs=inputs,
+        layers={SITE: layer},
+        env={"PYTHONPATH": ":".join([*roots, SITE])},
+        verifier=verifier.tests_verifier(
+            fail_to_pass=row.FAIL_TO_PASS,
+            pass_to_pass=row.PASS_TO_PASS,
+            protected=_protected(_touched(row.patch)),
+            overlay=overlay,
+        ),
+    )
+
+
+def _hidden(row: _Row, files: Mapping[str, TaskFile]) -> list[TaskFile]:
+    """The files that the test patch makes or changes."""
+
+    def read(path: str) -> bytes | None:
+        return files[path].read() if path in files else None
+
+    try:
+        made = patching.apply(row.test_patch.encode(), read)
+    except patching.BadPatch as error:
+        raise UnsupportedTask(f"{row.repo} at {row.base_commit}: test_patch: {error}: leave the row out") from None
+    return [
+        TaskFile(path, data, mode == 0o100755 or (mode is None and path in files and files[path].executable))
+        for path, (data, mode) in made.items()
+        if data is not None
+    ]
+
+
+def _touched(patch: str) -> set[str]:
+    try:
+        changes = patching.parse(patch.encode())
+    except patching.BadPatch:
+        return set()
+    return {path for change in changes for path in (change.old, change.new) if path}
+
+
+def _protected(solution: Iterable[str]) -> tuple[str, ...]:
+    """What is protected: no pattern that would undo the reference solution. The tests' own files are in any case."""
+    paths = [part for path in solution for part in _with_folders(path)]
+    return tuple(glob for glob in verifier.PROTECTED if not any(fnmatchcase(path, glob) for path in paths))
+
+
+def _with_folders(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _layer(repo: str, version: str | None) -> Layer:
+    root = repositories()
+    tried = [root / f"{repo}@{version}.site"] if version and re.fullmatch(r"[\w.-]+", version) else []
+    tried.append(root / f"{repo}.site")
+    for folder in tried:
+        if folder.is_dir():
+            return Layer(f"swe/{repo}", _site_digest(folder.resolve()), folder.resolve())
+    raise UnsupportedTask(
+        f"{tried[-1]} is not there: pip install --target {tried[-1]} pytest and what {repo} needs, then try again"
+    )
+
+
+@cache
+def _site_digest(folder: Path) -> str:
+    """Of what is installed in ``folder``: its packages' lists of files with their hashes, but for compiled ones.
+
+    Raises :class:`UnsupportedTask` where no package says what belongs to it.
+    """
+    lists = sorted(folder.glob("*.dist-info/RECORD"))
+    if not lists:
+        raise UnsupportedTask(f"{folder} has no installed packages (*.dist-info/RECORD): pip install --target it again")
+    lines = [
+        line
+        for path in lists
+        for line in sorted(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        if ",sha256=" in line and not re.search(r"\.pyc,|/direct_url\.json,|/INSTALLER,|^\.\./", line)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

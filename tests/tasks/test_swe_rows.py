@@ -1,0 +1,203 @@
+"""SWE-bench rows: read from every kind of file, with a repository that is made on the fly, and graded in real boxes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
+from clawgym.errors import TaskError
+from clawgym.records import Layer, Outcome, Task
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+from clawgym.tasks import load
+from clawgym.tasks.formats import read_row
+from clawgym.verifiers.diff import DIFF_FILE
+
+from ..invariants.tested import FAIL, FILES, PASS, SOURCE
+from .swe.conftest import site_layer
+
+__all__ = ["site_layer"]
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+OLD_TESTS = "from calc import mul\n\n\ndef test_mul():\n    assert mul(2, 3) == 6\n"
+IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+Row = dict[str, Any]
+
+
+def git(folder: Path, *words: str) -> str:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(
+        ["git", *IDENTITY, *words], cwd=folder, check=True, capture_output=True, text=True, env=env
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repos(tmp_path: Path, site_layer: Layer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a clone of ``somebody/calc`` and a folder of packages for it."""
+    folder = tmp_path / "repos" / "somebody" / "calc"
+    for path, text in {**FILES, "tests/test_calc.py": OLD_TESTS, "gone.txt": "x\n"}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "run.sh").write_text("echo\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link.txt").symlink_to("gone.txt")
+    (folder / "out.txt").symlink_to("../../../etc/passwd")
+    # what git archive would obey, and what a checkout would run
+    (folder / ".gitattributes").write_text("tests export-ignore\n*.py filter=evil\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "base")
+    site = tmp_path / "repos" / "somebody" / "calc.site"
+    site.symlink_to(site_layer.folder)
+    (site_layer.folder / "pytest-1.dist-info").mkdir(exist_ok=True)
+    (site_layer.folder / "pytest-1.dist-info" / "RECORD").write_text("pytest/__init__.py,sha256=abc,1\n")
+    monkeypatch.setenv("CLAWGYM_REPOS", str(tmp_path / "repos"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "repos"
+
+
+@pytest.fixture
+def row(repos: Path) -> Row:
+    """A row as SWE-bench has them; patches made by git."""
+    folder = repos / "somebody" / "calc"
+    base = git(folder, "rev-parse", "HEAD")
+    (folder / "calc/__init__.py").write_text(SOURCE.replace("a - b", "a + b"))
+    (folder / "calc/extra.py").write_text("EXTRA = 1\n")
+    git(folder, "add", ".")
+    patch = git(folder, "diff", "--cached", "HEAD") + "\n"
+    git(folder, "commit", "-qm", "fix")
+    (folder / "tests/test_calc.py").write_text(FILES["tests/test_calc.py"])
+    test_patch = git(folder, "diff", "HEAD") + "\n"
+    for setting in ("filter.evil.smudge", "filter.evil.clean", "core.fsmonitor", "core.alternateRefsCommand"):
+        git(folder, "config", setting, f"touch {repos}/obeyed")
+    return {
+        "instance_id": "somebody__calc-1",
+        "repo": "somebody/calc",
+        "base_commit": base,
+        "patch": patch,
+        "test_patch": test_patch,
+        "problem_statement": "add() gives the difference.",
+        "hints_text": "",
+        "version": "1.0",
+        "FAIL_TO_PASS": json.dumps(FAIL),
+        "PASS_TO_PASS": json.dumps(PASS),
+        "environment_setup_commit": base,
+    }
+
+
+def test_what_a_row_says(row: Row, repos: Path) -> None:
+    task = read_row(row)
+    files = {file.path: file for file in task.inputs}
+    assert files["tests/test_calc.py"].read().decode() == OLD_TESTS
+    assert files["link.txt"].read() == b"x\n"
+    assert "out.txt" not in files
+    assert files["run.sh"].executable
+    assert not files["gone.txt"].executable
+    assert "calc/extra.py" not in files
+    assert (task.id, task.workspace, task.unsupported) == ("somebody__calc-1", "/workspace/calc", None)
+    assert "add() gives the difference." in task.instruction
+    hidden = {file.path: file.read() for file in task.verifier.files if file.path.startswith("overlay/")}
+    assert hidden == {"overlay/tests/test_calc.py": FILES["tests/test_calc.py"].encode()}
+    assert not (repos / "obeyed").exists()
+    assert read_row(row).content_hash == task.content_hash
+
+
+async def test_the_patch_solves_it_and_nothing_else_does(backend: Backend, row: Row) -> None:
+    task = read_row(row)
+    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    assert episode.outcome is Outcome.SOLVED, (episode.error, episode.result)
+    assert b"+++ b/calc/extra.py" in episode.files[DIFF_FILE]
+    assert b"tests/" not in episode.files[DIFF_FILE]
+    assert (await run_episode(task, NoopAgent(), backend, seed=0)).outcome is Outcome.FAILED
+    empty = ScriptAgent(b"find tests; echo 'def test_add(): pass' > tests/test_calc.py")
+    episode = await run_episode(task, empty, backend, seed=0)
+    assert episode.outcome is Outcome.FAILED
+
+
+def test_a_clone_may_be_bare_and_the_tree_is_kept(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read_row(row).content_hash
+    git(repos, "clone", "-q", "--bare", "somebody/calc", "somebody/other.git")
+    shutil.copytree(repos / "somebody/calc.site", repos / "somebody/other.site")
+    assert read_row({**row, "repo": "somebody/other"}).unsupported is None
+    shutil.rmtree(repos / "somebody/calc")  # it was written to the cache
+    assert read_row(row).content_hash == first
+
+
+def as_lines(rows: list[Row], path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_list(rows: list[Row], path: Path) -> None:
+    path.write_text(json.dumps(rows, indent=1))
+
+
+def as_parquet(rows: list[Row], path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(("name", "writer"), [("r.jsonl", as_lines), ("r.json", as_list), ("r.parquet", as_parquet)])
+def test_files_of_rows(row: Row, tmp_path: Path, name: str, writer: Callable[[list[Row], Path], None]) -> None:
+    lists = {"FAIL_TO_PASS": list(FAIL), "PASS_TO_PASS": list(PASS)}  # as SWE-Gym has them
+    writer([{**row, **lists}, {**row, **lists, "instance_id": "second"}], tmp_path / name)
+    tasks = load(str(tmp_path / name))
+    assert [task.id for task in tasks.tasks] == ["somebody__calc-1", "second"]
+    assert not tasks.problems
+    assert {task.content_hash for task in tasks.tasks} == {read_row(row).content_hash}
+
+
+def unsupported(row: Row, **changes: Any) -> str:
+    task: Task = read_row({**row, **changes})
+    assert task.unsupported is not None
+    assert task.id == "somebody__calc-1"
+    return task.unsupported
+
+
+def test_what_cannot_be_had_is_named(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "0123456789" * 4
+    assert f"the clone of somebody/calc has no commit {nowhere}" in unsupported(row, base_commit=nowhere)
+    assert "somebody/else is not a clone of somebody/else: git clone" in unsupported(row, repo="somebody/else")
+    assert "bin/test" in unsupported(row, repo="sympy/sympy")
+    assert "'test_add' is no pytest id" in unsupported(row, FAIL_TO_PASS=["test_add"])
+    assert "is not as the patch has it" in unsupported(row, test_patch=row["test_patch"].replace("-from", "-frm"))
+    (repos / "somebody/calc.site").unlink()
+    assert "pip install --target" in unsupported(row)
+    (repos / "somebody/calc.site").mkdir()
+    assert "has no installed packages" in unsupported(row)
+    monkeypatch.delenv("CLAWGYM_REPOS")
+    assert "$CLAWGYM_REPOS is not set" in unsupported(row, base_commit=nowhere)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"repo": "../etc/passwd"}, "field repo"),
+        ({"repo": "a/.."}, "field repo"),
+        ({"base_commit": "HEAD"}, "base_commit 'HEAD' is not a whole commit id"),
+        ({"base_commit": "--upload-pack=x"}, "is not a whole commit id"),
+        ({"FAIL_TO_PASS": "[]"}, "fail_to_pass is empty"),
+        ({"FAIL_TO_PASS": "nonsense"}, "FAIL_TO_PASS"),
+        ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS"),
+        ({"instance_id": "a/b"}, "field instance_id"),
+        ({"test_patch": None}, "field test_patch"),
+    ],
+)
+def test_a_bad_row_is_refused(row: Row, changes: Row, why: str) -> None:
+    with pytest.raises(TaskError, match=why):
+        read_row({**row, **changes}, "rows.jsonl:1")
+
+
+def test_no_pattern_undoes_the_solution(row: Row) -> None:
+    patch = row["patch"] + "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1 +1 @@\n-x\n+y\n"
+    protected = read_row({**row, "patch": patch}).verifier.protected
+    assert "pyproject.toml" not in protected
+    assert "tests/*" in protected
+    assert "pyproject.toml" in read_row(row).verifier.protected
