@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec
 __all__ = ["NodeLike", "RaySandbox", "RayShell"]
 
 _MiB = 2**20
-_STREAMS = 256
+_STREAMS, _AT_A_TIME = 1024, 16
 """Connections out of a box at once, for each socket that listens in it; the next wait in the box."""
 
 
@@ -199,17 +200,20 @@ class RaySandbox:
         try:
             while True:
                 await room.acquire()
-                stream = await self.node.call("accept", listening)
-                if stream is None:
+                room.release()
+                came = await self.node.call("accept", listening, _AT_A_TIME)
+                if not came:
                     return
-                self._pump(carry(stream))
+                for stream in came:
+                    await room.acquire()
+                    self._pump(carry(stream))
         except InfraError:
             pass  # gone with its node
         finally:
             os.close(door)
 
     async def _carry(self, stream: str, sock: socket.socket) -> None:
-        """Bytes both ways until both ends are through; at most :data:`CHUNK` of them are under way each way."""
+        """Bytes both ways until our end is closed; at most :data:`CHUNK` of them are under way each way."""
         reader, writer = await streams(sock)
 
         async def outwards() -> None:
@@ -222,22 +226,42 @@ class RaySandbox:
             while data := await reader.read(CHUNK):
                 if not await self.node.call("write", stream, data):
                     return
-            await self.node.call("write", stream, b"")
+            if not _closed(sock):
+                await self.node.call("write", stream, b"")
+            while not _closed(sock):  # noqa: ASYNC110 - half of it only: what the box answers is still read
+                await asyncio.sleep(0.2)
 
-        ways = [asyncio.ensure_future(outwards()), asyncio.ensure_future(inwards())]
+        out, into = asyncio.ensure_future(outwards()), asyncio.ensure_future(inwards())
         try:
-            await asyncio.gather(*ways)
+            await asyncio.wait((out, into), return_when=asyncio.FIRST_COMPLETED)
+            if not into.done():
+                out.result()
+            await into
         except (OSError, InfraError):
             pass  # one end has gone, so the other goes
         finally:
-            for way in ways:
-                way.cancel()
+            await _end(out, into)
             writer.close()
             await self._hang_up(stream)
 
     async def _hang_up(self, stream: str) -> None:
         with contextlib.suppress(InfraError):
             await self.node.call("hang_up", stream)
+
+
+def _closed(sock: socket.socket) -> bool:
+    """Whether the other end of a unix socket is closed, both ways."""
+    if sock.fileno() < 0:
+        return True
+    watch = select.poll()
+    watch.register(sock.fileno(), select.POLLHUP)
+    return bool(watch.poll(0))
+
+
+async def _end(*tasks: asyncio.Future[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def held(files: Iterable[TaskFile]) -> tuple[TaskFile, ...]:

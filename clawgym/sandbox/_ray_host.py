@@ -153,11 +153,11 @@ class SandboxHost:
     async def listen(self, box: str, port: int) -> str:
         return self._named(box, self._listening, await self._box(box).listen(port))
 
-    async def accept(self, listening: str) -> str | None:
-        """The next connection from the box, as a stream; None once there will be no more."""
+    async def accept(self, listening: str, most: int) -> list[str]:
+        """The next connections from the box, as streams; none once there will be no more."""
         sock = self._listening.get(listening)
         if sock is None:
-            return None
+            return []
         task = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(sock))
         self._accepting[listening] = task
         try:
@@ -166,12 +166,18 @@ class SandboxHost:
             if listening in self._listening:  # this call was given up, not the socket
                 task.cancel()
                 raise
-            return None
+            return []
         except OSError:
-            return None
+            return []
         finally:
             self._accepting.pop(listening, None)
-        return await self._stream(peer)
+        peers = [peer]
+        with contextlib.suppress(OSError):  # those that wait already
+            while len(peers) < most:
+                peers.append(sock.accept()[0])
+        for peer in peers:
+            peer.setblocking(False)
+        return [await self._stream(peer) for peer in peers]
 
     async def connect(self, box: str, port: int) -> str:
         return await self._stream(await self._box(box).connect(port))

@@ -48,6 +48,7 @@ class RayBackend:
         self._nodes: dict[str, Node] = {}
         self._unfit: dict[str, str] = {}
         """Node id -> why it has no boxes."""
+        self._failed = ""
         self._hiring: dict[str, asyncio.Task[None]] = {}
         self._started: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -68,7 +69,8 @@ class RayBackend:
         await self._see_nodes()
         await asyncio.gather(*self._hiring.values())
         if not self._nodes:
-            raise SandboxUnavailable(next(iter(self._unfit.values()), "the cluster has no node with CPUs: add one"))
+            why = next(iter(self._unfit.values()), self._failed)
+            raise SandboxUnavailable(why or "the cluster has no node with CPUs: add one")
         self._isolation = _weakest(self.name, {node.name: node.isolation for node in self._nodes.values()})
         self._watching = asyncio.create_task(self._watch())
 
@@ -99,7 +101,8 @@ class RayBackend:
             self._unfit[node.id] = str(error)
             _logger.warning("no boxes on node %s: %s", node.name, error)
             node.end()
-        except InfraError as error:  # gone again: if it comes back, it is tried again
+        except InfraError as error:  # gone again, or its actor: it is tried again
+            self._failed = str(error)
             _logger.warning("no boxes on node %s: %s", node.name, error)
             node.end()
         except asyncio.CancelledError:
