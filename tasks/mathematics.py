@@ -1,20 +1,74 @@
-"""The layer by which answers of mathematics are compared: math-verify, and what it stands on, from pinned wheels."""
+"""Questions whose answer is compared by a library: the layer it comes in, and the verifier that uses it."""
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import clawgym.verifiers.answers
+import clawgym.verifiers.checks
+import clawgym.verifiers.state
 from clawgym.errors import ClawGymError
-from clawgym.records import Layer
+from clawgym.records import Layer, TaskFile, VerifierSpec
 from clawgym.tasks import layers
+from clawgym.verifiers.stock import stock_reward_sh
 
-__all__ = ["MATH_FOLDER", "math_layer"]
+__all__ = ["ANSWER_CHECK", "MATH_FOLDER", "checker", "math_layer", "math_verifier"]
 
 MATH_FOLDER = "/opt/layers/math"
-"""Where it is in a box."""
+"""Where math-verify, and with it sympy, is in a box."""
+
+_CHECK_PY = '''\
+"""Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
+
+import json
+
+import clawgym_answers as ca
+import clawgym_checks as cg
+{imports}
+DATA = json.loads(r"""
+{data}
+""")
+checks = cg.Checks()
+
+{body}
+checks.finish()
+'''
+
+ANSWER_CHECK = """
+LIBRARY = ca.library(DATA["library"])
+
+@checks("answer")
+def _():
+    return ca.equal(ca.answer_in(ca.final_message()), DATA["answer"], LIBRARY)
+"""
+
+
+def checker(name: str, data: dict[str, Any], body: str, *, state: bool = False) -> VerifierSpec:
+    """A verifier of ``check.py`` with ``body``, which finds ``DATA``, ``checks`` and the helpers ``ca`` and ``cg``
+    (:mod:`clawgym.verifiers.answers`, ``checks``), with ``state`` also ``cs``."""
+    helpers = (clawgym.verifiers.checks, clawgym.verifiers.answers, clawgym.verifiers.state)
+    imports = "import clawgym_state as cs\n" if state else ""
+    text = json.dumps(data, sort_keys=True)
+    check = _CHECK_PY.format(name=name, imports=imports, data=text, body=body.strip("\n"))
+    files = (
+        TaskFile("reward.sh", stock_reward_sh(), executable=True),
+        TaskFile("check.py", check.encode()),
+        *(
+            TaskFile(f"clawgym_{module.__name__.rpartition('.')[2]}.py", Path(module.__file__ or ""))
+            for module in helpers[: 3 if state else 2]
+        ),
+    )
+    return VerifierSpec(protocol="reward_sh", files=files)
+
+
+def math_verifier(name: str, answer: str) -> VerifierSpec:
+    """Compares the closing message's answer with ``answer``; the task needs the layer of :func:`math_layer`."""
+    return checker(name, {"answer": answer, "library": MATH_FOLDER}, ANSWER_CHECK)
 
 
 @cache
@@ -26,4 +80,4 @@ def math_layer() -> tuple[Layer, str | None]:
     try:
         return layers.prepare(lock), None
     except ClawGymError as error:
-        return Layer(lock.name, lock.digest, Path("/nowhere")), f"math-verify is not here: {error}"
+        return Layer(lock.name, lock.digest, layers.place_of(lock)), f"math-verify is not here: {error}"

@@ -151,7 +151,8 @@ def equal(answer: str, truth: str, library: str = "") -> bool:
 
 
 def _value(text: str) -> str:
-    """The right side of ``x = ...``."""
+    """The right side of ``x = ...``, without the sign of a degree."""
+    text = re.sub(r"(?:\^\s*\{?\\circ\}?|°)\s*$", "", text)
     return re.sub(r"^\s*[A-Za-z](?:\([A-Za-z]\))?\s*=", "", text, count=1).strip()
 
 

@@ -133,11 +133,14 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
     twins: dict[tuple[str, str], dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for exploit in exploits:
+        if exploit.served != bool(task.tools):
+            continue
         script, twin = exploit.script(task), exploit.twin(task)
         if not script:
             continue
         found[exploit.name] = {}
-        for harness in (OURS, STOCK) if stock else (OURS,):
+        # The public harnesses know no tools.
+        for harness in (OURS, STOCK) if stock and not task.tools else (OURS,):
             if (harness, twin) not in twins:
                 twins[harness, twin] = await _score(task, twin, backend, harness)
                 if twins[harness, twin]["score"] is None:

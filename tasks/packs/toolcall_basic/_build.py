@@ -14,20 +14,15 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from textwrap import dedent
 from typing import Any, Literal
 
-import clawgym.verifiers.answers
-import clawgym.verifiers.checks
-import clawgym.verifiers.state
 from clawgym.errors import TaskError
-from clawgym.records import Layer, Task, TaskFile, ToolServer, VerifierSpec
+from clawgym.records import Layer, Task, TaskFile, ToolServer
 from clawgym.tasks import servers
-from clawgym.tasks.mathematics import MATH_FOLDER, math_layer
+from clawgym.tasks.mathematics import ANSWER_CHECK, MATH_FOLDER, checker, math_layer
 from clawgym.tasks.packs.terminal_basic._build import WORDS, csv_text, split_of
 from clawgym.tasks.servers.world import World
-from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = ["WORDS", "Call", "Draft", "Generator", "build", "call", "csv_text", "generator", "python", "split_of"]
 
@@ -36,24 +31,6 @@ Call = dict[str, Any]
 
 TODAY = "2031-03-05"
 """The day in every world: a Wednesday."""
-
-CHECK_PY = '''\
-"""Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
-
-import json
-
-import clawgym_answers as ca
-import clawgym_checks as cg
-import clawgym_state as cs
-
-DATA = json.loads(r"""
-{data}
-""")
-checks = cg.Checks()
-
-{body}
-checks.finish()
-'''
 
 _WORLD_CHECK = """
 world = cs.Comparison(checks.workspace / DATA["file"], DATA["world"])
@@ -73,13 +50,7 @@ def _():
 def _():
     return ca.equal(ca.answer_in(ca.final_message()), DATA["answer"])
 """,
-    "math": """
-LIBRARY = ca.library(DATA["library"])
-
-@checks("answer")
-def _():
-    return ca.equal(ca.answer_in(ca.final_message()), DATA["answer"], LIBRARY)
-""",
+    "math": ANSWER_CHECK,
 }
 _NOTHING_ELSE = """
 @checks("nothing_else")
@@ -164,13 +135,10 @@ def build(made_by: Generator, seed: int) -> Task:
     if draft.parts:
         data |= {"file": servers.WORLD_FILE, "world": _expected(made_by.name, draft)}
     body = _WORLD_CHECK * bool(draft.parts) + _ANSWER_CHECK[draft.kind] + _NOTHING_ELSE * bool(draft.parts)
-    check = CHECK_PY.format(
-        name=made_by.name, data=json.dumps(data, indent=None, sort_keys=True), body=body.strip("\n")
-    )
     return Task(
         id=f"{made_by.name}-{split_of(seed)[0]}{seed:04d}",
         instruction=draft.instruction,
-        verifier=VerifierSpec(protocol="reward_sh", files=_verifier(check)),
+        verifier=checker(made_by.name, data, body, state=bool(draft.parts)),
         inputs=tuple(TaskFile(path, text.encode()) for path, text in sorted(draft.inputs.items())),
         layers=layers,
         tools=_tools(draft),
@@ -185,15 +153,6 @@ def build(made_by: Generator, seed: int) -> Task:
         wrong_solutions=tuple(_calls_file(f"{what}.json", *wrong) for what, wrong in draft.wrong.items()),
         unsupported=unsupported,
         origin=f"toolcall-basic:{made_by.name}:{seed}",
-    )
-
-
-def _verifier(check: str) -> tuple[TaskFile, ...]:
-    helpers = (clawgym.verifiers.checks, clawgym.verifiers.answers, clawgym.verifiers.state)
-    return (
-        TaskFile("reward.sh", stock_reward_sh(), executable=True),
-        TaskFile("check.py", check.encode()),
-        *(TaskFile(f"clawgym_{m.__name__.rpartition('.')[2]}.py", Path(m.__file__ or "")) for m in helpers),
     )
 
 
