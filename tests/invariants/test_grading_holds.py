@@ -17,7 +17,11 @@ from clawgym.sandbox import Backend
 
 from .guarded import IMPORTS, STARTS, guarded
 
-FIT = {name: exploit for name, exploit in EXPLOITS.items() if exploit.script(guarded("42"))}
+FIT = {
+    name: exploit
+    for name, exploit in EXPLOITS.items()
+    if exploit.script(guarded("42", runs="subprocess" if exploit.executed else None))
+}
 """Others are for tasks of another kind, which have a module of their own."""
 GENERAL = [name for name, exploit in FIT.items() if not exploit.executed]
 OPEN = {"subprocess": {"runs-read-verifier"}, "in_process": {"runs-read-verifier", "runs-edit-callers"}}
