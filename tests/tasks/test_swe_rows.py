@@ -201,3 +201,35 @@ def test_no_pattern_undoes_the_solution(row: Row) -> None:
     assert "pyproject.toml" not in protected
     assert "tests/*" in protected
     assert "pyproject.toml" in read_row(row).verifier.protected
+
+
+HARBOR = {
+    "task.toml": 'schema_version = "1.0"\n[metadata]\n[agent]\ntimeout_sec = 30.0\n[verifier]\ntimeout_sec = 30.0\n',
+    "instruction.md": "add() in calc gives the difference.\n",
+    "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /testbed\nCOPY calc/ ./calc/\nCOPY tests/ ./tests/\n",
+    "environment/calc/__init__.py": "def add(a, b):\n    return a - b\n",
+    "environment/tests/test_calc.py": "raise SystemExit('edited by nobody')\n",
+    "solution/solve.sh": "#!/bin/bash\nsed -i 's/a - b/a + b/' /testbed/calc/__init__.py\n",
+    "tests/test_calc.py": (
+        "import unittest\nfrom calc import add\nclass Test(unittest.TestCase):\n"
+        "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    ),
+    "tests/test.sh": (
+        "#!/bin/bash\ncp /tests/test_calc.py /testbed/tests/test_calc.py\ncd /testbed\n"
+        "if python3 -m unittest tests/test_calc.py; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    ),
+}
+
+
+async def test_a_harbor_task_of_this_kind(backend: Backend, tmp_path: Path) -> None:
+    for path, text in HARBOR.items():
+        (tmp_path / "swe" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "swe" / path).write_text(text)
+    task = load(str(tmp_path / "swe")).tasks[0]
+    assert task.unsupported is None
+    assert task.verifier.executes_agent_code is not None
+    right = await run_episode(task, OracleAgent(), backend, seed=0)
+    assert (right.outcome, right.result and right.result.official) == (Outcome.SOLVED, 1.0), right.error
+    cheats = ScriptAgent(b"echo 'import sys; sys.exit(0)' > tests/test_calc.py")
+    for agent in (NoopAgent(), cheats):
+        assert (await run_episode(task, agent, backend, seed=0)).outcome is Outcome.FAILED
