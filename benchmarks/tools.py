@@ -14,6 +14,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -38,12 +39,13 @@ def line(what: str, value: str) -> None:
     print(f"{what:<48}{value:>12}", flush=True)
 
 
-def by_hand(times: int) -> float:
+def by_hand(times: int, folder: str) -> float:
     """Milliseconds of one round trip over pipes."""
-    process = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, SERVER], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ECHO}).encode() + b"\n"
+    began = 0.0
     for n in range(times + 20):
         if n == 20:
             began = time.perf_counter()
@@ -56,11 +58,11 @@ def by_hand(times: int) -> float:
     return spent * 1000 / times
 
 
-async def by_sdk(times: int) -> float:
+async def by_sdk(times: int, folder: str) -> float:
     """The same with the SDK's client, on a plain process."""
     from mcp import ClientSession, StdioServerParameters, stdio_client
 
-    async with stdio_client(StdioServerParameters(command=sys.executable, args=[str(SERVER)])) as streams:
+    async with stdio_client(StdioServerParameters(command=sys.executable, args=[str(SERVER)], cwd=folder)) as streams:
         async with ClientSession(*streams) as session:
             await session.initialize()
             await session.list_tools()
@@ -122,8 +124,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--times", type=int, default=1000)
     given = parser.parse_args()
-    line("a plain process, by hand", f"{by_hand(given.times):.2f} ms")
-    line("a plain process, the SDK's own client", f"{asyncio.run(by_sdk(given.times)):.2f} ms")
+    with tempfile.TemporaryDirectory() as folder:
+        line("a plain process, by hand", f"{by_hand(given.times, folder):.2f} ms")
+        line("a plain process, the SDK's own client", f"{asyncio.run(by_sdk(given.times, folder)):.2f} ms")
     asyncio.run(in_boxes(given.count, given.times))
 
 
