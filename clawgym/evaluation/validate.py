@@ -76,15 +76,13 @@ async def _several(
     times: int,
 ) -> list[Finding]:
     """Try ``make()``'s agent until it fails the rule, at most ``times`` times; and compare the gradings."""
-    episodes = []
-    for _ in range(times):
-        episodes.append(await _attempt(task, backend, make))
-        finding = judge(task, rule, episodes[-1])
-        if finding.status != "pass":
-            again = len(episodes) > 1  # it passed before: what varies is the grading
-            return [finding, *([_must_repeat(task, repeat, *episodes[-2:])] if again else [])]
-    changed = [_must_repeat(task, repeat, episodes[0], other) for other in episodes[1:]]
-    return [finding, next((f for f in changed if f.status != "pass"), changed[0])]
+    first = await _attempt(task, backend, make)
+    finding, repeated = judge(task, rule, first), []
+    while finding.status == "pass" and len(repeated) < times - 1:
+        other = await _attempt(task, backend, make)
+        finding = judge(task, rule, other)
+        repeated.append(_must_repeat(task, repeat, first, other))
+    return [finding, *([f for f in repeated if f.status != "pass"] or repeated)[:1]]
 
 
 async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> Episode | str:
