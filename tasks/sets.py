@@ -62,7 +62,8 @@ def about(name: str) -> str:
         return PUBLISHED[name].about
     if name in SUBSETS:
         return SUBSETS[name]
-    return f"made from seeds, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
+    what = getattr(pack(name), "ABOUT", "made from seeds")
+    return f"{what}, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
 
 
 def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
@@ -103,7 +104,7 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
 def available(name: str) -> str:
     """Where ``name`` would be loaded from, in a few words: ``not here: ...`` if from the Hub, or from nowhere."""
     if name in PACKS:
-        return "built in"
+        return getattr(pack(name), "WHERE", "built in")
     if name in SUBSETS:
         return available(_source())
     if local := _local(PUBLISHED[name]):

@@ -33,8 +33,12 @@ from clawgym.tasks.swe.words import clean_message, statement_at, tells
 __all__ = ["ARGUMENTS", "Baseline", "Candidate", "Journal", "baseline", "candidates", "make", "try_candidate"]
 
 ARGUMENTS = ("-o", "addopts=")
+_LEAST_SECONDS = 10.0
+"""A suite is given this long, or four times what it takes without a bug."""
 _MOST_BROKEN = 0.3
 """Of the tests."""
+_DEEP = ("RecursionError", "MemoryError")
+"""How deep a program may go differs from one Python to another."""
 _SHOWN = 2
 _OTHERS = 1
 
@@ -102,7 +106,8 @@ def _row(line: str) -> dict[str, Any] | None:
 
 async def baseline(backend: Backend, source: Source, site: Layer) -> Baseline:
     """Run the suite twice as it is. Raises :class:`TaskError` if it is of no use."""
-    runs = [await run_suite(backend, source.files, source.root, site, ARGUMENTS, seconds=120.0) for _ in range(2)]
+    arguments = (*ARGUMENTS, "--tb=short")
+    runs = [await run_suite(backend, source.files, source.root, site, arguments, seconds=120.0) for _ in range(2)]
     name = f"{source.sdist.project} {source.sdist.version}"
     for run in runs:
         if run.fault is not None:
@@ -281,7 +286,7 @@ def _place(edit: Edit) -> Place:
 async def _run(backend: Backend, source: Source, site: Layer, base: Baseline, candidate: Candidate) -> Suite:
     bad = apply(source.by_path[candidate.path].read(), candidate.edit)
     files = [replace(f, source=bad) if f.path == candidate.path else f for f in source.files]
-    seconds = max(10.0, 4 * base.seconds)
+    seconds = max(_LEAST_SECONDS, 4 * base.seconds)
     stop = f"--maxfail={_most(base) + base.dropped + 1}"
     return await run_suite(backend, files, source.root, site, (*ARGUMENTS, stop), seconds=seconds)
 
@@ -304,6 +309,8 @@ def _unfit(run: Suite, base: Baseline) -> str | None:
         return "tests are missing"
     if run.seconds > 2 * base.seconds + 5:
         return "slow"
+    if any(run.failures[test].type in _DEEP for test in fails if test in run.failures):
+        return "too deep"
     return None
 
 

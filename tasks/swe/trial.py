@@ -83,7 +83,7 @@ async def run_suite(
     box = await backend.create(spec)
     try:
         await box.put(files, WORKSPACE)
-        argv = ["python3", "-m", "pytest", "-p", "clawgym_trial", "-p", "no:cacheprovider", "-q", "--tb=no"]
+        argv = ["python3", "-S", "-m", "pytest", "-p", "clawgym_trial", "-p", "no:cacheprovider", "-q", "--tb=no"]
         started = time.monotonic()
         done = await box.exec([*argv, *arguments], cwd=WORKSPACE, timeout=seconds)
         took = time.monotonic() - started

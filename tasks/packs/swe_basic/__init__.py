@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from clawgym.tasks.layers import Progress
     from clawgym.tasks.swe.recipes import Recipe
 
-__all__ = ["NAME", "PACKAGES", "VERSION", "load", "recipe", "taskset"]
+__all__ = ["ABOUT", "NAME", "PACKAGES", "VERSION", "WHERE", "load", "recipe", "taskset"]
 
 NAME = "swe-basic"
 VERSION = "1"
+ABOUT = "bugs in the repositories of packages"
+WHERE = "recipes built in, packages downloaded at first use"
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "train": (),
-    "heldout": (),
+    "train": ("h11", "inflection", "munch", "parse", "tinydb", "voluptuous", "xmltodict"),
+    "heldout": ("isodate", "schema", "webcolors"),
 }
 """Split -> the packages whose instances are in it."""
 
