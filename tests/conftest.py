@@ -51,7 +51,7 @@ async def box(backend: Backend) -> AsyncIterator[Sandbox]:
 
 
 @contextlib.contextmanager
-def ray_nodes(count: int) -> Iterator[Any]:
+def ray_nodes(count: int, head_cpus: int = 2) -> Iterator[Any]:
     """A Ray cluster of so many nodes on this machine (:class:`ray.cluster_utils.Cluster`)."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -61,7 +61,7 @@ def ray_nodes(count: int) -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
         node = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": head_cpus, "temp_dir": folder})
         try:
             for _ in range(count - 1):
                 cluster.add_node(**node)
