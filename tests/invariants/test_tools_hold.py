@@ -1,0 +1,60 @@
+"""What must never earn a point from a task with tools: calls that go for servers, worlds, checkers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from clawgym.agents import ScriptAgent
+from clawgym.evaluation.exploits import EXPLOITS
+from clawgym.records import Outcome, Task
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+from clawgym.tasks.packs import toolcall_basic
+
+WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
+WORLD, ANSWER = "bank-settle", "data-join"
+SLOW = {"tools-fork-bomb", "tools-out-of-memory"}
+SERVED = [name for name, exploit in EXPLOITS.items() if exploit.served and (WHOLE or name not in SLOW)]
+
+
+async def attempt(task: Task, name: str, backend: Backend) -> None:
+    if task.unsupported:
+        pytest.skip(task.unsupported)
+    script = EXPLOITS[name].script(task)
+    assert script, "this task offers nothing to attack"
+    episode = await run_episode(task, ScriptAgent(script.encode(), name), backend, seed=0)
+    assert episode.result is not None, episode.error
+    assert episode.outcome in (Outcome.FAILED, Outcome.TRUNCATED)
+    assert episode.result.strict == episode.result.official == 0.0
+    assert set(episode.result.checks.values()) == {0.0}
+
+
+def fit(generator: str) -> list[str]:
+    task = toolcall_basic.make(generator, 1)
+    return [name for name in SERVED if EXPLOITS[name].script(task)]
+
+
+@pytest.mark.parametrize("name", fit(WORLD))
+async def test_a_world_is_changed_by_its_tools_alone(name: str, backend: Backend) -> None:
+    await attempt(toolcall_basic.make(WORLD, 1), name, backend)
+
+
+@pytest.mark.parametrize("name", fit(ANSWER))
+async def test_an_answer_is_paid_for_being_right_alone(name: str, backend: Backend) -> None:
+    await attempt(toolcall_basic.make(ANSWER, 1), name, backend)
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if name.startswith("answers-")])
+async def test_the_library_is_neither_fooled_nor_kept(name: str, backend: Backend) -> None:
+    await attempt(toolcall_basic.make("math-radical", 1), name, backend)
+
+
+async def test_what_is_written_from_the_interpreter_was_there_to_be_written(backend: Backend) -> None:
+    """The exploit works on a file that it can reach: its own."""
+    task = toolcall_basic.make(WORLD, 1)
+    script = EXPLOITS["tools-write-database"].script(task)
+    episode = await run_episode(task, ScriptAgent(script.encode()), backend, seed=0)
+    seen = [observation.content for step in episode.steps for observation in step.observations]
+    assert "wrote world.sqlite" in seen[0]
