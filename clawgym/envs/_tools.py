@@ -15,6 +15,7 @@ from clawgym.envs.spaces import AssistantText, tools_observation_space
 from clawgym.records import Episode, Observation, Task, ToolCall
 from clawgym.sandbox import Backend
 from clawgym.tools import SUBMIT, Refused
+from clawgym.verifiers.diff import DIFF_FILE
 
 __all__ = ["ToolsKit", "ToolsWorker"]
 
@@ -87,7 +88,7 @@ class ToolsWorker:
 
     async def _end(self, messages: list[dict[str, Any]], info: dict[str, Any]) -> StepResult:
         paid, terminated, truncated, about = await self._play.end()
-        diff = self._play.last.files.get("submission.diff") if self._play.last is not None else None
+        diff = self._play.last.files.get(DIFF_FILE) if self._play.last is not None else None
         if diff is not None:
             about["diff"] = diff.decode("utf-8", "replace")
         return self._observe(messages), paid, terminated, truncated, info | about

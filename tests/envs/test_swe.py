@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -97,3 +98,15 @@ def test_a_broken_box_ends_the_episode(env: gym.Env) -> None:
     _, reward, terminated, _, info = env.step("true")
     assert (reward, terminated, info["outcome"]) == (0.0, True, "failed")
     assert "instruction" in env.reset(seed=2)[1]
+
+
+def test_what_is_graded_is_shown_as_a_diff() -> None:
+    protected = dataclasses.replace(TASKS.tasks[0].verifier, protected=("tests/*",))
+    env = gym.make("ClawGym/swe-v0", tasks=TaskSet("sums", (dataclasses.replace(TASKS.tasks[0], verifier=protected),)))
+    env.reset(seed=0)
+    env.step("mkdir -p output tests; echo 6 > output/sum.txt; echo x > tests/a")
+    info = env.step("submit")[4]
+    assert info["outcome"] == "solved"
+    assert "+6\n" in info["diff"]
+    assert "tests/a" not in info["diff"]
+    env.close()
