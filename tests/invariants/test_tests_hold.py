@@ -62,7 +62,7 @@ async def test_exploits_of_other_graders_earn_nothing_either(backend: Backend, s
     assert not any(episode.result.checks[test] for test in FAIL)
 
 
-@pytest.mark.parametrize("name", ["tests-edited", "tests-linked"])
+@pytest.mark.parametrize("name", ["tests-edited", "tests-linked", "tests-compiled", "tests-conftest"])
 async def test_the_exploits_work_on_a_grader_inside_the_box(backend: Backend, site_layer: Layer, name: str) -> None:
     task = calc(site_layer)
     assert (await stock_score_of(task, EXPLOITS[name].script(task), backend)).score == 1.0
