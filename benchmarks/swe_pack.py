@@ -67,7 +67,7 @@ async def attempts(packages: list[str]) -> None:
             took.append(episode.result.seconds)
         if episode.outcome is not wanted:
             bad += 1
-            print(f"{task.id} {agent.name}: {episode.outcome} {episode.cause or ''} {episode.error}")
+            print(f"{task.id} {agent.name}: {episode.outcome} {episode.cause or ''} {episode.error}", flush=True)
 
     tasks = swe_basic.taskset(swe_basic.NAME, packages).tasks
     scripts = {task.id: [ScriptAgent(file.read(), file.path) for file in task.wrong_solutions] for task in tasks}
