@@ -214,10 +214,11 @@ def _signal_group(pid: int, number: int) -> None:
         pass
 
 
-def _kill_all_below(root: int, *, spare: int = 0, seconds: float = 5.0) -> None:
-    """Kill every process below ``root`` but ``spare``. They are stopped first: what forks faster than it is killed
-    cannot then."""
+def _kill_all_below(root: int, *, spare: int = 0, seconds: float = 20.0) -> None:
+    """Kill every process below ``root`` but ``spare``. All are stopped before the first is killed: what forks faster
+    than it is killed cannot then, and has no room to."""
     end = time.monotonic() + seconds
+    stopped: set[int] = set()
     while time.monotonic() < end:
         living, dead = _below(root)
         for pid in dead - {spare}:
@@ -225,15 +226,18 @@ def _kill_all_below(root: int, *, spare: int = 0, seconds: float = 5.0) -> None:
                 os.waitpid(pid, os.WNOHANG)  # ours by adoption
             except OSError:
                 pass
-        if not living - {spare}:
+        living -= {spare}
+        if not living:
             return
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in living - {spare}:
-                try:
-                    os.kill(pid, number)
-                except OSError:
-                    pass
-        time.sleep(0.005)
+        new = living - stopped
+        stopped |= new
+        for pid in new or living:
+            try:
+                os.kill(pid, signal.SIGSTOP if new else signal.SIGKILL)
+            except OSError:
+                pass
+        if not new:
+            time.sleep(0.005)
 
 
 def _below(root: int) -> tuple[set[int], set[int]]:
