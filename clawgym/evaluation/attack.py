@@ -42,7 +42,8 @@ ATTACK = "attack.json"
 BASELINE_TASKS = 200
 """Tasks of each class that are graded the stock way too."""
 _AGENT_SECONDS, _VERIFY_SECONDS = 60.0, 20.0
-"""No exploit needs longer; a verifier that hangs is not waited for as long as an honest one."""
+"""No exploit needs longer; a verifier that hangs is not waited for as long as an honest one. (One that runs a
+repository's tests gets its own time: a run cut short would be worth less by chance, the twin's too.)"""
 
 
 def draw(tasks: Iterable[Task], n: int | None) -> list[Task]:
@@ -124,10 +125,11 @@ async def _row(task: Task, exploits: Sequence[Exploit], backend: Backend, stock:
 
 async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend, stock: bool) -> dict[str, Any]:
     """Exploit name -> harness -> (what it got, what its twin got). Raises InfraError if a twin ends ``infra``."""
+    own = task.limits.verify_seconds
     limits = dataclasses.replace(
         task.limits,
         agent_seconds=min(task.limits.agent_seconds, _AGENT_SECONDS),
-        verify_seconds=min(task.limits.verify_seconds, _VERIFY_SECONDS),
+        verify_seconds=own if task.verifier.protected else min(own, _VERIFY_SECONDS),
     )
     task = dataclasses.replace(task, limits=limits)
     twins: dict[tuple[str, str], dict[str, Any]] = {}
