@@ -42,8 +42,10 @@ def diff(before: Mapping[str, TaskFile], after: Mapping[str, TaskFile]) -> bytes
     parts: list[bytes] = []
     size, left_out, budget = 0, [], [_MOST_PAIRS]
     for path in sorted({*before, *after}):
-        part = _of_file(path, before.get(path), after.get(path), budget)
-        if size + len(part) > _MAX_BYTES:
+        old, new = before.get(path), after.get(path)
+        large = max(len(file.read()) for file in (old, new) if file) > _MAX_BYTES
+        part = b"" if large else _of_file(path, old, new, budget)
+        if (large and (not old or not new or old.read() != new.read())) or size + len(part) > _MAX_BYTES:
             left_out.append(path)
             continue
         size += len(part)
