@@ -9,12 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import clawgym.verifiers.answers
-import clawgym.verifiers.checks
-import clawgym.verifiers.state
 from clawgym.errors import ClawGymError
 from clawgym.records import Layer, TaskFile, VerifierSpec
 from clawgym.tasks import layers
+from clawgym.verifiers import answers, checks, state
 from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = ["ANSWER_CHECK", "MATH_FOLDER", "checker", "math_layer", "math_verifier"]
@@ -48,11 +46,11 @@ def _():
 """
 
 
-def checker(name: str, data: dict[str, Any], body: str, *, state: bool = False) -> VerifierSpec:
+def checker(name: str, data: dict[str, Any], body: str, *, world: bool = False) -> VerifierSpec:
     """A verifier of ``check.py`` with ``body``, which finds ``DATA``, ``checks`` and the helpers ``ca`` and ``cg``
-    (:mod:`clawgym.verifiers.answers`, ``checks``), with ``state`` also ``cs``."""
-    helpers = (clawgym.verifiers.checks, clawgym.verifiers.answers, clawgym.verifiers.state)
-    imports = "import clawgym_state as cs\n" if state else ""
+    (:mod:`clawgym.verifiers.answers`, ``checks``), with ``world`` also ``cs``."""
+    helpers = (checks, answers, state)
+    imports = "import clawgym_state as cs\n" if world else ""
     text = json.dumps(data, sort_keys=True)
     check = _CHECK_PY.format(name=name, imports=imports, data=text, body=body.strip("\n"))
     files = (
@@ -60,7 +58,7 @@ def checker(name: str, data: dict[str, Any], body: str, *, state: bool = False) 
         TaskFile("check.py", check.encode()),
         *(
             TaskFile(f"clawgym_{module.__name__.rpartition('.')[2]}.py", Path(module.__file__ or ""))
-            for module in helpers[: 3 if state else 2]
+            for module in helpers[: 3 if world else 2]
         ),
     )
     return VerifierSpec(protocol="reward_sh", files=files)

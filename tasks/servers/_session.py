@@ -74,10 +74,12 @@ def run(code, name, namespace):
     """Run ``code`` exactly as typed, show the value of a last expression; returns a note, or an empty text."""
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
     try:
-        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         exec(compile(tree, name, "exec"), namespace)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
             if value is not None:
                 namespace["_"] = value

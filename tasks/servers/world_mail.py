@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from . import _text as check
 from .clawgym_tools import ToolError
@@ -63,7 +63,7 @@ class Mail:
         values = row.fetchone()
         if values is None:
             raise self._unknown(mail)
-        found = dict(zip(("id", "folder", "day", "sender", "subject", "body"), values))
+        found: dict[str, Any] = dict(zip(("id", "folder", "day", "sender", "subject", "body"), values))
         for key, column, table in (("to", "address", "recipients"), ("labels", "label", "labels")):
             rows = self._db.execute(f"SELECT {column} FROM {table} WHERE mail = ? ORDER BY 1", (mail,))
             found[key] = [value for (value,) in rows]

@@ -138,7 +138,7 @@ def build(made_by: Generator, seed: int) -> Task:
     return Task(
         id=f"{made_by.name}-{split_of(seed)[0]}{seed:04d}",
         instruction=draft.instruction,
-        verifier=checker(made_by.name, data, body, state=bool(draft.parts)),
+        verifier=checker(made_by.name, data, body, world=bool(draft.parts)),
         inputs=tuple(TaskFile(path, text.encode()) for path, text in sorted(draft.inputs.items())),
         layers=layers,
         tools=_tools(draft),
