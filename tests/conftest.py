@@ -15,11 +15,16 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from clawgym.agents.openclaw.install import Installation, installed
 from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 from clawgym.sandbox import backend as make_backend
+
+# A slow machine is no fault of a test.
+settings.register_profile("clawgym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("clawgym")
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from clawgym.errors import SandboxError
@@ -71,9 +72,7 @@ class SandboxHost:
 
     async def probe(self) -> tuple[str, str, Isolation]:
         """This node's name, its version of ClawGym, and what its boxes isolate."""
-        import clawgym
-
-        return platform.node(), clawgym.__version__, await self._backend.probe()
+        return platform.node(), metadata.version("clawgym"), await self._backend.probe()
 
     async def vitals(self) -> Vitals:
         return Vitals(self._machine.memory_mb(), self._machine.load())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import metadata
 from typing import Any
 
 from clawgym.errors import ClawGymError, InfraError, SandboxUnavailable
@@ -40,8 +41,6 @@ class Node:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        import clawgym
-
         self._actor = (
             ray.remote(SandboxHost)
             .options(
@@ -60,9 +59,9 @@ class Node:
             raise SandboxUnavailable(
                 f"node {self.name}: nothing started within {_START_SECONDS:g} s: see Ray's logs there"
             ) from None
-        if version != clawgym.__version__:
+        if version != (ours := metadata.version("clawgym")):
             raise SandboxUnavailable(
-                f"node {host} has ClawGym {version}, this is {clawgym.__version__}: install the same on every node"
+                f"node {host} has ClawGym {version}, this is {ours}: install the same on every node"
             )
 
     async def call(self, what: str, *args: Any, **more: Any) -> Any:
