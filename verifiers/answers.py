@@ -209,6 +209,13 @@ def _same_expression(answer: str, truth: str, folder: str) -> bool:
     return bool(verify(one[:1], other[:1], float_rounding=40, numeric_precision=60, timeout_seconds=None))
 
 
+def _held() -> int:
+    """Bytes of data that this process has already."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    return 0
+
+
 def _limited(work: Callable[[], bool]) -> bool:
     """What ``work`` says in a process of its own, under limits; False for one that fails or takes too long."""
     here, there = os.pipe()
@@ -220,7 +227,8 @@ def _limited(work: Callable[[], bool]) -> bool:
             for handle in (0, 1, 2):
                 os.dup2(null, handle)
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-            resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+            most = _held() + _MEMORY
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             said = b"1" if work() is True else b"0"
         with contextlib.suppress(BaseException):
