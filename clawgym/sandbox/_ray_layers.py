@@ -87,6 +87,7 @@ def pack(top: str, take: Callable[[bytes], None]) -> str:
                 tar.addfile(member)
             elif stat.S_ISLNK(info.st_mode):
                 member.type, member.linkname = tarfile.SYMTYPE, os.readlink(where)
+                member.mode, member.mtime = 0o777, 0  # nobody would set them at the other end
                 tar.addfile(member)
             else:
                 with open(where, "rb") as file:
