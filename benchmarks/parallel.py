@@ -76,7 +76,7 @@ def steady(name: str, setting: Setting) -> TaskSet:
     """Tasks whose episodes do not end by themselves; for tool calls, those that offer the interpreter."""
     tasks = [task for task in load(setting.tasks).tasks if not task.unsupported]
     if name == "toolcall":
-        tasks = [task for task in tasks if any(server.name == "interpreter" for server in task.tools)]
+        tasks = [task for task in tasks if any(server.name == "python" for server in task.tools)]
     return TaskSet(
         f"{setting.tasks} (steady)",
         tuple(
