@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from clawgym.cache import Progress, cache_folder, filled, only_one
 from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
 from clawgym.records import Layer, check_relative_path
-from clawgym.tasks._store import Progress, cache_folder, filled, only_one
 
 __all__ = [
     "Lock",

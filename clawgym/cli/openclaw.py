@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from clawgym.agents.openclaw.install import Progress
+    from clawgym.cache import Progress
 
 __all__ = ["app"]
 

@@ -8,10 +8,24 @@ import secrets
 import socket
 import sys
 
-from clawgym.errors import SandboxUnavailable
+from clawgym.errors import SandboxError, SandboxUnavailable
 from clawgym.sandbox.protocol import Isolation, Sandbox
 
-__all__ = ["by_cgroup", "missing", "probe", "questions"]
+__all__ = ["Probed", "by_cgroup", "missing", "probe", "questions"]
+
+
+class Probed:
+    """A backend that knows what it isolates once it was probed."""
+
+    _isolation: Isolation | None = None
+
+    @property
+    def isolation(self) -> Isolation:
+        """What :meth:`probe` found. Raises :class:`SandboxError` before that."""
+        if self._isolation is None:
+            raise SandboxError("not probed yet: await backend.probe() first")
+        return self._isolation
+
 
 # Every line is a question that the box itself answers; each is harmless where isolation fails.
 _QUESTIONS = r"""

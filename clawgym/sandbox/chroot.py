@@ -27,6 +27,7 @@ from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import close_late
 from clawgym.sandbox._listen import at_path, connect_path
 from clawgym.sandbox._local import LocalBox
+from clawgym.sandbox._probe import Probed, by_cgroup, missing, questions
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["ChrootBackend"]
@@ -87,7 +88,7 @@ class ChrootSandbox(LocalBox):
         self._backend.boxes.pop(self.id, None)
 
 
-class ChrootBackend:
+class ChrootBackend(Probed):
     """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
 
     name = "chroot"
@@ -97,7 +98,6 @@ class ChrootBackend:
         self.folder = self.supervised.state / "owners" / self.supervised.owner
         self.boxes: dict[str, ChrootSandbox] = {}
         self._started: asyncio.Task[None] | None = None
-        self._isolation: Isolation | None = None
         self._store: Store | None = None
         self._snapshots: dict[str, Path] = {}
         self._mounted: dict[str, Store] = {}
@@ -128,19 +128,10 @@ class ChrootBackend:
         assert self._store is not None
         return self._store.roots(self.folder)
 
-    @property
-    def isolation(self) -> Isolation:
-        """What :meth:`probe` found."""
-        if self._isolation is None:
-            raise SandboxError("not probed yet: await backend.probe() first")
-        return self._isolation
-
     async def probe(self) -> Isolation:
         if self._isolation is not None:
             return self._isolation
         await self._start()
-        from clawgym.sandbox._probe import by_cgroup, missing, questions
-
         try:
             box = await self.create(SandboxSpec())
         except (InfraError, SandboxDied) as error:

@@ -25,6 +25,7 @@ from clawgym.sandbox._engine import LEASE_LABEL, NOT_SHARED, Engine, Image
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import close_late, guest_argv
 from clawgym.sandbox._mounts import checked
+from clawgym.sandbox._probe import Probed, missing, questions
 from clawgym.sandbox.leases import LABEL
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -34,7 +35,7 @@ _MiB = 2**20
 _T = TypeVar("_T")
 
 
-class DockerBackend:
+class DockerBackend(Probed):
     """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
 
     ``default_image`` (or ``CLAWGYM_DOCKER_IMAGE``) stands for the image ``default`` where this machine's /usr cannot
@@ -51,7 +52,6 @@ class DockerBackend:
         self._default_image = default_image or os.environ.get("CLAWGYM_DOCKER_IMAGE") or None
         self._threads = ThreadPoolExecutor(8, "clawgym-docker")
         self._started: asyncio.Task[None] | None = None
-        self._isolation: Isolation | None = None
         self._snapshots: dict[str, Path] = {}
         self._contents: dict[tuple[str, tuple[str, ...]], bytes | None] = {}
         self._preparing = asyncio.Lock()
@@ -82,19 +82,10 @@ class DockerBackend:
                 await self.supervised.ask("docker", engine=self.engine.socket_path)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def isolation(self) -> Isolation:
-        """What :meth:`probe` found."""
-        if self._isolation is None:
-            raise SandboxError("not probed yet: await backend.probe() first")
-        return self._isolation
-
     async def probe(self) -> Isolation:
         if self._isolation is not None:
             return self._isolation
         await self._start()
-        from clawgym.sandbox._probe import missing, questions
-
         try:
             box = await self.create(SandboxSpec())
         except InfraError as error:

@@ -31,6 +31,7 @@ from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import PORT, PRISTINE, close_late
 from clawgym.sandbox._listen import checked, connect, refused
 from clawgym.sandbox._local import LocalBox
+from clawgym.sandbox._probe import Probed, probe
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
@@ -104,7 +105,7 @@ class NamespaceSandbox(LocalBox):
         await self._backend.let_go(self.below)
 
 
-class NamespaceBackend:
+class NamespaceBackend(Probed):
     """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
 
     name = "namespace"
@@ -113,7 +114,6 @@ class NamespaceBackend:
         self.supervised = Supervised()
         self.boxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
-        self._isolation: Isolation | None = None
         self._root: _rootfs.Root | None = None
         self._sending = asyncio.Semaphore(8)
         self._snapshots: dict[str, tuple[Path, ...]] = {}
@@ -144,19 +144,10 @@ class NamespaceBackend:
                 f"the default root cannot be prepared ({error}): use the Docker backend, or a rootfs folder as image"
             ) from error
 
-    @property
-    def isolation(self) -> Isolation:
-        """What :meth:`probe` found."""
-        if self._isolation is None:
-            raise SandboxError("not probed yet: await backend.probe() first")
-        return self._isolation
-
     async def probe(self) -> Isolation:
         if self._isolation is not None:
             return self._isolation
         await self._start()
-        from clawgym.sandbox._probe import probe
-
         try:
             box = await self.create(SandboxSpec())
         except (InfraError, SandboxDied) as error:

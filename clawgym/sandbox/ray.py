@@ -20,6 +20,7 @@ from typing import Any
 from clawgym.errors import InfraError, MissingDependency, SandboxError, SandboxUnavailable
 from clawgym.sandbox import _mounts
 from clawgym.sandbox._link import close_late
+from clawgym.sandbox._probe import Probed
 from clawgym.sandbox._ray_box import RaySandbox, held
 from clawgym.sandbox._ray_host import Opened
 from clawgym.sandbox._ray_layers import Parcels
@@ -38,7 +39,7 @@ _NO_CLUSTER = (
 )
 
 
-class RayBackend:
+class RayBackend(Probed):
     """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop. ``on`` is what makes boxes on a node."""
 
     def __init__(self, on: str = "namespace") -> None:
@@ -52,7 +53,6 @@ class RayBackend:
         self._hiring: dict[str, asyncio.Task[None]] = {}
         self._started: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._isolation: Isolation | None = None
 
     # -- starting
 
@@ -117,13 +117,6 @@ class RayBackend:
             with contextlib.suppress(Exception):  # the cluster's head does not answer: later it may
                 await self._see_nodes()
             await asyncio.gather(*(node.look() for node in self._nodes.values()))
-
-    @property
-    def isolation(self) -> Isolation:
-        """What :meth:`probe` found."""
-        if self._isolation is None:
-            raise SandboxError("not probed yet: await backend.probe() first")
-        return self._isolation
 
     async def probe(self) -> Isolation:
         await self._start()

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from clawgym.cache import cache_folder, filled
 from clawgym.errors import TaskError, UnsupportedTask
 from clawgym.records import TaskFile, check_relative_path
-from clawgym.tasks._store import cache_folder, filled
 
 __all__ = ["REPOS", "files_at", "repositories"]
 

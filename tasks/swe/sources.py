@@ -14,9 +14,9 @@ from email import message_from_bytes
 from functools import cached_property
 from pathlib import Path
 
+from clawgym.cache import Progress, cache_folder, filled
 from clawgym.errors import TaskError
 from clawgym.records import TaskFile, check_relative_path
-from clawgym.tasks._store import Progress, cache_folder, filled
 from clawgym.tasks.layers import DISK, check_digest, fetch
 
 __all__ = ["Sdist", "Source", "read_source"]

@@ -17,15 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from clawgym.agents.openclaw import _tree
 from clawgym.agents.openclaw._npm import npm, registry_address
+from clawgym.cache import Progress, cache_folder, only_one
 from clawgym.errors import AgentError
 
 __all__ = [
@@ -34,16 +32,12 @@ __all__ = [
     "Installation",
     "Progress",
     "Release",
-    "cache_folder",
     "install",
     "installed",
     "verify",
 ]
 
 _log = logging.getLogger("clawgym.agents")
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much; 0 where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +85,10 @@ class Installation:
         return self.folder / "node_modules/openclaw/openclaw.mjs"
 
 
-def cache_folder() -> Path:
-    """Where installations are kept, a folder a version."""
-    return Path(platformdirs.user_cache_dir("clawgym", appauthor=False)) / "openclaw"
-
-
 def _place(version: str) -> Path:
     if not re.fullmatch(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?", version):
         raise AgentError(f"OpenClaw version {version!r}: give an exact one, such as {DEFAULT_VERSION}")
-    return cache_folder() / version
+    return cache_folder("openclaw") / version
 
 
 def _mend(version: str) -> str:
@@ -157,7 +146,7 @@ def install(version: str = DEFAULT_VERSION, *, progress: Progress | None = None)
             f"{platform.machine()}: use an image that has it, see `clawgym openclaw image --help`"
         )
     try:
-        with _only_one(place, tell):
+        with only_one(place, tell):
             try:
                 there = installed(version)
                 verify(there, progress=tell)
@@ -171,20 +160,6 @@ def install(version: str = DEFAULT_VERSION, *, progress: Progress | None = None)
             f"OpenClaw could not be installed in {place} ({error}): free or mend that disk, or set XDG_CACHE_HOME "
             "to another, then run the same command again"
         ) from error
-
-
-@contextlib.contextmanager
-def _only_one(place: Path, tell: Progress) -> Iterator[None]:
-    import fcntl
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / f".{place.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("waiting for another installation", 0, 0)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _install(version: str, machine: str, place: Path, tell: Progress) -> Installation:

@@ -1,50 +1,20 @@
-"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` comes out.
-
-Invariants: a draft depends on ``random.Random(f"{generator}:{seed}")`` and on nothing else; even seeds are
-for training and odd seeds are held out, and no instruction text is ever on both sides.
-"""
+"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` comes out."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, Literal
 
 import clawgym.verifiers.checks
-from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
+from clawgym.tasks.packs._seeded import Generator, draft_of
 from clawgym.verifiers.stock import stock_reward_sh
 
-__all__ = [
-    "Draft",
-    "Generator",
-    "WORDS",
-    "build",
-    "csv_text",
-    "generator",
-    "here",
-    "program_draft",
-    "python",
-    "split_of",
-]
-
-_WORDS = """
-acorn amber anvil apple arrow badge barn basil beach birch blaze bloom brick brook brush cabin cable camel candle
-canoe cedar chalk cherry chess cider clay cliff clock cloud clover coast cobalt comet coral cotton crane creek crown
-daisy delta diamond dolphin drum eagle elbow ember fable falcon feather fern field flint flute forest fossil frost
-garden ginger glacier globe grape gravel guitar hammer harbor hazel heron hill honey ivory jacket jasmine jungle
-kettle kiwi ladder lagoon lantern lemon lilac lily linen lotus magnet mango maple marble meadow melon mint mirror moss
-nectar needle nickel nutmeg oasis ocean olive onion orbit otter oyster paddle panda parrot pebble pepper piano pilot
-planet plum pocket poplar prairie puzzle quartz quilt rabbit raven reef ribbon river robin saddle saffron salmon satin
-shadow silver spruce squid summit sunset
-"""
-WORDS = tuple(_WORDS.split())
-"""Plain words; none is part of another, so that a substring search finds whole words only."""
+__all__ = ["Draft", "build", "here", "program_draft", "python"]
 
 CHECK_PY = '''\
 """Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
@@ -123,46 +93,14 @@ class Draft:
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
 
 
-@dataclass(frozen=True)
-class Generator:
-    """A named family of instances, one for each seed."""
-
-    name: str
-    family: str
-    level: int
-    draft: Callable[[random.Random], Draft]
-    summary: str
-
-
-def generator(
-    name: str, *, family: str, level: int, into: dict[str, Generator]
-) -> Callable[[Callable[[random.Random], Draft]], Callable[[random.Random], Draft]]:
-    """Register the decorated function in ``into`` under ``name``; its docstring is the summary."""
-
-    def register(draft: Callable[[random.Random], Draft]) -> Callable[[random.Random], Draft]:
-        into[name] = Generator(name, family, level, draft, (draft.__doc__ or "").partition("\n")[0])
-        return draft
-
-    return register
-
-
-def split_of(seed: int) -> Literal["train", "heldout"]:
-    """Even seeds are for training, odd seeds are held out."""
-    return "heldout" if seed % 2 else "train"
-
-
-def build(made_by: Generator, seed: int) -> Task:
+def build(made_by: Generator[Draft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
-    if seed < 0:
-        raise TaskError(
-            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
-        )
-    draft = _draft_on_its_side(made_by, seed)
+    draft = draft_of(made_by, seed, lambda draft: draft.instruction)
     data = json.dumps(draft.data, indent=1, sort_keys=True)
     check = CHECK_PY.format(name=made_by.name, data=data, body=dedent(draft.check).strip("\n"))
     helpers = Path(clawgym.verifiers.checks.__file__)
     return Task(
-        id=f"{made_by.name}-{split_of(seed)[0]}{seed:04d}",
+        id=made_by.task_id(seed),
         instruction=draft.instruction,
         verifier=VerifierSpec(
             protocol="reward_sh",
@@ -178,27 +116,11 @@ def build(made_by: Generator, seed: int) -> Task:
             TaskFile(path, text if isinstance(text, bytes) else text.encode(), executable=path.endswith(".sh"))
             for path, text in sorted(draft.inputs.items())
         ),
-        metadata={
-            "category": made_by.family,
-            "family": made_by.family,
-            "generator": made_by.name,
-            "level": made_by.level,
-            "seed": seed,
-        },
+        metadata=made_by.metadata(seed),
         solution=(_script("solve.sh", draft.solve),),
         wrong_solutions=tuple(_script(f"{what}.sh", text) for what, text in draft.wrong.items()),
         origin=f"terminal-basic:{made_by.name}:{seed}",
     )
-
-
-def _draft_on_its_side(made_by: Generator, seed: int) -> Draft:
-    """Draw until the instruction's hash falls on the seed's side: this is what keeps the splits apart."""
-    rng = random.Random(f"{made_by.name}:{seed}")
-    for _ in range(1000):
-        draft = made_by.draft(rng)
-        if hashlib.sha256(draft.instruction.encode()).digest()[0] % 2 == seed % 2:
-            return draft
-    raise TaskError(f"{made_by.name}: its instructions do not vary: put something drawn from the seed into the text")
 
 
 def _script(path: str, text: str) -> TaskFile:
@@ -225,16 +147,6 @@ def replaced(text: str, old: str, new: str) -> str:
     if text.count(old) != 1:
         raise ValueError(f"{old!r} occurs {text.count(old)} times, not once: choose a longer piece")
     return text.replace(old, new)
-
-
-def csv_text(rows: list[list[Any]], delimiter: str = ",", end: str = "\n") -> str:
-    """Rows as CSV text, quoted only where needed."""
-
-    def cell(value: Any) -> str:
-        text = "" if value is None else str(value)
-        return '"' + text.replace('"', '""') + '"' if set(text) & {delimiter, '"', "\n", "\r"} else text
-
-    return "".join(delimiter.join(cell(value) for value in row) + end for row in rows)
 
 
 def case(argv: list[str], out: str, *, stdin: str = "", code: int = 0, files: Mapping[str, str] | None = None) -> dict:

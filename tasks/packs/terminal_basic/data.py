@@ -7,11 +7,13 @@ import random
 from datetime import date, timedelta
 from functools import partial
 
-from ._build import TABLE_CHECK, WORDS, Draft, Generator, csv_text, python, replaced
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import TABLE_CHECK, Draft, python, replaced
 from ._sqlite import database
 
-DATA: dict[str, Generator] = {}
+DATA: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="data", into=DATA)
 
 

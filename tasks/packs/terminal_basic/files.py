@@ -7,10 +7,12 @@ import random
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 
-from ._build import TABLE_CHECK, WORDS, Draft, Generator, csv_text, python, replaced
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
+from clawgym.tasks.packs._seeded import generator as _generator
 
-FILES: dict[str, Generator] = {}
+from ._build import TABLE_CHECK, Draft, python, replaced
+
+FILES: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="files", into=FILES)
 
 

@@ -10,10 +10,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from ._build import WORDS, Draft, Generator, case, program_draft
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import generator as _generator
 
-PROGRAMS: dict[str, Generator] = {}
+from ._build import Draft, case, program_draft
+
+PROGRAMS: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="programs", into=PROGRAMS)
 
 

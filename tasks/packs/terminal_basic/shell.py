@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ._build import TABLE_CHECK, WORDS, Draft, Generator, case, here, plain, program_draft, python, replaced
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import generator as _generator
 
-SHELL: dict[str, Generator] = {}
+from ._build import TABLE_CHECK, Draft, case, here, plain, program_draft, python, replaced
+
+SHELL: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="shell", into=SHELL)
 
 

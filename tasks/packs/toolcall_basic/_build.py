@@ -1,17 +1,14 @@
 """How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` with tools comes out.
 
-Invariants: a draft depends on ``random.Random(f"{generator}:{seed}")`` and on nothing else; even seeds are for
-training and odd seeds are held out, and neither an instruction nor a reference chain of calls is ever on both sides;
-the state that is expected is what the reference calls make of the world.
+Invariants: neither an instruction nor a reference chain of calls is ever on both sides; the state that is expected is
+what the reference calls make of the world.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from textwrap import dedent
@@ -21,10 +18,10 @@ from clawgym.errors import TaskError
 from clawgym.records import Layer, Task, TaskFile, ToolServer
 from clawgym.tasks import servers
 from clawgym.tasks.mathematics import ANSWER_CHECK, MATH_FOLDER, checker, math_layer
-from clawgym.tasks.packs.terminal_basic._build import WORDS, csv_text, split_of
+from clawgym.tasks.packs._seeded import Generator, draft_of
 from clawgym.tasks.servers.world import World
 
-__all__ = ["WORDS", "Call", "Draft", "Generator", "build", "call", "csv_text", "generator", "python", "split_of"]
+__all__ = ["APART", "TODAY", "Call", "Draft", "build", "call", "python"]
 
 Call = dict[str, Any]
 """``{"name", "arguments"}``."""
@@ -83,29 +80,6 @@ class Draft:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Generator:
-    """A named family of instances, one for each seed."""
-
-    name: str
-    family: str
-    level: int
-    draft: Callable[[random.Random], Draft]
-    summary: str
-
-
-def generator(
-    name: str, *, family: str, level: int, into: dict[str, Generator]
-) -> Callable[[Callable[[random.Random], Draft]], Callable[[random.Random], Draft]]:
-    """Register the decorated function in ``into`` under ``name``; its docstring is the summary."""
-
-    def register(draft: Callable[[random.Random], Draft]) -> Callable[[random.Random], Draft]:
-        into[name] = Generator(name, family, level, draft, (draft.__doc__ or "").partition("\n")[0])
-        return draft
-
-    return register
-
-
 def call(name: str, **arguments: Any) -> Call:
     """One call of a tool."""
     return {"name": name, "arguments": arguments}
@@ -116,13 +90,9 @@ def python(code: str) -> Call:
     return call("code_interpreter", code=dedent(code).strip("\n"))
 
 
-def build(made_by: Generator, seed: int) -> Task:
+def build(made_by: Generator[Draft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
-    if seed < 0:
-        raise TaskError(
-            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
-        )
-    draft = _draft_on_its_side(made_by, seed)
+    draft = draft_of(made_by, seed, *APART)
     data: dict[str, Any] = {}
     if draft.kind:
         data["answer"] = draft.answer
@@ -136,19 +106,13 @@ def build(made_by: Generator, seed: int) -> Task:
         data |= {"file": servers.WORLD_FILE, "world": _expected(made_by.name, draft)}
     body = _WORLD_CHECK * bool(draft.parts) + _ANSWER_CHECK[draft.kind] + _NOTHING_ELSE * bool(draft.parts)
     return Task(
-        id=f"{made_by.name}-{split_of(seed)[0]}{seed:04d}",
+        id=made_by.task_id(seed),
         instruction=draft.instruction,
         verifier=checker(made_by.name, data, body, world=bool(draft.parts)),
         inputs=tuple(TaskFile(path, text.encode()) for path, text in sorted(draft.inputs.items())),
         layers=layers,
         tools=_tools(draft),
-        metadata={
-            "category": made_by.family,
-            "family": made_by.family,
-            "generator": made_by.name,
-            "level": made_by.level,
-            "seed": seed,
-        },
+        metadata=made_by.metadata(seed),
         solution=(_calls_file("solve.json", draft.calls, draft.said or draft.answer),),
         wrong_solutions=tuple(_calls_file(f"{what}.json", *wrong) for what, wrong in draft.wrong.items()),
         unsupported=unsupported,
@@ -164,23 +128,17 @@ def _tools(draft: Draft) -> tuple[ToolServer, ...]:
     return (world, session) if draft.code else (world,)
 
 
-def _draft_on_its_side(made_by: Generator, seed: int) -> Draft:
-    """Draw until the hashes of instruction and chain fall on the seed's side: this is what keeps the splits apart."""
-    rng = random.Random(f"{made_by.name}:{seed}")
-    for _ in range(1000):
-        draft = made_by.draft(rng)
-        if all(_side(text) == seed % 2 for text in (draft.instruction, chain_of(draft))):
-            return draft
-    raise TaskError(f"{made_by.name}: its instructions do not vary: put something drawn from the seed into the text")
-
-
 def chain_of(draft: Draft) -> str:
     """The reference calls and the answer, as one text."""
     return json.dumps([draft.calls, draft.answer], sort_keys=True)
 
 
-def _side(text: str) -> int:
-    return hashlib.sha256(text.encode()).digest()[0] % 2
+def _instruction(draft: Draft) -> str:
+    return draft.instruction
+
+
+APART = (_instruction, chain_of)
+"""No such text of a draft is on both sides."""
 
 
 def _expected(name: str, draft: Draft) -> dict[str, Any]:

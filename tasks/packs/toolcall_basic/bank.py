@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ._build import TODAY, WORDS, Draft, Generator, call
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import TODAY, Draft, call
 from ._start import day, euros, ledger, people
 
-BANK: dict[str, Generator] = {}
+BANK: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="bank", into=BANK)
 
 _PARTS = ("bank",)

@@ -6,11 +6,13 @@ import random
 from functools import partial
 from itertools import product
 
-from ._build import TODAY, Draft, Generator, call
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import Generator
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import TODAY, Draft, call
 from ._start import Office, after, day, people
 
-CALENDAR: dict[str, Generator] = {}
+CALENDAR: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="calendar", into=CALENDAR)
 
 _PARTS = ("calendar",)

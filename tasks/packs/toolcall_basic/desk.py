@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ._build import TODAY, Draft, Generator, call
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import Generator
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import TODAY, Draft, call
 from ._start import ME, Office, after, day, mailbox, people
 
-DESK: dict[str, Generator] = {}
+DESK: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="desk", into=DESK)
 
 _PARTS = ("calendar", "mail")

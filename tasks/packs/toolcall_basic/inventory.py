@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ._build import Draft, Generator, call
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import Generator
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import Draft, call
 from ._start import day, people, stock
 
-INVENTORY: dict[str, Generator] = {}
+INVENTORY: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="inventory", into=INVENTORY)
 
 _PARTS = ("inventory",)

@@ -6,13 +6,15 @@ import random
 from functools import partial
 from typing import Any
 
-from ._build import TODAY, Draft, Generator, call
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import Generator
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import TODAY, Draft, call
 from ._start import ME, Office, day, ledger, mailbox, people, stock
 from .inventory import _lines
 from .inventory import _start as _stock_start
 
-LOOKUP: dict[str, Generator] = {}
+LOOKUP: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="lookup", into=LOOKUP)
 
 _END = "Change nothing. End with a line `Answer: ...` that holds the number and nothing else."

@@ -6,10 +6,12 @@ import random
 from fractions import Fraction
 from functools import partial
 
-from ._build import Draft, Generator, python
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import Generator
+from clawgym.tasks.packs._seeded import generator as _generator
 
-NUMBERS: dict[str, Generator] = {}
+from ._build import Draft, python
+
+NUMBERS: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="math", into=NUMBERS)
 
 _END = "End with a line `Answer: ...` that holds the number and nothing else."

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ._build import WORDS, Draft, Generator, csv_text, python
-from ._build import generator as _generator
+from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
+from clawgym.tasks.packs._seeded import generator as _generator
+
+from ._build import Draft, python
 from ._start import day, euros
 
-QUESTIONS: dict[str, Generator] = {}
+QUESTIONS: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="data", into=QUESTIONS)
 
 _END = "End with a line `Answer: ...` that holds the number and nothing else."

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from clawgym.agents.openclaw import _tree, install
 from clawgym.agents.openclaw._npm import npm_command
-from clawgym.agents.openclaw.install import TESTED, Installation, Release, cache_folder, installed, verify
+from clawgym.agents.openclaw.install import TESTED, Installation, Release, installed, verify
+from clawgym.cache import cache_folder
 from clawgym.errors import AgentError
 
 from .releases import NODE_PACKAGE, OFFLINE, as_shipped, falsified, make_release, registry
@@ -101,7 +102,7 @@ def its_npm(owner: int) -> psutil.Process:
 
 
 def left_in_cache() -> list[str]:
-    return sorted(entry.name for entry in cache_folder().iterdir() if not entry.name.endswith(".lock"))
+    return sorted(entry.name for entry in cache_folder("openclaw").iterdir() if not entry.name.endswith(".lock"))
 
 
 def test_an_installation_is_whole_and_as_it_was_locked(copy: Installation) -> None:

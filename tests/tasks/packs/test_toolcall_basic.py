@@ -22,6 +22,7 @@ from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import servers
 from clawgym.tasks.packs import toolcall_basic as pack
+from clawgym.tasks.packs._seeded import draft_of
 from clawgym.tasks.packs.toolcall_basic import _build
 
 from ..served import Host, Running
@@ -181,7 +182,7 @@ def test_instances_are_pinned(name: str) -> None:
 @each_generator
 def test_seeds_give_different_instances_on_their_own_sides(name: str) -> None:
     seeds = (*range(12), 10**12, 10**12 + 1)
-    drafts = {seed: _build._draft_on_its_side(pack.GENERATORS[name], seed) for seed in seeds}
+    drafts = {seed: draft_of(pack.GENERATORS[name], seed, *_build.APART) for seed in seeds}
     for seed, draft in drafts.items():
         for text in (draft.instruction, _build.chain_of(draft)):
             assert hashlib.sha256(text.encode()).digest()[0] % 2 == seed % 2

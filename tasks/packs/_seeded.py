@@ -1,0 +1,136 @@
+"""What the packs that are made from integer seeds share: generators by name, two sides, plain words.
+
+Invariants: a draft depends on ``random.Random(f"{generator}:{seed}")`` and on nothing else; even seeds are for
+training and odd seeds are held out, and no text that a pack holds apart is ever on both sides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.records import Task, TaskSet
+
+__all__ = ["WORDS", "Generator", "Pack", "Split", "csv_text", "draft_of", "generator", "split_of"]
+
+D = TypeVar("D")
+Split = Literal["train", "heldout"]
+
+_WORDS = """
+acorn amber anvil apple arrow badge barn basil beach birch blaze bloom brick brook brush cabin cable camel candle
+canoe cedar chalk cherry chess cider clay cliff clock cloud clover coast cobalt comet coral cotton crane creek crown
+daisy delta diamond dolphin drum eagle elbow ember fable falcon feather fern field flint flute forest fossil frost
+garden ginger glacier globe grape gravel guitar hammer harbor hazel heron hill honey ivory jacket jasmine jungle
+kettle kiwi ladder lagoon lantern lemon lilac lily linen lotus magnet mango maple marble meadow melon mint mirror moss
+nectar needle nickel nutmeg oasis ocean olive onion orbit otter oyster paddle panda parrot pebble pepper piano pilot
+planet plum pocket poplar prairie puzzle quartz quilt rabbit raven reef ribbon river robin saddle saffron salmon satin
+shadow silver spruce squid summit sunset
+"""
+WORDS = tuple(_WORDS.split())
+"""Plain words; none is part of another, so that a substring search finds whole words only."""
+
+_SEEDS: dict[Split, Sequence[int]] = {"train": range(0, 16, 2), "heldout": (1, 3)}
+
+
+@dataclass(frozen=True)
+class Generator(Generic[D]):
+    """A named family of instances, one for each seed."""
+
+    name: str
+    family: str
+    level: int
+    draft: Callable[[random.Random], D]
+    summary: str
+
+    def task_id(self, seed: int) -> str:
+        return f"{self.name}-{split_of(seed)[0]}{seed:04d}"
+
+    def metadata(self, seed: int) -> dict[str, Any]:
+        """As it stands in the task."""
+        return {
+            "category": self.family,
+            "family": self.family,
+            "generator": self.name,
+            "level": self.level,
+            "seed": seed,
+        }
+
+
+def generator(
+    name: str, *, family: str, level: int, into: dict[str, Generator[D]]
+) -> Callable[[Callable[[random.Random], D]], Callable[[random.Random], D]]:
+    """Register the decorated function in ``into`` under ``name``; its docstring is the summary."""
+
+    def register(draft: Callable[[random.Random], D]) -> Callable[[random.Random], D]:
+        into[name] = Generator(name, family, level, draft, (draft.__doc__ or "").partition("\n")[0])
+        return draft
+
+    return register
+
+
+def split_of(seed: int) -> Split:
+    """Even seeds are for training, odd seeds are held out."""
+    return "heldout" if seed % 2 else "train"
+
+
+def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
+    """Draw until the hashes of the texts to hold ``apart`` fall on the seed's side: this keeps the splits apart."""
+    if seed < 0:
+        raise TaskError(
+            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
+        )
+    rng = random.Random(f"{made_by.name}:{seed}")
+    for _ in range(1000):
+        draft = made_by.draft(rng)
+        if all(hashlib.sha256(text(draft).encode()).digest()[0] % 2 == seed % 2 for text in apart):
+            return draft
+    raise TaskError(f"{made_by.name}: its instructions do not vary: put something drawn from the seed into the text")
+
+
+@dataclass(frozen=True)
+class Pack(Generic[D]):
+    """A task set that is made from seeds."""
+
+    name: str
+    version: str
+    generators: Mapping[str, Generator[D]]
+    """In the order of :meth:`load`."""
+    build: Callable[[Generator[D], int], Task]
+
+    def make(self, generator: str, seed: int) -> Task:
+        """The instance of a generator for a seed: the same one everywhere."""
+        if generator not in self.generators:
+            near = difflib.get_close_matches(generator, self.generators, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(self.generators)}"
+            raise TaskSetNotFound(f"{self.name} has no generator {generator!r}: {hint}")
+        return self.build(self.generators[generator], seed)
+
+    def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
+        """One task per generator and seed: by default two held-out ones of each generator, or eight for training.
+
+        ``seeds`` must lie on the side of ``split``: even for ``train``, odd for ``heldout``.
+        """
+        if split not in _SEEDS:
+            raise TaskSetNotFound(f"{self.name} has no split {split!r}: choose 'train' or 'heldout'")
+        chosen = _SEEDS[split] if seeds is None else tuple(seeds)
+        for seed in chosen:
+            if split_of(seed) != split:
+                parity = "even" if split == "train" else "odd"
+                raise TaskError(f"{self.name}: seed {seed} is not in the split {split!r}: its seeds are {parity}")
+        tasks = tuple(self.make(name, seed) for name in self.generators for seed in chosen)
+        return TaskSet(name=f"{self.name}:{split}", tasks=tasks, version=self.version)
+
+
+def csv_text(rows: list[list[Any]], delimiter: str = ",", end: str = "\n") -> str:
+    """Rows as CSV text, quoted only where needed."""
+
+    def cell(value: Any) -> str:
+        text = "" if value is None else str(value)
+        return '"' + text.replace('"', '""') + '"' if set(text) & {delimiter, '"', "\n", "\r"} else text
+
+    return "".join(delimiter.join(cell(value) for value in row) + end for row in rows)
