@@ -9,15 +9,12 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode
 
 import clawgym  # noqa: F401  # registers the ids
-from clawgym.envs.checker import check_vector_env
 from clawgym.records import Limits, TaskFile, TaskSet
 
 from ..verifiers.tasks_for_tests import task
-from .test_toolcall import says, seen
+from .says import says, seen
 
 LIMITS = Limits(max_steps=6, verify_seconds=10, memory_mb=256, disk_mb=64, agent_seconds=60, command_seconds=3)
 NUMBERS = (TaskFile("input/numbers.txt", b"1 2 3\n"), TaskFile("sum.py", b"print(1)\n", executable=True))
@@ -29,18 +26,6 @@ def env() -> Iterator[gym.Env]:
     made = gym.make("ClawGym/swe-v0", tasks=TASKS)
     yield made
     made.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*render")
-def test_one_env_passes_gymnasiums_checker(env: gym.Env) -> None:
-    check_env(env.unwrapped)
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_batch_passes_our_checker(mode: AutoresetMode) -> None:
-    batch = gym.make_vec("ClawGym/swe-v0", num_envs=3, tasks=TASKS, autoreset_mode=mode)
-    check_vector_env(batch, end_action="submit", action="echo hi")
-    batch.close()
 
 
 def test_commands_and_the_editor_in_one_box(env: gym.Env) -> None:

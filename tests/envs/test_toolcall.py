@@ -6,35 +6,23 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import gymnasium as gym
 import pytest
-from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from hypothesis import strategies as st
 
 import clawgym  # registers the ids
 from clawgym.envs._tools import _calls_of
 from clawgym.envs._vector import TaskVectorEnv
-from clawgym.envs.checker import check_vector_env
 from clawgym.records import TaskSet
 
 from ..tools.tasks_with_tools import LIMITS, noting, tiny
+from .says import says, seen
 
 pytest.importorskip("mcp")
 TASKS = TaskSet("notes", (noting(),))
 TWO = TaskSet("two", (noting(tiny("two", "b_")),))
-
-
-def says(*calls: tuple[str, dict[str, Any]], content: str | None = None) -> str:
-    functions = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
-    return json.dumps({"content": content, "tool_calls": functions})
-
-
-def seen(observation: dict[str, Any]) -> list[str]:
-    return [message["content"] for message in json.loads(observation["messages"])]
 
 
 SUBMIT = says(("submit", {"message": "forty-two"}))
@@ -45,18 +33,6 @@ def env() -> Iterator[gym.Env]:
     made = gym.make("ClawGym/toolcall-v0", tasks=TASKS, render_mode="ansi")
     yield made
     made.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*render")
-def test_one_env_passes_gymnasiums_checker(env: gym.Env) -> None:
-    check_env(env.unwrapped)
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_batch_passes_our_checker(mode: AutoresetMode) -> None:
-    batch = gym.make("ClawGym/toolcall-v0", num_envs=2, tasks=TASKS, autoreset_mode=mode)
-    check_vector_env(batch, end_action=SUBMIT, action=says(("echo", {"text": "hi"})))
-    batch.close()
 
 
 def test_an_episode(env: gym.Env) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from typing import Any
@@ -19,7 +18,7 @@ from clawgym.records import GradingMode, Outcome, TaskFile, ToolCall, ToolServer
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-from ..tools.conftest import boxes
+from ..tools.conftest import boxes, leaves_nothing
 from ..tools.tasks_with_tools import LIMITS, RIGHT, call, noting, tiny
 from .test_run_episode import Custom
 
@@ -129,14 +128,8 @@ async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend
 async def test_cancelled_at_any_moment_nothing_is_left(backend: Backend) -> None:
     made = noting(tiny("two", "b_"))
     slow = [{"name": "sleep", "arguments": {"seconds": 1}}, *RIGHT]
-    for delay in (0.05, 0.15, 0.3, 0.6, 1.2, 1.6):
-        running = asyncio.ensure_future(run_episode(made, ScriptAgent(json.dumps(slow).encode()), backend, seed=0))
-        await asyncio.sleep(delay)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        async with asyncio.timeout(10):
-            while boxes(backend):  # noqa: ASYNC110  # a box that was being made ends in the background
-                await asyncio.sleep(0.02)
+    agent = ScriptAgent(json.dumps(slow).encode())
+    await leaves_nothing(backend, lambda: run_episode(made, agent, backend, seed=0), 0.05, 0.15, 0.3, 0.6, 1.2, 1.6)
 
 
 async def test_the_time_runs_out_in_a_call(backend: Backend) -> None:

@@ -22,9 +22,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from clawgym.errors import SandboxUnavailable
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
-from clawgym.sandbox import backend as make_backend
+
+from ..conftest import usable
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,8 @@ def traits(request: pytest.FixtureRequest) -> Traits:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(traits: Traits) -> AsyncIterator[Backend]:
     """One backend for the tests of a module."""
-    made = make_backend(traits.name)
-    try:
-        await made.probe()
-    except SandboxUnavailable as error:
-        await made.aclose()
-        pytest.skip(str(error))
-    yield made
-    await made.aclose()
+    async with usable(traits.name) as made:
+        yield made
 
 
 async def processes(box: Sandbox) -> str:

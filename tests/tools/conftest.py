@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from clawgym.records import Task
 from clawgym.sandbox import Backend, Sandbox
@@ -12,7 +14,7 @@ from clawgym.tools import Tools, box_spec, open_tools
 
 from ..sandbox.conftest import docker_engine
 
-__all__ = ["Opened", "boxes", "docker_engine", "opened"]
+__all__ = ["Opened", "boxes", "docker_engine", "leaves_nothing", "opened"]
 
 
 @dataclass
@@ -44,3 +46,15 @@ async def opened(task: Task, backend: Backend) -> AsyncIterator[Opened]:
 def boxes(backend: Backend) -> set[str]:
     """Those that are open."""
     return set(backend.boxes)  # type: ignore[attr-defined]
+
+
+async def leaves_nothing(backend: Backend, begin: Callable[[], Coroutine[Any, Any, Any]], *delays: float) -> None:
+    """Cancelled after each of ``delays`` seconds, what ``begin`` does leaves no box."""
+    for delay in delays:
+        running = asyncio.ensure_future(begin())
+        await asyncio.sleep(delay)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        async with asyncio.timeout(10):
+            while boxes(backend):  # noqa: ASYNC110  # a box that was being made ends in the background
+                await asyncio.sleep(0.02)

@@ -19,7 +19,7 @@ from clawgym.sandbox import Backend
 from clawgym.tools import Refused
 
 from ..conftest import usable
-from .conftest import Opened, boxes, opened
+from .conftest import Opened, boxes, leaves_nothing, opened
 from .tasks_with_tools import LIMITS, call, noting, tiny
 
 pytest.importorskip("mcp")
@@ -199,19 +199,11 @@ async def test_closing_lets_servers_end_and_is_idempotent(backend: Backend) -> N
 
 
 async def test_whoever_is_interrupted_leaves_no_box(backend: Backend) -> None:
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
-        opening = asyncio.ensure_future(_open_and_wait(backend))
-        await asyncio.sleep(delay)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-        async with asyncio.timeout(10):
-            while boxes(backend):  # noqa: ASYNC110  # a box that was being made ends in the background
-                await asyncio.sleep(0.02)
+    async def open_and_wait() -> None:
+        async with opened(noting(tiny("two", "b_"), tiny("three", "c_")), backend):
+            await asyncio.sleep(60)
 
-
-async def _open_and_wait(backend: Backend) -> None:
-    async with opened(noting(tiny("two", "b_"), tiny("three", "c_")), backend):
-        await asyncio.sleep(60)
+    await leaves_nothing(backend, open_and_wait, 0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 NAMES = ["echo", "b_echo", "add", "b_add", "nothing", "submit"]
