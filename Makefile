@@ -4,7 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(FIT)' 2>/dev/null && { command -v $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Half of the time of a test is waiting.
+WORKERS ?= 3
 
 .PHONY: demo test lint unit soak system clean FORCE
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -132,9 +133,11 @@ def test_an_openclaw_that_dies_ends_its_episode(env: gym.Env) -> None:
 
 def test_an_interrupted_step_ends_the_episode(env: gym.Env) -> None:
     env.reset(seed=1)
-    threading.Timer(2, _thread.interrupt_main).start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs in the background ignores it
+    threading.Timer(2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         env.step(call("exec", command="sleep 100"))
+    signal.signal(signal.SIGINT, before)
     with pytest.raises(clawgym.ClawGymError, match="reset"):
         env.step("Done.")
 
@@ -176,6 +179,7 @@ def test_what_a_model_samples_is_an_action_and_closing_leaves_nothing(
     env.close()
 
 
+@pytest.mark.skipif(not os.environ.get("CLAWGYM_WHOLE"), reason="with CLAWGYM_WHOLE=1: twenty OpenClaws one by one")
 @pytest.mark.filterwarnings("ignore:.*render", "ignore:.*spec")
 def test_one_env_passes_gymnasiums_checker(openclaw: Any) -> None:
     made = gym.make("ClawGym/openclaw-v0", tasks=TASKS, prompt="slim", spare=2)

@@ -25,7 +25,7 @@ from clawgym.records import prompt_ids
 sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
 from scripted import ScriptedEngine
 
-HISTORIES = int(os.environ.get("CLAWGYM_SOAK", 0)) or 1000
+HISTORIES = int(os.environ.get("CLAWGYM_SOAK", 0)) or 400
 """Conversations in one run; each has some ten requests."""
 
 TOOLS = [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in ("exec", "spawn")]

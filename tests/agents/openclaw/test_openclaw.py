@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -79,7 +80,8 @@ async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path
     tasks = {name: make_task(name, limits=limits.get(name, Limits())) for name in scripts}
     said = {tasks[name].instruction: lines for name, lines in scripts.items()}
     async with openclaw_desk(model_folder, tmp_path / "p.db", said, prompt="slim") as (agent, _, pool):
-        ended = {name: await run_episode(task, agent, backend, seed=0) for name, task in tasks.items()}
+        works = [run_episode(task, agent, backend, seed=0) for task in tasks.values()]
+        ended = dict(zip(tasks, await asyncio.gather(*works), strict=True))
         states = {e.task_id: (e.state, e.outcome) for e in pool.episodes()}
     assert hidden(ended["dead"])[0] is Outcome.INFRA
     assert "upstream said 500" in ended["dead"].error
