@@ -35,7 +35,7 @@ lint: $(VENV)/.installed .lint
 
 unit: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The invariants at full length: hours. Its last figures are kept in docs/soak.md.
 soak: $(VENV)/.installed

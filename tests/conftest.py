@@ -27,6 +27,28 @@ settings.register_profile("clawgym", deadline=None, suppress_health_check=[Healt
 settings.load_profile("clawgym")
 
 
+LONGEST = (
+    "envs/test_openclaw.py",
+    "evaluation/test_escape.py",
+    "agents/openclaw/test_openclaw.py",
+    "invariants/test_nothing_left.py",
+    "invariants/test_faults_engine.py",
+    "invariants/test_ray_nodes.py",
+    "sandbox/test_ordinary_user.py",
+    "cli/test_cli.py",
+)
+"""These begin first: what begins last is waited for alone."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.path.as_posix()
+        return next((n for n, longest in enumerate(LONGEST) if name.endswith(longest)), len(LONGEST))
+
+    items.sort(key=place)
+
+
 @contextlib.asynccontextmanager
 async def usable(name: str) -> AsyncIterator[Backend]:
     """The backend of this name; skips where it cannot work."""
