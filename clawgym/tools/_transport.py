@@ -7,6 +7,7 @@ bound the connection is over; a line that is no message is left out; nothing her
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -14,15 +15,13 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-__all__ = ["MAX_LINE", "Errors", "Incoming", "Outgoing", "whole"]
+__all__ = ["MAX_LINE", "Incoming", "Outgoing", "whole"]
 
 MAX_LINE = 4 * 2**20
 """Bytes of one message."""
 _UNASKED = 16 * 2**20
 """Bytes between two calls; each message counts for :data:`_MESSAGE` more than it has."""
 _MESSAGE = 16 * 2**10
-_KEPT = 4096
-"""Bytes of stderr."""
 
 
 class Incoming:
@@ -100,7 +99,8 @@ class Outgoing:
     def end(self) -> None:
         """The server reads to its end."""
         if self._writer.can_write_eof() and not self._writer.is_closing():
-            self._writer.write_eof()
+            with contextlib.suppress(OSError):  # it has gone before
+                self._writer.write_eof()
 
     async def aclose(self) -> None:
         """The socket is closed by its owner."""
@@ -110,36 +110,6 @@ class Outgoing:
 
     async def __aexit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         await self.aclose()
-
-
-class Errors:
-    """The end of what a server writes to stderr. Read at a pace that costs nobody anything."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-        self._kept = b""
-        self._task = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        try:
-            while chunk := await self._reader.read(2**16):
-                self._kept = (self._kept + chunk)[-_KEPT:]
-                await asyncio.sleep(0.01)
-        except OSError:
-            pass
-
-    @property
-    def text(self) -> str:
-        """As it goes into a message; empty if there is nothing."""
-        said = self._kept.decode("utf-8", "backslashreplace").strip()
-        return f"; it wrote: {said}" if said else ""
-
-    async def aclose(self, patience: float = 0.0) -> None:
-        """Stop reading, after ``patience`` seconds for what is under way."""
-        try:
-            await asyncio.wait([self._task], timeout=patience)
-        finally:
-            self._task.cancel()
 
 
 def _message(line: bytes) -> SessionMessage | None:
