@@ -21,6 +21,7 @@ from clawgym.errors import TaskError
 
 __all__ = [
     "DEFAULT_WORKSPACE",
+    "Desktop",
     "Episode",
     "GradingMode",
     "Image",
@@ -31,6 +32,7 @@ __all__ = [
     "Phase",
     "Role",
     "Sample",
+    "Site",
     "Step",
     "Task",
     "TaskFile",
@@ -231,6 +233,40 @@ class ToolServer:
             raise TaskError(f"tool server {self.name!r}: a name has letters, digits and '-' only: rename it")
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A web server in the episode's box, whose workspace is graded; it listens at 127.0.0.1:8080."""
+
+    argv: tuple[str, ...]
+    """Started in the workspace."""
+    files: tuple[TaskFile, ...] = ()
+    """Read-only at ``/tools/site``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desktop:
+    """A screen with programs, which the agent sees and drives by mouse and keyboard and by nothing else."""
+
+    width: int = 1024
+    """Pixels."""
+    height: int = 768
+    programs: tuple[tuple[str, ...], ...] = ()
+    """Each opens one window; started in the workspace, in this order."""
+    site: Site | None = None
+    """Then the desktop is in a box of its own, and its browser sees this site: nothing that the agent reaches in there
+    reaches the files of the site but by asking the site."""
+    page: str = ""
+    """What a browser opens at the start, such as ``/orders``; no browser if empty."""
+
+    def __post_init__(self) -> None:
+        if not (320 <= self.width <= 3840 and 240 <= self.height <= 2160):
+            raise TaskError(f"desktop of {self.width} x {self.height} pixels: choose 320 x 240 to 3840 x 2160")
+        if self.page and (self.site is None or not self.page.startswith("/")):
+            raise TaskError(f"desktop page {self.page!r}: give a path like '/orders', and the site that has it")
+        if self.site is not None and self.programs:
+            raise TaskError("a desktop has a site or programs of its own, not both: the box of a site has no files")
+
+
 @dataclass(frozen=True)
 class Task:
     """One piece of work."""
@@ -249,10 +285,12 @@ class Task:
     """Absolute folder in the box -> what is mounted there, in the agent's boxes and the verifier's."""
     tools: tuple[ToolServer, ...] = ()
     """What the agent acts with. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
+    desktop: Desktop | None = None
+    """What the agent acts with, instead of tools."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
     solution: tuple[TaskFile, ...] = ()
-    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace, or for a task with ``tools``
+    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace, or where the task brings tools
     ``solve.json``, a list of calls ``{"name", "arguments"}``. Not part of the hash."""
     wrong_solutions: tuple[TaskFile, ...] = ()
     """Scripts (or lists of calls) that must not pass. Not part of the hash."""
@@ -261,9 +299,14 @@ class Task:
     origin: str = ""
     """Where the task was read, for messages."""
 
+    @property
+    def brings_tools(self) -> bool:
+        """Whether the agent acts with what the task brings, tool servers or a desktop, instead of a shell."""
+        return bool(self.tools) or self.desktop is not None
+
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers and tools."""
+        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers, tools and desktop."""
         return self.content_hash_with(self.verifier._digest_over(self._files[1]))
 
     def content_hash_with(self, verifier: str) -> str:
@@ -273,14 +316,18 @@ class Task:
             what.append(sorted((target, layer.digest) for target, layer in self.layers.items()))
             what.append([(s.name, list(s.argv), sorted(s.env.items())) for s in self.tools])
             what.append(self._files[2])
+        if (desktop := self.desktop) is not None:
+            what.append([desktop.width, desktop.height, [list(argv) for argv in desktop.programs], desktop.page])
+            what.append([list(desktop.site.argv) if desktop.site else [], self._files[3]])
         head = json.dumps(what)
         return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
 
     @cached_property
-    def _files(self) -> tuple[_Rows, _Rows, _Rows]:
-        """Inputs, verifier and tool servers, as they were when the hash was taken."""
+    def _files(self) -> tuple[_Rows, _Rows, _Rows, _Rows]:
+        """Inputs, verifier, tool servers and site, as they were when the hash was taken."""
         served = (replace(file, path=f"{server.name}/{file.path}") for server in self.tools for file in server.files)
-        return _rows(self.inputs), _rows(self.verifier.files), _rows(served)
+        site = self.desktop.site.files if self.desktop and self.desktop.site else ()
+        return _rows(self.inputs), _rows(self.verifier.files), _rows(served), _rows(site)
 
     def frozen(self) -> Task:
         """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
@@ -294,8 +341,12 @@ class Task:
 
         verifier = replace(self.verifier, files=held(self.verifier.files))
         tools = tuple(replace(server, files=held(server.files)) for server in self.tools)
-        copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools)
-        for kind, old, new in zip(("input", "verifier file", "file of tool"), taken_of, copy._files, strict=True):
+        desktop = self.desktop
+        if desktop is not None and desktop.site is not None:
+            desktop = replace(desktop, site=replace(desktop.site, files=held(desktop.site.files)))
+        copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools, desktop=desktop)
+        kinds = ("input", "verifier file", "file of tool", "file of the site")
+        for kind, old, new in zip(kinds, taken_of, copy._files, strict=True):
             if old != new:
                 path = min(set(new) - set(old))[0]
                 raise TaskError(
@@ -468,6 +519,8 @@ class Observation:
 
     content: str
     call_id: str | None = None
+    image: Image | None = None
+    """What the screen showed."""
 
 
 @dataclass(frozen=True)

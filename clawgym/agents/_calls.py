@@ -8,7 +8,7 @@ from importlib import metadata
 
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.records import Observation, Step, ToolCall
-from clawgym.tools import SUBMIT, Refused
+from clawgym.tools import Refused, aimed, closing
 
 __all__ = ["VERSION", "now", "run_calls"]
 
@@ -21,15 +21,17 @@ def now() -> str:
 
 
 async def run_calls(context: AgentContext, calls: Iterable[ToolCall], *, timeout: float | None = None) -> AgentReport:
-    """Carry out ``calls`` one after another up to a ``submit``, each recorded as a step, also when the box dies
-    under it."""
-    for call in calls:
+    """Carry out ``calls`` one after another up to one that closes the work, each recorded as a step, also when the box
+    dies under it. A coordinate of a desktop may be a CSS selector here: the middle of what it names is meant."""
+    for planned in calls:
+        call = await aimed(context.tools, planned)
         started = now()
         observations: list[Observation] = []
         try:
             observations += await context.tools.call_all([call], timeout=timeout)
         finally:
             context.record(Step("agent", "", started, tool_calls=(call,), observations=tuple(observations)))
-        if call.name == SUBMIT and not isinstance(observations[0], Refused):
-            return AgentReport(final_message=call.arguments.get("message") or "")
+        said = closing(call)
+        if said is not None and not isinstance(observations[0], Refused):
+            return AgentReport(final_message=said)
     return AgentReport()

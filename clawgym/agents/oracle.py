@@ -19,7 +19,7 @@ SOLUTION_DIR = "/tmp/.clawgym-solution"
 
 def solution_name(task: Task) -> str:
     """The entry of its reference solution."""
-    return "solve.json" if task.tools else "solve.sh"
+    return "solve.json" if task.brings_tools else "solve.sh"
 
 
 class OracleAgent:
@@ -36,7 +36,7 @@ class OracleAgent:
         entry = next((f for f in task.solution if f.path == name), None)
         if entry is None:
             raise AgentError(f"task {task.id} has no reference solution: add solution/{name}, or leave it out")
-        if task.tools:
+        if task.brings_tools:
             return await run_calls(context, read_calls(entry.read(), f"task {task.id}: {name}"))
         await context.sandbox.put(task.solution, SOLUTION_DIR)
         call = bash_call(f"bash {SOLUTION_DIR}/solve.sh")

@@ -48,7 +48,7 @@ class ScriptAgent:
 
     async def run(self, context: AgentContext) -> AgentReport:
         """Run the script. One that fails is graded like any other work."""
-        if context.task.tools:
+        if context.task.brings_tools:
             try:
                 calls = read_calls(self._script, f"task {context.task.id} has tools, and the script of {self.name!r}")
             except TaskError as error:

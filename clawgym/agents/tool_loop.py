@@ -16,7 +16,7 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
-from clawgym.tools import SUBMIT, Refused
+from clawgym.tools import Refused, closing
 
 __all__ = ["SYSTEM_PROMPT", "TOOLS_PROMPT", "ToolLoopAgent"]
 
@@ -71,7 +71,7 @@ class ToolLoopAgent:
         """Work on the task. See the class."""
         task = context.task
         dialect = self._dialect
-        if task.tools and not dialect.offers_tools:
+        if task.brings_tools and not dialect.offers_tools:
             raise AgentError(f"task {task.id} brings tools, which protocol 'text' cannot call: use protocol 'tools'")
         tools = context.tools.schemas if dialect.offers_tools else ()
         sampling = self._sampling
@@ -116,8 +116,8 @@ class ToolLoopAgent:
                     )
                 )
             done = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, Refused)]
-            if submits := [call for call in done if call.name == SUBMIT]:
-                return AgentReport(final_message=submits[-1].arguments.get("message") or completion.text, usage=usage)
+            if words := [said for call in done if (said := closing(call)) is not None]:
+                return AgentReport(final_message=words[-1] or completion.text, usage=usage)
             malformed = 0 if done else malformed + 1
             if malformed >= self._max_malformed:
                 if reply.prose:
@@ -146,5 +146,5 @@ class ToolLoopAgent:
         if self._system_prompt is not None:
             return self._system_prompt
         task = context.task
-        prompt = TOOLS_PROMPT if task.tools else SYSTEM_PROMPT
+        prompt = TOOLS_PROMPT if task.brings_tools else SYSTEM_PROMPT
         return prompt.format(workspace=task.workspace, command_seconds=task.limits.command_seconds)

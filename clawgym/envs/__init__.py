@@ -23,6 +23,7 @@ OURS = {
     "ClawGym/terminal-v0": ("clawgym.envs.terminal:TerminalKit", "terminal-basic"),
     "ClawGym/openclaw-v0": ("clawgym.envs.openclaw:OpenClawKit", "terminal-basic"),
     "ClawGym/swe-v0": ("clawgym.envs.swe:SweKit", "swe-basic"),
+    "ClawGym/gui-v0": ("clawgym.envs.gui:GuiKit", "gui-basic"),
     "ClawGym/toolcall-v0": ("clawgym.envs.toolcall:ToolCallKit", "toolcall-basic"),
 }
 """Id -> its kit, which has the options of its own, and the tasks that it plays unless told otherwise."""

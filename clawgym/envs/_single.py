@@ -11,19 +11,26 @@ from clawgym.envs._tasks import TaskChoice
 from clawgym.envs.kit import EnvKit
 from clawgym.records import Episode, TaskSet
 
-__all__ = ["TaskEnv"]
+__all__ = ["TaskEnv", "checked_mode"]
 
 
-class TaskEnv(gym.Env[dict[str, Any], str]):
+def checked_mode(kit: EnvKit, mode: str | None) -> str | None:
+    """Raises ValueError for a mode of rendering that ``kit`` does not have."""
+    if mode not in (None, kit.render_mode):
+        raise ValueError(f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out")
+    return mode
+
+
+class TaskEnv(gym.Env[dict[str, Any], Any]):
     """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
 
     ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012  # Gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
 
     def __init__(self, kit: EnvKit, tasks: str | TaskSet, *, backend: str, render_mode: str | None) -> None:
-        self.render_mode = render_mode
+        self.render_mode = checked_mode(kit, render_mode)
         self.choice = TaskChoice(tasks)
         self.action_space = kit.action_space
         self.observation_space = kit.observation_space
@@ -39,8 +46,8 @@ class TaskEnv(gym.Env[dict[str, Any], str]):
         self._backend_name = backend
         self._worker = kit.worker()
         self._runtime.users.add(self)
-        self.metadata = {**self.metadata, "isolation": self._runtime.run(made.probe()).as_dict()}
-        self._screen = ""
+        self.metadata = {"render_modes": [kit.render_mode], "isolation": self._runtime.run(made.probe()).as_dict()}
+        self._screen: Any = None
 
     @property
     def episode(self) -> Episode | None:
@@ -58,13 +65,14 @@ class TaskEnv(gym.Env[dict[str, Any], str]):
         self._screen = self._kit.screen(observation)
         return observation, info
 
-    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        result = self._runtime.run(self._worker.step(str(action)))
-        self._screen = f"$ {action}\n{self._kit.screen(result[0])}"
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        result = self._runtime.run(self._worker.step(action))
+        screen = self._kit.screen(result[0])
+        self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) else screen
         return result
 
-    def render(self) -> str | None:  # type: ignore[override]
-        return self._screen if self.render_mode == "ansi" else None
+    def render(self) -> Any:
+        return self._screen if self.render_mode is not None else None
 
     def close(self) -> None:
         if self._backend_name is None:

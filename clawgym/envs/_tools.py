@@ -48,6 +48,7 @@ class ToolsWorker:
 
     async def step(self, action: str) -> StepResult:
         """One message, with any number of calls."""
+        action = str(action)
         attempt = self._play.running()
         if attempt.failed_infra:
             return await self._end([], {})
@@ -130,6 +131,8 @@ def _message(seen: Observation) -> dict[str, Any]:
 
 class ToolsKit:
     """Boxes with the tools of their task (:class:`~clawgym.envs.kit.EnvKit`)."""
+
+    render_mode = "ansi"
 
     def __init__(self, action_format: ActionFormat, reward: Reward, *, commands: bool) -> None:
         if action_format not in ("message", "hermes", "qwen3-coder"):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, iterate
 
 from clawgym.envs._answers import Answers
 from clawgym.envs._runtime import runtime
+from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs.kit import EnvKit, StepResult
 from clawgym.errors import ClawGymError
@@ -40,7 +41,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     ``truncated`` bool (N,). ``info`` values are arrays of shape (N,) with a mask ``_<key>``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["ansi", "rgb_array"],
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: ask for one environment or more")
         self.num_envs = num_envs
-        self.render_mode = render_mode
+        self.render_mode = checked_mode(kit, render_mode)
         self.closed = False
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.choice = TaskChoice(tasks)
@@ -75,7 +79,11 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self._workers = [kit.worker() for _ in range(num_envs)]
         self._runtime.users.add(self)
         isolation = self._runtime.run(made.probe()).as_dict()
-        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode, "isolation": isolation}
+        self.metadata = {
+            "render_modes": [kit.render_mode],
+            "autoreset_mode": self.autoreset_mode,
+            "isolation": isolation,
+        }
         self._rngs: list[np.random.Generator] = []
         self._options: dict[str, Any] | None = None
         self._over = np.zeros(num_envs, dtype=np.bool_)
@@ -133,9 +141,11 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         return self._batch(range(self.num_envs)), infos
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
-        self, actions: Sequence[str]
+        self, actions: Any
     ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action for each environment; waits for all."""
+        """One action for each environment (a sequence, or what the batched action space samples); waits for all."""
+        if isinstance(actions, Mapping):
+            actions = list(iterate(self.action_space, actions))
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: give one for each")
         self.send(actions, range(self.num_envs))
@@ -145,7 +155,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
 
     # -- asynchronous
 
-    def send(self, actions: Sequence[str], env_ids: Sequence[int]) -> None:
+    def send(self, actions: Sequence[Any], env_ids: Sequence[int]) -> None:
         """Start one action in each of ``env_ids``; returns at once.
 
         Raises :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
@@ -164,7 +174,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         for i in ids:
             if self._over[i] and self.autoreset_mode is AutoresetMode.DISABLED:
                 raise gym.error.ResetNeeded(f"environment {i} is over: reset(options={{'reset_mask': ...}}) first")
-        self._runtime.start([self._one(i, str(action)) for i, action in zip(ids, actions, strict=True)])
+        self._runtime.start([self._one(i, action) for i, action in zip(ids, actions, strict=True)])
         self._busy.update(ids)
 
     def recv(
@@ -211,10 +221,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         """The record of each environment's last finished episode."""
         return [worker.last for worker in self._workers]
 
-    def render(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        if self.render_mode != "ansi":
+    def render(self) -> tuple[Any, ...] | None:  # type: ignore[override]
+        if self.render_mode is None or any(o is None for o in self._seen):
             return None
-        return tuple(self._kit.screen(o) if o else "" for o in self._seen)
+        return tuple(self._kit.screen(o) for o in self._seen if o is not None)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Called by ``close()``: drop running attempts and the boxes they hold."""
@@ -247,7 +257,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         task = self.choice.pick(self._rngs[i], self._options, i)
         return task, int(self._rngs[i].integers(2**31)), self.choice.floor(task)
 
-    async def _one(self, i: int, action: str) -> None:
+    async def _one(self, i: int, action: Any) -> None:
         worker = self._workers[i]
         try:
             if self._over[i]:  # NEXT_STEP
@@ -270,8 +280,8 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         batched: dict[str, Any] = {}
         for key in rows[0] or ():
             values = [row[key] for row in rows if row is not None]
-            text = isinstance(self._kit.observation_space[key], gym.spaces.Text)
-            batched[key] = tuple(values) if text else np.array(values, dtype=np.int64)
+            space = self._kit.observation_space[key]
+            batched[key] = tuple(values) if isinstance(space, gym.spaces.Text) else np.stack(values, dtype=space.dtype)
         return batched
 
 

@@ -34,8 +34,9 @@ class EnvWorker(Protocol):
         ``info['error']``; the first step then ends the episode as ``infra``."""
         ...
 
-    async def step(self, action: str) -> StepResult:
-        """One step. Raises :class:`~clawgym.errors.ClawGymError` where no episode runs."""
+    async def step(self, action: Any) -> StepResult:
+        """One step with an action of the kit's space. Raises :class:`~clawgym.errors.ClawGymError` where no episode
+        runs."""
         ...
 
     def forget(self) -> None:
@@ -50,8 +51,10 @@ class EnvWorker(Protocol):
 class EnvKit(Protocol):
     """One kind of environment. Observations are dicts; text in them is a space of :class:`gymnasium.spaces.Text`."""
 
-    action_space: gym.spaces.Text
+    action_space: gym.Space[Any]
     observation_space: gym.spaces.Dict
+    render_mode: str
+    """What :meth:`screen` makes: ``ansi`` or ``rgb_array``."""
 
     async def open(self, backend: Backend, num_envs: int) -> None:
         """Make ready what all ``num_envs`` workers share; once, before the first :meth:`worker`."""
@@ -61,8 +64,8 @@ class EnvKit(Protocol):
         """One more environment."""
         ...
 
-    def screen(self, observation: dict[str, Any]) -> str:
-        """``observation`` for a person."""
+    def screen(self, observation: dict[str, Any]) -> Any:
+        """``observation`` for a person: text, or an image (uint8 of shape (height, width, 3))."""
         ...
 
     async def aclose(self) -> None:

@@ -125,6 +125,7 @@ class OpenClawWorker:
 
     async def step(self, action: str) -> StepResult:
         """Answer the request that was shown last."""
+        action = str(action)
         if self._play is None:
             raise ClawGymError("the episode is over or was never started: call reset() first")
         info: dict[str, Any] = {}
@@ -216,6 +217,8 @@ class OpenClawKit:
 
     Raises :class:`~clawgym.errors.AgentError` if OpenClaw is not installed.
     """
+
+    render_mode = "ansi"
 
     def __init__(
         self,

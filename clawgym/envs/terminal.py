@@ -46,6 +46,7 @@ class TerminalWorker:
 
     async def step(self, action: str) -> StepResult:
         """One command, or :data:`SUBMIT`."""
+        action = str(action)
         attempt, shell = self._play.running(), self._shell
         if attempt.failed_infra or shell is None:
             return await self._end("", 1, attempt.task.workspace)
@@ -107,6 +108,8 @@ class TerminalKit:
     ``terminated`` on submit (or a broken box), ``truncated`` when the budget of steps or seconds is used up, or the
     host failed. The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
     """
+
+    render_mode = "ansi"
 
     def __init__(self, *, reward: Reward = "official", max_output: int = 65536 + 64) -> None:
         self.action_space: gym.spaces.Text = terminal_action_space()

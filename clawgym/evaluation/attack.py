@@ -135,14 +135,14 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
     twins: dict[tuple[str, str], dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for exploit in exploits:
-        if exploit.served != bool(task.tools):
+        if task.desktop is not None or exploit.served != bool(task.tools):
             continue
         script, twin = exploit.script(task), exploit.twin(task)
         if not script:
             continue
         found[exploit.name] = {}
         # The public harnesses know no tools.
-        for harness in (OURS, STOCK) if stock and not task.tools else (OURS,):
+        for harness in (OURS, STOCK) if stock and not task.brings_tools else (OURS,):
             if (harness, twin) not in twins:
                 twins[harness, twin] = await _score(task, twin, backend, harness)
                 if twins[harness, twin]["score"] is None:

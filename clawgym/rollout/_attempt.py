@@ -70,7 +70,7 @@ class Attempt:
                     f"task {task.id} cannot run here: its layer {layer.name} is gone from {layer.folder}: prepare it "
                     "again (`clawgym tasks prepare`), and read the task again"
                 )
-        if task.tools and resident is not None:
+        if task.brings_tools and resident is not None:
             raise AgentError(
                 f"agent {agent!r} has tools of its own, and task {task.id} brings others: use tool-loop (or oracle, "
                 "replay, script, noop)"

@@ -1,4 +1,4 @@
-"""Runs inside a box, standard library only: becomes a tool server whose stdin and stdout are a socket that we hold.
+"""Runs inside a box, standard library only: becomes a program whose stdin and stdout are a socket that we hold.
 
 ``python3 -I -S -c <this file> PLACE PROGRAM ...``: PLACE is a port of 127.0.0.1, or the path of a unix socket in a box
 without a loopback. The first connection is stdin and stdout, the second is stderr; nothing listens from then on, and

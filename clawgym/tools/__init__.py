@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from clawgym.records import Task
+from dataclasses import replace
+
+from clawgym.records import Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._boxes import box_spec
-from clawgym.tools.protocol import SUBMIT, Refused, Tools
+from clawgym.tools.protocol import SUBMIT, Refused, Tools, closing
 from clawgym.tools.shell import ShellTools
 
-__all__ = ["SUBMIT", "Refused", "ShellTools", "Tools", "box_spec", "open_tools"]
+__all__ = ["SUBMIT", "Refused", "ShellTools", "Tools", "aimed", "box_spec", "closing", "open_tools"]
 
 
 async def open_tools(task: Task, box: Sandbox, backend: Backend) -> Tools:
@@ -18,8 +20,28 @@ async def open_tools(task: Task, box: Sandbox, backend: Backend) -> Tools:
     :class:`~clawgym.errors.InfraError` for one that does not start, :class:`~clawgym.errors.MissingDependency` without
     the extra ``tools``.
     """
+    if task.desktop is not None:
+        from clawgym.tools.computer import ComputerTools
+
+        return await ComputerTools.open(task, box, backend)
     if not task.tools:
         return ShellTools(box, task.workspace, task.limits)
     from clawgym.tools.served import ServedTools
 
     return await ServedTools.open(task, box, backend)
+
+
+async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
+    """``call`` with the coordinates in pixels where it names an element of the page instead (a CSS selector).
+
+    For agents without eyes. Raises :class:`~clawgym.errors.SandboxError` for an element that is not there.
+    """
+    names = [name for name in ("coordinate", "start_coordinate") if isinstance(call.arguments.get(name), str)]
+    browser = getattr(tools, "browser", None) if names else None
+    if browser is None:
+        return call
+    found: dict[str, list[int]] = {}
+    for name in names:
+        x, y, width, height = await browser.box_of(call.arguments[name])
+        found[name] = [x + width // 2, y + height // 2]
+    return replace(call, arguments={**call.arguments, **found})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from clawgym.desktop import FILES_DIR, desktop_files
 from clawgym.records import Task, ToolServer
 from clawgym.sandbox.protocol import SandboxSpec
 
-__all__ = ["TOOLS_DIR", "box_spec"]
+__all__ = ["TOOLS_DIR", "box_spec", "desktop_spec"]
 
 TOOLS_DIR = "/tools"
 """Below it each server's files, in the box it runs in."""
@@ -15,5 +16,13 @@ def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
     """The episode's own box, in which the first of ``task.tools`` runs, or the box of a further ``server``."""
     here = server or next(iter(task.tools), None)
     readonly = {f"{TOOLS_DIR}/{here.name}": here.files} if here and here.files else {}
+    if task.desktop is not None:
+        site = task.desktop.site
+        readonly = {f"{TOOLS_DIR}/site": site.files} if site is not None else {FILES_DIR: desktop_files()}
     mounts = {target: layer.folder for target, layer in task.layers.items()}
     return SandboxSpec(task.image, task.limits, task.env, task.workspace, readonly, mounts=mounts)
+
+
+def desktop_spec(task: Task) -> SandboxSpec:
+    """The box of the desktop of a task whose site has the episode's."""
+    return SandboxSpec(task.image, task.limits, task.env, task.workspace, {FILES_DIR: desktop_files()})

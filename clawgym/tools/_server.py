@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import mcp_types as types
@@ -19,24 +17,17 @@ from mcp.shared.exceptions import MCPError
 
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable, TaskError
 from clawgym.records import ToolServer
-from clawgym.sandbox._listen import box_path_of
+from clawgym.sandbox.program import Program
 from clawgym.sandbox.protocol import Sandbox
-from clawgym.tools._transport import MAX_LINE, Errors, Incoming, Outgoing, whole
+from clawgym.tools._transport import MAX_LINE, Incoming, Outgoing, whole
 from clawgym.tools.protocol import clipped
 
 __all__ = ["MAX_TOOLS", "Server"]
 
 MAX_TOOLS = 128
 """Of one server."""
-_PORT = 9017
-"""In every box, which has a network of its own."""
 _GRACE = 2.0
 """Seconds for a server to end once its input has."""
-
-
-@cache
-def _launcher() -> str:
-    return resources.files("clawgym.tools").joinpath("_launch.py").read_text(encoding="utf-8")
 
 
 class Server:
@@ -48,8 +39,7 @@ class Server:
         self.tools: list[types.Tool] = []
         self._turn = asyncio.Lock()
         self._leave = asyncio.Event()
-        self._writers: list[asyncio.StreamWriter] = []
-        self._errors: Errors | None = None
+        self._program: Program | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -77,7 +67,7 @@ class Server:
             ) from None
         except (MCPError, ValueError, RuntimeError) as error:
             why = server._incoming.why if server._incoming.ended.is_set() else error
-            await server.aclose(grace=0.2)
+            await server.aclose(grace=0.2, words=1.0)
             raise InfraError(
                 f"tool server {spec.name!r} does not speak MCP on its stdin and stdout ({why}){server._said}: "
                 "look at its argv"
@@ -88,24 +78,12 @@ class Server:
         return server
 
     async def _launch(self) -> None:
-        box, spec = self.box, self.spec
-        place = str(_PORT) if box.isolation.features.get("loopback", True) else box_path_of(_PORT)
-        python = [*box.tool("python3"), "-I", "-S", "-c", _launcher()]
-        done = await box.exec([*python, place, *spec.argv], cwd=box.spec.workdir, env=spec.env)
-        if done.exit_code != 0:
-            raise SandboxError(f"exit code {done.exit_code}: {done.text[-500:].strip()}")
-        reader, writer = await self._connect()
-        self._incoming, self._outgoing = Incoming(reader), Outgoing(writer)
-        self._errors = Errors((await self._connect())[0])
+        self._program = program = await Program.start(self.box, self.spec.argv, env=self.spec.env, limit=MAX_LINE)
+        self._incoming, self._outgoing = Incoming(program.reader), Outgoing(program.writer)
         opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._hold(opened))
         self._session = await opened
         await self._list()
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(sock=await self.box.connect(_PORT), limit=MAX_LINE)
-        self._writers.append(writer)
-        return reader, writer
 
     async def _hold(self, opened: asyncio.Future[ClientSession]) -> None:
         about = types.Implementation(name="clawgym", version="1")
@@ -160,10 +138,12 @@ class Server:
 
     @property
     def _said(self) -> str:
-        return self._errors.text if self._errors is not None else ""
+        return self._program.said if self._program is not None else ""
 
-    async def aclose(self, grace: float = _GRACE) -> None:
-        """Let it end by itself, then let go of it; what still runs ends with its box. Idempotent."""
+    async def aclose(self, grace: float = _GRACE, words: float = 0.2) -> None:
+        """Let it end by itself within ``grace`` seconds, hear its last words for ``words`` more, then let go of it.
+
+        What still runs ends with its box. Idempotent."""
         task, self._task = self._task, None
         try:
             if task is not None:
@@ -171,14 +151,13 @@ class Server:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         await self._incoming.ended.wait()
-            if self._errors is not None:  # why it ended
-                await self._errors.aclose(min(grace, 0.2))
         finally:
             self._leave.set()
-            for writer in self._writers:
-                writer.close()
             if task is not None:
                 task.cancel()
+            if self._program is not None:  # its last words say why it ended
+                await self._program.aclose(words if grace else 0.0)
+            if task is not None:
                 await asyncio.wait([task])
 
 

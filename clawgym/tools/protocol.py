@@ -10,16 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from clawgym.desktop import COMPUTER_USE
 from clawgym.records import Observation, ToolCall
 
-__all__ = ["SUBMIT", "SUBMIT_TOOL", "Refused", "Tools", "clipped", "function", "ignore"]
+__all__ = ["SUBMIT", "SUBMIT_TOOL", "Refused", "Tools", "clipped", "closing", "function", "ignore"]
 
 SUBMIT = "submit"
-"""The tool that says that the work is done. Every :class:`Tools` has it; carrying it out does nothing."""
+"""The tool that says that the work is done; carrying it out does nothing. A desktop has actions for it instead."""
 
 
 class Refused(Observation):
     """The answer to a call that was not carried out: there is no such tool, or its arguments do not fit."""
+
+
+def closing(call: ToolCall) -> str | None:
+    """The closing message of a call that closes the work, if only by being made; ``None`` for any other call."""
+    if call.name == SUBMIT:
+        return str(call.arguments.get("message") or "")
+    if call.name == COMPUTER_USE and call.arguments.get("action") in ("done", "fail"):
+        return str(call.arguments.get("text") or "")
+    return None
 
 
 def ignore(observation: Observation) -> None:

@@ -1,0 +1,18 @@
+"""Desktops in boxes: a screen that is seen, a mouse and a keyboard that are driven, from outside of the box."""
+
+from __future__ import annotations
+
+from clawgym.desktop.actions import COMPUTER_USE, KINDS, Action, Unit, parse, schema
+from clawgym.desktop.desktop import FILES_DIR, RunningDesktop, desktop_files
+
+__all__ = [
+    "COMPUTER_USE",
+    "FILES_DIR",
+    "KINDS",
+    "Action",
+    "RunningDesktop",
+    "Unit",
+    "desktop_files",
+    "parse",
+    "schema",
+]

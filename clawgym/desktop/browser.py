@@ -1,0 +1,271 @@
+"""The browser of a desktop, asked over a pipe: whether it has settled, what its page consists of.
+
+Invariants: nothing but the pipe leads to the browser's debugger, so no page and no program of the box can use it; what
+comes over it is bounded, and whatever does not fit ends the browser with :class:`~clawgym.errors.SandboxDied`.
+
+Format: the Chrome DevTools Protocol (``--remote-debugging-pipe``): JSON, each message ended by a zero byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clawgym.desktop.desktop import RunningDesktop, desktop_env
+from clawgym.errors import InfraError, SandboxDied, SandboxError
+from clawgym.records import TaskFile
+from clawgym.sandbox.program import Program
+
+__all__ = ["Browser"]
+
+_MAX_MESSAGE = 16 * 2**20
+_ANSWER_SECONDS = 10.0
+_MOST_NODES = 5000
+_NO_SESSION = -32001
+_POLICY = {
+    "AllowFileSelectionDialogs": False,
+    "AutofillAddressEnabled": False,
+    "AutofillCreditCardEnabled": False,
+    "BrowserSignin": 0,
+    "DefaultBrowserSettingEnabled": False,
+    "DownloadRestrictions": 3,
+    "ExtensionInstallBlocklist": ["*"],
+    "PasswordManagerEnabled": False,
+    "PrintingEnabled": False,
+    "TranslateEnabled": False,
+    "URLBlocklist": ["file://*", "chrome://*", "devtools://*", "view-source:*", "javascript://*", "data:*", "blob:*"],
+}
+_FLAGS = (
+    "--remote-debugging-pipe",
+    "--no-sandbox",  # the box is one
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-component-update",
+    "--disable-background-networking",
+    "--disable-search-engine-choice-screen",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,InterestFeedContentSuggestions",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--noerrdialogs",
+    "--log-level=3",
+    "--test-type",
+    "--password-store=basic",
+    "--force-device-scale-factor=1",
+    "--start-maximized",
+    "--user-data-dir=/tmp/browser",
+)
+_SETTLED = """
+new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(document.readyState))))
+"""
+
+
+class Browser:
+    """Made by :meth:`open`; whoever made it closes it. Its window is one of the desktop's."""
+
+    def __init__(self, desktop: RunningDesktop, program: Program) -> None:
+        self._desktop = desktop
+        self._program = program
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._number = 0
+        self._session = ""
+        self._loading: set[str] = set()
+        self._over: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, desktop: RunningDesktop, url: str, patience: float) -> Browser:
+        """Start it on ``url``, and return when the page stands. Raises :class:`InfraError` past ``patience`` seconds,
+        and :class:`SandboxDied`."""
+        box = desktop.box
+        policy = TaskFile("chromium/policies/managed/clawgym.json", json.dumps(_POLICY).encode())
+        await box.put([policy, TaskFile("chromium.d/clawgym", b"")], "/etc")  # Debian's launcher reads the second
+        argv = ["chromium", *_FLAGS, url]
+        shell = f"exec {shlex.join(argv)} 3<&0 4>&1 </dev/null >/dev/null"
+        program = await Program.start(box, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
+        browser = cls(desktop, program)
+        browser._task = asyncio.ensure_future(browser._listen())
+        try:
+            async with asyncio.timeout(patience):
+                where = "document.URL + ' ' + document.readyState"
+                while await browser._value(where) != f"{url} complete":  # noqa: ASYNC110  # asked for over the pipe
+                    await asyncio.sleep(0.01)
+                while not await desktop.screen.windows():  # noqa: ASYNC110  # asked for over the network
+                    await asyncio.sleep(0.01)
+                await browser.settle()
+        except TimeoutError:
+            await browser.aclose()
+            raise InfraError(
+                f"the browser did not show {url} within {patience:g} s{program.said}: give it longer "
+                "(limits.setup_seconds), or lower --concurrency"
+            ) from None
+        except BaseException:
+            await browser.aclose()
+            raise
+        return browser
+
+    async def _attach(self) -> None:
+        """Talk to the page that is shown: the first one, and again the first one once that is gone."""
+        while not self._session:
+            found = (await self._ask("Target.getTargets")).get("targetInfos")
+            pages = [t for t in found if _is_page(t)] if isinstance(found, list) else []
+            if pages:
+                answer = await self._ask("Target.attachToTarget", targetId=pages[0].get("targetId"), flatten=True)
+                self._loading.clear()
+                self._session = str(answer.get("sessionId", ""))
+                await self._ask("Network.enable")
+            else:
+                await asyncio.sleep(0.01)
+
+    # -- what it is asked
+
+    async def settle(self, longest: float = 3.0) -> bool:
+        """Wait until the page has drawn what it has, nothing is being loaded, and the screen is still.
+
+        Returns whether that came within ``longest`` seconds."""
+        deadline = time.monotonic() + longest
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest):
+                while True:
+                    state = await self._value(_SETTLED)
+                    if state == "complete" and not self._loading:
+                        break
+                    await asyncio.sleep(0.005)
+        return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()))
+
+    async def box_of(self, selector: str) -> tuple[int, int, int, int]:
+        """Where the first element that the CSS ``selector`` names is on the screen: x, y, width, height in pixels.
+
+        Raises :class:`SandboxError` if there is none."""
+        text = await self._value(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return ''; "
+            "e.scrollIntoView({block: 'nearest', inline: 'nearest'}); const r = e.getBoundingClientRect(); "
+            "const left = window.screenX + (window.outerWidth - window.innerWidth) / 2; "
+            "const top = window.screenY + window.outerHeight - window.innerHeight; "
+            "return JSON.stringify([r.x + left, r.y + top, r.width, r.height].map(Math.round)); })()"
+        )
+        try:
+            x, y, width, height = json.loads(text)
+            return int(x), int(y), int(width), int(height)
+        except (TypeError, ValueError):
+            raise SandboxError(f"the page has no element {selector!r}: look at the page") from None
+
+    async def tree(self) -> list[dict[str, Any]]:
+        """The accessibility tree of the page: a node for each element that a reader would be told of, in the order of
+        the page, with ``role``, ``name``, ``value`` (each may be empty) and ``depth``."""
+        await self._attach()
+        nodes = (await self._ask("Accessibility.getFullAXTree")).get("nodes")
+        if not isinstance(nodes, list):
+            raise self._died("it sent a tree that is none")
+        depth: dict[str, int] = {}
+        found: list[dict[str, Any]] = []
+        for node in nodes[:_MOST_NODES]:
+            if not isinstance(node, dict):
+                raise self._died("it sent a tree that is none")
+            depth[str(node.get("nodeId"))] = level = depth.get(str(node.get("parentId")), -1) + 1
+            role, name, value = (_text(node.get(key)) for key in ("role", "name", "value"))
+            if not node.get("ignored") and role not in ("", "none", "generic", "InlineTextBox") and (name or value):
+                found.append({"role": role, "name": name, "value": value, "depth": level})
+        return found
+
+    async def _value(self, expression: str) -> Any:
+        """What ``expression`` comes to; ``None`` while a page goes and the next comes."""
+        await self._attach()
+        answer = await self._ask(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, timeout=2000
+        )
+        result = answer.get("result")
+        return result.get("value") if isinstance(result, dict) else None
+
+    # -- the pipe
+
+    async def _ask(self, method: str, **params: Any) -> dict[str, Any]:
+        if self._over is not None:
+            raise self._died(self._over)
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
+        number = self._number
+        try:
+            self._program.writer.write(json.dumps(message).encode() + b"\0")
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            return {}  # a page that is busy, or asks something in a window of its own, answers later
+        finally:
+            self._answers.pop(number, None)
+
+    async def _listen(self) -> None:
+        reader = self._program.reader
+        try:
+            while True:
+                message = json.loads((await reader.readuntil(b"\0"))[:-1])
+                if not isinstance(message, dict):
+                    raise ValueError("it sent a message that is none")
+                if "id" in message:
+                    self._answered(message)
+                else:
+                    self._event(message.get("method"), message.get("params"))
+        except (OSError, EOFError, ValueError, RecursionError, asyncio.LimitOverrunError) as error:
+            self._end(str(error) or type(error).__name__)
+
+    def _answered(self, message: Mapping[str, Any]) -> None:
+        error = message.get("error")
+        if isinstance(error, dict) and error.get("code") == _NO_SESSION:
+            self._session = ""
+        waiting = self._answers.get(message["id"]) if isinstance(message["id"], int) else None
+        if waiting is not None and not waiting.done():
+            result = message.get("result")
+            waiting.set_result(result if isinstance(result, dict) else {})
+
+    def _event(self, method: Any, params: Any) -> None:
+        which = params.get("requestId") if isinstance(params, dict) else None
+        if not isinstance(which, str):
+            return
+        if method == "Network.requestWillBeSent" and len(self._loading) < 1000:
+            self._loading.add(which)
+        elif method in ("Network.loadingFinished", "Network.loadingFailed"):
+            self._loading.discard(which)
+
+    def _end(self, why: str) -> None:
+        if self._over is None:
+            self._over = why
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(self._died(self._over))
+                waiting.exception()
+
+    def _died(self, why: object) -> SandboxDied:
+        said = self._program.said
+        return SandboxDied(f"the browser is gone ({why}){said}: begin the episode again", cause="protocol")
+
+    async def aclose(self) -> None:
+        """Let go of it; it ends with its box. Idempotent."""
+        self._end("it was closed")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._program.aclose()
+
+
+def _is_page(target: Any) -> bool:
+    """Whether it is a tab, and not a part of the browser's own window."""
+    return (
+        isinstance(target, dict)
+        and target.get("type") == "page"
+        and not str(target.get("url")).startswith(("chrome://", "devtools://"))
+    )
+
+
+def _text(value: Any) -> str:
+    inner = value.get("value") if isinstance(value, dict) else None
+    return inner[:500] if isinstance(inner, str) else "" if inner is None else str(inner)[:500]

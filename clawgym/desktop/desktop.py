@@ -1,0 +1,191 @@
+"""A desktop in a box: an X server, a window manager, and the programs of a task; seen and driven from outside.
+
+Invariant: nothing in here runs a program in the box because of an action; what the box sends is checked by
+:mod:`clawgym.desktop._x11`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Sequence
+from importlib import resources
+
+import numpy as np
+
+from clawgym.desktop.actions import Action
+from clawgym.desktop.screen import Screen
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.records import Desktop, TaskFile
+from clawgym.sandbox.protocol import Sandbox
+
+__all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files"]
+
+FILES_DIR = "/tools/desktop"
+"""Where a box has :func:`desktop_files`, read-only."""
+_DISPLAY = 7
+_PORT = 6000 + _DISPLAY
+_NEEDED = ("Xvfb", "openbox")
+_MANAGER = ("openbox", "--config-file", f"{FILES_DIR}/rc.xml", "--sm-disable")
+_READY = "/tmp/.desktop-ready"
+_CLICKS = {
+    "left_click": ("left", 1),
+    "right_click": ("right", 1),
+    "middle_click": ("middle", 1),
+    "double_click": ("left", 2),
+    "triple_click": ("left", 3),
+}
+_DRAG_STEPS = 8
+
+
+def desktop_files() -> tuple[TaskFile, ...]:
+    """The settings of the window manager and of the fonts."""
+    here = resources.files("clawgym.desktop")
+    return tuple(TaskFile(name, here.joinpath(name).read_bytes()) for name in ("rc.xml", "fonts.conf"))
+
+
+def desktop_env() -> dict[str, str]:
+    """What programs need to find the screen and the fonts."""
+    return {"DISPLAY": f"127.0.0.1:{_DISPLAY}", "FONTCONFIG_FILE": f"{FILES_DIR}/fonts.conf", "NO_AT_BRIDGE": "1"}
+
+
+class RunningDesktop:
+    """Made by :meth:`start` in a box whose ``readonly`` has :func:`desktop_files` at :data:`FILES_DIR`."""
+
+    def __init__(self, spec: Desktop, box: Sandbox, screen: Screen) -> None:
+        self.spec = spec
+        self.box = box
+        self.screen = screen
+
+    @classmethod
+    async def start(cls, spec: Desktop, box: Sandbox, patience: float) -> RunningDesktop:
+        """Start all of it, and return when the windows of all programs stand and the screen has settled.
+
+        Raises :class:`SandboxUnavailable` where this machine or backend has no desktops, :class:`InfraError` if it
+        takes longer than ``patience`` seconds.
+        """
+        if not box.isolation.features.get("loopback", True):
+            raise SandboxUnavailable(
+                f"backend {box.isolation.backend!r} has no loopback, which a desktop needs: use --backend namespace"
+            )
+        deadline = time.monotonic() + patience
+        programs = {argv[0] for argv in spec.programs}
+        await _check(box, (*_NEEDED, *sorted(programs)))
+        server = ["Xvfb", f":{_DISPLAY}", "-screen", "0", f"{spec.width}x{spec.height}x24", "-listen", "tcp"]
+        server += ["-nolisten", "unix", "-nolisten", "local", "-ac", "-noreset", "-extension", "GLX", "-dpi", "96"]
+        await _begin(box, [server])
+        screen = await cls._connected(box, deadline, patience)
+        try:
+            made = cls(spec, box, screen)
+            # It says that it is there before it listens: a window that opens in between is never shown.
+            ready = ["sh", "-c", f": >{_READY}"]
+            await _begin(box, [[*_MANAGER, "--startup", shlex.join(ready)]])
+            while not await _there(box, _READY):
+                await _wait(deadline, patience, "its window manager does not start")
+            await _begin(box, spec.programs)
+            await made._stands(deadline, patience)
+        except BaseException:
+            await screen.aclose()
+            raise
+        return made
+
+    @staticmethod
+    async def _connected(box: Sandbox, deadline: float, patience: float) -> Screen:
+        while True:
+            try:
+                return await Screen.open(await box.connect(_PORT))
+            except SandboxDied:
+                raise
+            except SandboxError as error:
+                await _wait(deadline, patience, f"its X server does not answer ({error})")
+
+    async def _stands(self, deadline: float, patience: float) -> None:
+        while await self.screen.windows() < len(self.spec.programs):
+            await _wait(deadline, patience, "not every program has opened its window")
+        await self.screen.settle(max(0.1, deadline - time.monotonic()))
+
+    async def picture(self, *, pointer: bool = True) -> np.ndarray:
+        """See :meth:`Screen.picture`."""
+        return await self.screen.picture(pointer=pointer)
+
+    async def act(self, action: Action) -> None:
+        """Carry out ``action``, and wait until the screen has settled.
+
+        Raises :class:`SandboxError` for what cannot be done, :class:`SandboxDied` if the desktop is gone.
+        """
+        screen = self.screen
+        if action.kind == "left_click_drag":
+            await self._drag(action)
+        elif action.x is not None and action.y is not None:
+            screen.move(action.x, action.y)
+        match action.kind:
+            case "left_click" | "right_click" | "middle_click" | "double_click" | "triple_click":
+                screen.click(*_CLICKS[action.kind])
+            case "scroll":
+                back, forth = ("back", "forward") if action.sideways else ("up", "down")
+                screen.click(forth if action.steps > 0 else back, abs(action.steps))
+            case "type":
+                await screen.type(action.text)
+            case "key":
+                screen.press(list(action.keys))
+            case "wait":
+                await asyncio.sleep(action.seconds)
+        await screen.settle()
+
+    async def _drag(self, action: Action) -> None:
+        """In steps, with time for the programs to follow: what is dragged is often taken only by the first step."""
+        assert action.x is not None
+        assert action.y is not None
+        screen = self.screen
+        x, y = action.start or await screen.position()
+        screen.move(x, y)
+        await screen.settle()
+        screen.button("left", True)
+        for step in range(1, _DRAG_STEPS + 1):
+            screen.move(x + (action.x - x) * step // _DRAG_STEPS, y + (action.y - y) * step // _DRAG_STEPS)
+            await screen.settle(0.2)
+        screen.button("left", False)
+
+    async def aclose(self) -> None:
+        """Let go of the screen; what runs ends with its box. Idempotent."""
+        await self.screen.aclose()
+
+
+async def _check(box: Sandbox, names: Sequence[str]) -> None:
+    done = await box.exec(["sh", "-c", 'for p in "$@"; do command -v "$p" >/dev/null || echo "$p"; done', "sh", *names])
+    if missing := done.text.split():
+        raise SandboxUnavailable(
+            f"the boxes here have no {', '.join(missing)}: apt-get install xvfb openbox chromium xfe, or take an image "
+            "that has them"
+        )
+
+
+async def _begin(box: Sandbox, programs: Sequence[Sequence[str]]) -> None:
+    """Start ``programs`` in the box's working folder, in order, and leave them running."""
+    if not programs:
+        return
+    lines = [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
+    done = await box.exec(["sh", "-c", "\n".join(lines)], cwd=box.spec.workdir, env=desktop_env())
+    if done.exit_code != 0:
+        raise InfraError(f"the desktop could not be started ({done.text[-300:].strip()}): lower --concurrency")
+
+
+async def _there(box: Sandbox, path: str) -> bool:
+    try:
+        await box.get(path)
+    except SandboxDied:
+        raise
+    except SandboxError:
+        return False
+    return True
+
+
+async def _wait(deadline: float, patience: float, why: str) -> None:
+    """A moment, before one looks again. Raises :class:`InfraError` past the deadline."""
+    if time.monotonic() > deadline:
+        raise InfraError(
+            f"the desktop did not stand within {patience:g} s ({why}): give it longer (limits.setup_seconds), or lower "
+            "--concurrency"
+        )
+    await asyncio.sleep(0.01)

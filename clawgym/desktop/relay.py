@@ -1,0 +1,73 @@
+"""A port of one box inside another: what connects to it there talks to the first box, through us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from clawgym.errors import SandboxError
+from clawgym.sandbox.protocol import Sandbox
+
+__all__ = ["Relay"]
+
+_PIECE = 1 << 16
+_MOST = 64
+"""Connections at once; more wait."""
+
+
+class Relay:
+    """Made by :meth:`open`. Bytes only: nothing here reads what passes."""
+
+    def __init__(self, target: Sandbox, port: int) -> None:
+        self._target = target
+        self._port = port
+        self._room = asyncio.Semaphore(_MOST)
+        self._server: asyncio.Server | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, where: Sandbox, target: Sandbox, port: int) -> Relay:
+        """127.0.0.1:``port`` of ``target`` at the same port in ``where``. Raises :class:`SandboxError`."""
+        relay = cls(target, port)
+        relay._server = await asyncio.start_server(relay._serve, sock=await where.listen(port))
+        return relay
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            async with self._room:
+                there = await asyncio.open_connection(sock=await self._target.connect(self._port))
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(_pump(reader, there[1]))
+                        group.create_task(_pump(there[0], writer))
+                finally:
+                    there[1].close()
+        except* (OSError, SandboxError):
+            pass  # whoever connected sees the end of it
+        except* asyncio.CancelledError:  # by aclose(); the server's own callback would print it
+            if self._server is not None:
+                raise
+        finally:
+            self._running.discard(task)
+            writer.close()
+
+    async def aclose(self) -> None:
+        """End it and what runs over it. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(_PIECE):
+        writer.write(piece)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        if writer.can_write_eof():
+            writer.write_eof()

@@ -1,0 +1,249 @@
+"""The screen of a desktop: what it shows, when it has settled, and how it is touched. No program of ours in the box."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+
+import numpy as np
+
+from clawgym.desktop._keys import keysym_of
+from clawgym.desktop._x11 import Rectangle, XClient
+from clawgym.errors import SandboxDied, SandboxError
+
+__all__ = ["BUTTONS", "Screen"]
+
+BUTTONS = {"left": 1, "middle": 2, "right": 3, "up": 4, "down": 5, "back": 6, "forward": 7}
+"""Names of pointer buttons; a wheel's steps are buttons too."""
+
+_PRESS_KEY, _RELEASE_KEY, _PRESS, _RELEASE, _MOTION = 2, 3, 4, 5, 6
+_SUBSTRUCTURE = 0x00080000
+_MOST_WINDOWS = 64
+_QUIET = 0.012
+"""Seconds without a change on the screen after which it is settled, once the programs have taken the action."""
+_SHIFT = 0xFFE1
+_BACKGROUND = 0x3A6EA5
+"""Of an empty desktop: red, green, blue."""
+
+
+class Screen:
+    """A connection to the X server of a box, and a copy of what it shows. Made by :meth:`open`."""
+
+    def __init__(self, client: XClient) -> None:
+        self._x = client
+        setup = client.setup
+        self.width, self.height = setup.width, setup.height
+        self._pixels = np.zeros((self.height, self.width, 3), dtype=np.uint8)
+        self._stale: Rectangle | None = Rectangle(0, 0, self.width, self.height)
+        self._changed = 0.0
+        """When the screen last changed, by the monotonic clock."""
+        self._pongs: dict[int, asyncio.Event] = {}
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Screen:
+        """Connect. Raises :class:`SandboxDied`; then the socket is closed."""
+        client = await XClient.connect(sock)
+        try:
+            screen = cls(client)
+            await screen._begin()
+        except BaseException:
+            await client.aclose()
+            raise
+        return screen
+
+    async def _begin(self) -> None:
+        x = self._x
+        root = x.setup.root
+        self._test, _ = await x.extension("XTEST")
+        damage, first = await x.extension("DAMAGE")
+        fixes, _ = await x.extension("XFIXES")
+        self._damage, self._fixes = damage, fixes
+        await x.ask(struct.pack("<BBHII", damage, 0, 0, 1, 1))
+        await x.ask(struct.pack("<BBHII", fixes, 0, 0, 4, 0))
+        # A pointer that the server draws itself is damage, told in the middle of the answer that has the image.
+        x.send(struct.pack("<BBHI", fixes, 29, 0, root))
+        self._watched = x.new_id()
+        x.on(first, self._on_damage)
+        x.on(33, self._on_message)
+        x.send(struct.pack("<BBHIIBxxx", damage, 1, 0, self._watched, root, 2))
+        x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 11, _SUBSTRUCTURE))  # replies to pings come to the root
+        names = ("WM_PROTOCOLS", "_NET_WM_PING", "_NET_CLIENT_LIST")
+        self._protocols, self._ping, self._clients = [await x.atom(name) for name in names]
+        x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 1, _BACKGROUND))
+        x.send(struct.pack("<BBHIhhHH", 61, 0, 0, root, 0, 0, 0, 0))
+        self._keys: dict[int, tuple[int, bool]] = {}
+        self._spare: list[int] = []
+        for code, syms in enumerate(await x.keys(), x.setup.first_key):
+            if not any(syms):
+                self._spare.append(code)
+            for level, sym in enumerate(syms[:2]):
+                if sym:
+                    self._keys.setdefault(sym, (code, level == 1))
+
+    # -- what it shows
+
+    async def picture(self, *, pointer: bool = True) -> np.ndarray:
+        """What is on the screen now: uint8 of shape (height, width, 3), red, green, blue. A copy.
+
+        Only what changed since the last one is fetched. ``pointer`` draws the pointer.
+        """
+        stale, self._stale = self._stale, None
+        self._x.send(struct.pack("<BBHIII", self._damage, 3, 0, self._watched, 0, 0))  # from here on, changes are new
+        try:
+            if stale is not None:
+                data = np.frombuffer(await self._x.image(stale), dtype=np.uint8)
+                new = data.reshape(stale.height, stale.width, 4)[:, :, 2::-1]
+                self._pixels[stale.y : stale.y + stale.height, stale.x : stale.x + stale.width] = new
+        except BaseException:
+            self._touch(stale)
+            raise
+        shown = self._pixels.copy()
+        if pointer:
+            await self._draw_pointer(shown)
+        return shown
+
+    async def _draw_pointer(self, shown: np.ndarray) -> None:
+        answer = await self._x.ask(struct.pack("<BBH", self._fixes, 4, 0), 4 * 256 * 256)
+        x, y, width, height, hot_x, hot_y = struct.unpack_from("<hhHHHH", answer, 8)
+        if len(answer) != 32 + 4 * width * height:
+            raise SandboxDied("the desktop sent a pointer of another size: begin the episode again", cause="protocol")
+        at = Rectangle(x - hot_x, y - hot_y, width, height)
+        seen = at.within(self.width, self.height)
+        if seen is None:
+            return
+        cursor = np.frombuffer(answer, dtype=np.uint8, offset=32).reshape(height, width, 4)
+        top, left = seen.y - at.y, seen.x - at.x
+        cursor = cursor[top : top + seen.height, left : left + seen.width]
+        under = shown[seen.y : seen.y + seen.height, seen.x : seen.x + seen.width]
+        through = 255 - cursor[:, :, 3:].astype(np.uint16)  # its colours are multiplied by its opacity already
+        under[:] = np.minimum(cursor[:, :, 2::-1] + under * through // 255, 255)
+
+    def _on_damage(self, event: bytes) -> None:
+        if struct.unpack_from("<I", event, 8)[0] == self._watched:
+            self._touch(Rectangle(*struct.unpack_from("<hhHH", event, 16)).within(self.width, self.height))
+
+    def _touch(self, area: Rectangle | None) -> None:
+        if area is not None:
+            self._stale = area if self._stale is None else self._stale.united(area)
+            self._changed = time.monotonic()
+
+    # -- when it has settled
+
+    async def settle(self, longest: float = 2.0) -> bool:
+        """Wait until the programs have taken what was done to them, and the screen does not change any more.
+
+        Every window that answers pings (``_NET_WM_PING`` of the Extended Window Manager Hints) is pinged: a program
+        takes its events in order, so its answer says that it has taken the action. Returns whether the screen settled
+        within ``longest`` seconds; one that always moves never does.
+        """
+        deadline = time.monotonic() + longest
+        await self._taken(deadline)
+        self._changed = max(self._changed, time.monotonic() - _QUIET / 2)
+        while (left := self._changed + _QUIET - time.monotonic()) > 0:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(left)
+            await self._x.synchronise()  # what it has drawn until now is known to us
+        return True
+
+    async def _taken(self, deadline: float) -> None:
+        await self._x.synchronise()
+        windows = [w for w in await self._windows() if self._ping in await self._words(w, self._protocols)]
+        pongs = {window: asyncio.Event() for window in windows}
+        self._pongs = pongs
+        for window in windows:
+            message = struct.pack("<BBHIIIII8x", 33, 32, 0, window, self._protocols, self._ping, 0, window)
+            self._x.send(struct.pack("<BBHII", 25, 0, 0, window, 0) + message)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0, deadline - time.monotonic())):
+                for pong in pongs.values():
+                    await pong.wait()
+        except TimeoutError:
+            pass  # a program that hangs is seen to hang
+
+    async def _windows(self) -> list[int]:
+        return (await self._words(self._x.setup.root, self._clients))[:_MOST_WINDOWS]
+
+    async def _words(self, window: int, name: int) -> list[int]:
+        data = await self._x.property(window, name)
+        return list(struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4]))
+
+    def _on_message(self, event: bytes) -> None:
+        kind, first, _, window = struct.unpack_from("<IIII", event, 8)
+        if kind == self._protocols and first == self._ping and window in self._pongs:
+            self._pongs[window].set()
+
+    async def windows(self) -> int:
+        """How many windows programs have opened."""
+        return len(await self._windows())
+
+    # -- how it is touched
+
+    def move(self, x: int, y: int) -> None:
+        """Put the pointer at a pixel. Raises :class:`SandboxError` outside of the screen."""
+        if not (0 <= x < self.width and 0 <= y < self.height):
+            raise SandboxError(
+                f"({x}, {y}) is outside of the screen of {self.width} x {self.height} pixels: move in it"
+            )
+        self._fake(_MOTION, 0, x, y)
+
+    async def position(self) -> tuple[int, int]:
+        """Where the pointer is, in pixels."""
+        x, y = await self._x.pointer()
+        return min(max(x, 0), self.width - 1), min(max(y, 0), self.height - 1)
+
+    def button(self, name: str, down: bool) -> None:
+        """Press or release one of :data:`BUTTONS`."""
+        self._fake(_PRESS if down else _RELEASE, BUTTONS[name])
+
+    def click(self, name: str = "left", times: int = 1) -> None:
+        """Press and release it so many times."""
+        for _ in range(times):
+            self.button(name, True)
+            self.button(name, False)
+
+    def press(self, keys: list[str]) -> None:
+        """Press the keys together: ``["ctrl", "s"]``. Raises :class:`SandboxError` for a name that is no key."""
+        codes = [self._key(keysym_of(name))[0] for name in keys]
+        for code in codes:
+            self._fake(_PRESS_KEY, code)
+        for code in reversed(codes):
+            self._fake(_RELEASE_KEY, code)
+
+    async def type(self, text: str) -> None:
+        """Type ``text``. Raises :class:`SandboxError` for a character that no keyboard types."""
+        shift = self._key(_SHIFT)[0]
+        syms = [keysym_of(character) for character in text]
+        for position, sym in enumerate(syms):
+            code, shifted = self._key(sym)
+            if shifted:
+                self._fake(_PRESS_KEY, shift)
+            self._fake(_PRESS_KEY, code)
+            self._fake(_RELEASE_KEY, code)
+            if shifted:
+                self._fake(_RELEASE_KEY, shift)
+            if position % 64 == 63:
+                await self._x.synchronise()  # a program that never reads must not fill the server
+
+    def _key(self, sym: int) -> tuple[int, bool]:
+        """The key that types it, and whether with shift; a free key is made to where there is none."""
+        found = self._keys.get(sym)
+        if found is None:
+            if not self._spare:
+                raise SandboxError("the keyboard has no free key for it: type fewer different characters at once")
+            code = self._spare.pop(0)
+            self._spare.append(code)
+            self._keys = {known: key for known, key in self._keys.items() if key[0] != code}
+            self._x.bind_key(code, sym)
+            self._keys[sym] = found = (code, False)
+        return found
+
+    def _fake(self, kind: int, detail: int, x: int = 0, y: int = 0) -> None:
+        root = self._x.setup.root if kind == _MOTION else 0
+        self._x.send(struct.pack("<BBHBBxxII8xhh8x", self._test, 2, 0, kind, detail, 0, root, x, y))
+
+    async def aclose(self) -> None:
+        """Let go of the connection. Idempotent."""
+        await self._x.aclose()

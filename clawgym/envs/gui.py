@@ -1,0 +1,203 @@
+"""``ClawGym/gui-v0``: a desktop; the action is one of a hand, the observation what the screen shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from clawgym.desktop import COMPUTER_USE, KINDS, Unit
+from clawgym.envs.kit import Reward, StepResult
+from clawgym.envs.play import Play
+from clawgym.envs.spaces import AnyText, counter
+from clawgym.errors import TaskError
+from clawgym.records import Episode, Observation, Task, ToolCall
+from clawgym.sandbox import Backend
+from clawgym.tools.computer import ComputerTools
+
+__all__ = ["GuiKit", "GuiWorker", "computer_space"]
+
+_MAX_TEXT = 10_000
+_WHEEL = 50
+_SECONDS = 10.0
+
+
+def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
+    """Actions of ``computer_use`` (:func:`clawgym.desktop.schema`) for a screen of this size.
+
+    ``action``: index in :data:`clawgym.desktop.KINDS`; ``coordinate`` and ``start_coordinate``: float32 of shape (2,),
+    x and y in pixels, or in thousandths; ``text`` str; ``keys`` str, joined by ``+``; ``amount`` int64 of shape (),
+    steps of the wheel, down if positive; ``horizontal`` 0 or 1; ``seconds`` float32 of shape (). What an action does
+    not use is not looked at.
+    """
+    high = (width - 1, height - 1) if unit == "pixel" else (1000, 1000)
+    point = gym.spaces.Box(np.zeros(2, np.float32), np.array(high, np.float32))
+    return gym.spaces.Dict(
+        {
+            "action": gym.spaces.Discrete(len(KINDS)),
+            "coordinate": point,
+            "start_coordinate": point,
+            "text": AnyText(_MAX_TEXT),
+            "keys": AnyText(400),
+            "amount": gym.spaces.Box(-_WHEEL, _WHEEL, shape=(), dtype=np.int64),
+            "horizontal": gym.spaces.Discrete(2),
+            "seconds": gym.spaces.Box(0.0, _SECONDS, shape=(), dtype=np.float32),
+        }
+    )
+
+
+class GuiWorker:
+    """One environment (:class:`~clawgym.envs.kit.EnvWorker`)."""
+
+    def __init__(self, kit: GuiKit, backend: Backend) -> None:
+        self._kit = kit
+        self._play = Play(backend, kit.reward)
+        self._shown = kit.blank()
+
+    @property
+    def last(self) -> Episode | None:
+        """The finished episode."""
+        return self._play.last
+
+    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A fresh desktop for ``task``. See :class:`~clawgym.envs.kit.EnvWorker`."""
+        self._kit.check(task)
+        info = await self._play.begin(task, seed, floor)
+        self._shown = self._kit.blank()
+        if "error" not in info:
+            self._shown = await self._look()
+        return self._observe(), info
+
+    async def step(self, action: Any) -> StepResult:
+        """One action."""
+        attempt = self._play.running()
+        if attempt.failed_infra:
+            return await self._end()
+        self._play.count += 1
+        arguments = {"unit": self._kit.unit, **arguments_of(action)}
+        call = ToolCall(f"call{self._play.count}", COMPUTER_USE, arguments)
+        seen: list[Observation] = []
+
+        async def work(left: float) -> None:
+            seconds = min(left, attempt.task.limits.command_seconds)
+            await attempt.tools.call_all([call], timeout=seconds, heard=seen.append)
+            self._shown = await self._look()
+
+        over = await self._play.act(work)
+        self._play.record("", (call,), tuple(seen))
+        info = {"message": seen[0].content if seen else ""}
+        if ended := arguments["action"] in ("done", "fail"):
+            attempt.final_message = str(arguments.get("text", ""))
+        if over or ended or self._play.spent():
+            observation, paid, terminated, truncated, about = await self._end()
+            return observation, paid, terminated, truncated, info | about
+        return self._observe(), 0.0, False, False, info
+
+    async def _look(self) -> np.ndarray:
+        tools = self._play.running().tools
+        assert isinstance(tools, ComputerTools)
+        return await tools.desktop.picture()
+
+    async def _end(self) -> StepResult:
+        paid, terminated, truncated, info = await self._play.end()
+        return self._observe(), paid, terminated, truncated, info
+
+    def _observe(self) -> dict[str, Any]:
+        return {"screenshot": self._shown, **self._play.counts()}
+
+    def forget(self) -> None:
+        """Let go of everything, where the loop that could close it is gone."""
+        self._play.forget()
+
+    async def close(self) -> None:
+        """Drop the running attempt, if any."""
+        await self._play.drop()
+
+
+def arguments_of(action: Any) -> dict[str, Any]:
+    """The arguments of ``computer_use`` for an action of :func:`computer_space`, or as a model wrote them."""
+    if not isinstance(action, Mapping):
+        return {"action": str(action)[:100]}
+    kind = action.get("action")
+    if isinstance(kind, str):
+        return dict(action)
+    name = KINDS[int(kind)] if kind is not None and 0 <= int(kind) < len(KINDS) else str(kind)
+    return {
+        "action": name,
+        "coordinate": [float(n) for n in action["coordinate"]],
+        **({"start_coordinate": [float(n) for n in action["start_coordinate"]]} if name == "left_click_drag" else {}),
+        "text": str(action["text"]),
+        "keys": [key for key in str(action["keys"]).split("+") if key],
+        "amount": int(action["amount"]),
+        "direction": "horizontal" if action["horizontal"] else "vertical",
+        "seconds": float(action["seconds"]),
+    }
+
+
+class GuiKit:
+    """One environment with a desktop.
+
+    Args:
+        reward: what the last step pays; ``checks`` is the sum over the named checks.
+        width, height: of the screen, in pixels; tasks of another size are refused.
+        unit: of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
+
+    Actions: see :func:`computer_space`; also a dict of arguments as a model writes them, ``{"action": "left_click",
+    "coordinate": [10, 20]}``. ``done`` says that the task is done, ``fail`` that it cannot be done; nothing else does.
+    No action raises: what is wrong with one is in ``info["message"]``, and a step all the same.
+
+    Observation: ``screenshot``, uint8 of shape (height, width, 3), red, green, blue, with the pointer, taken when the
+    screen has settled; ``step`` and ``remaining_steps``, int64 arrays of shape (). ``terminated`` on ``done`` and
+    ``fail`` (or a broken desktop), ``truncated`` when the budget of steps or seconds is used up, or the host failed.
+    The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
+
+    Needs the extra ``gui``, and the programs of a desktop on this machine: ``apt-get install xvfb openbox chromium``.
+    """
+
+    render_mode = "rgb_array"
+
+    def __init__(
+        self, *, reward: Reward = "official", width: int = 1024, height: int = 768, unit: Unit = "pixel"
+    ) -> None:
+        if unit not in ("pixel", "relative"):
+            raise ValueError(f"unit={unit!r}: use 'pixel' or 'relative'")
+        self.unit: Unit = unit
+        self.reward: Reward = reward
+        self.width, self.height = width, height
+        self.action_space: gym.Space[Any] = computer_space(width, height, unit)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "screenshot": gym.spaces.Box(0, 255, (height, width, 3), np.uint8),
+                "step": counter(),
+                "remaining_steps": counter(),
+            }
+        )
+
+    def blank(self) -> np.ndarray:
+        """What is seen where there is no screen."""
+        return np.zeros((self.height, self.width, 3), dtype=np.uint8)
+
+    def check(self, task: Task) -> None:
+        """Raises :class:`~clawgym.errors.TaskError` for a task without a desktop of this size."""
+        desktop = task.desktop
+        if desktop is None:
+            raise TaskError(f"task {task.id} has no desktop: choose tasks that have one, such as gui-basic")
+        if (desktop.width, desktop.height) != (self.width, self.height):
+            raise TaskError(
+                f"task {task.id} has a screen of {desktop.width} x {desktop.height}: make the environment with "
+                f"width={desktop.width}, height={desktop.height}"
+            )
+
+    async def open(self, backend: Backend, num_envs: int) -> None:
+        self._backend = backend
+
+    def worker(self) -> GuiWorker:
+        return GuiWorker(self, self._backend)
+
+    def screen(self, observation: dict[str, Any]) -> np.ndarray:
+        return observation["screenshot"]
+
+    async def aclose(self) -> None:
+        pass
