@@ -42,10 +42,12 @@ soak: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 
-# What the tests can use beyond Python: a Docker engine, a clock that can be moved, and libraries that a few public checkers try.
+# What the tests can use beyond Python: a Docker engine, a clock that can be moved, libraries that a few public checkers try, and
+# the programs of a desktop.
 system:
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends docker.io faketime postgresql python3 python3-yaml python3-cryptography
+	apt-get install -q -y --no-install-recommends docker.io faketime postgresql python3 python3-yaml python3-cryptography \
+	  xvfb openbox chromium xfe fonts-dejavu-core
 
 clean:
 	rm -rf $(VENV) .lint build runs *.egg-info

@@ -141,12 +141,16 @@ class Screen:
         deadline = time.monotonic() + longest
         await self._taken(deadline)
         self._changed = max(self._changed, time.monotonic() - _QUIET / 2)
-        while (left := self._changed + _QUIET - time.monotonic()) > 0:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(left)
-            await self._x.synchronise()  # what it has drawn until now is known to us
-        return True
+        while True:
+            while (left := self._changed + _QUIET - time.monotonic()) > 0:
+                if time.monotonic() >= deadline:
+                    return False
+                await asyncio.sleep(left)
+                await self._x.synchronise()  # what it has drawn until now is known to us
+            still = self._changed
+            await self._taken(deadline)  # whoever answers first and draws later is asked again
+            if self._changed == still:
+                return time.monotonic() < deadline
 
     async def _taken(self, deadline: float) -> None:
         await self._x.synchronise()
@@ -206,7 +210,7 @@ class Screen:
 
     def press(self, keys: list[str]) -> None:
         """Press the keys together: ``["ctrl", "s"]``. Raises :class:`SandboxError` for a name that is no key."""
-        codes = [self._key(keysym_of(name))[0] for name in keys]
+        codes = [self._key(sym)[0] for sym in map(keysym_of, keys)]
         for code in codes:
             self._fake(_PRESS_KEY, code)
         for code in reversed(codes):
@@ -217,6 +221,10 @@ class Screen:
         shift = self._key(_SHIFT)[0]
         syms = [keysym_of(character) for character in text]
         for position, sym in enumerate(syms):
+            if sym not in self._keys:
+                await self.settle(0.5)  # what was typed by this key before is taken
+                self._key(sym)
+                await self.settle(0.5)  # and its new meaning is known
             code, shifted = self._key(sym)
             if shifted:
                 self._fake(_PRESS_KEY, shift)

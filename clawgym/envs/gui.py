@@ -67,7 +67,7 @@ class GuiWorker:
         info = await self._play.begin(task, seed, floor)
         self._shown = self._kit.blank()
         if "error" not in info:
-            self._shown = await self._look()
+            self._shown = await self._tools().desktop.picture()
         return self._observe(), info
 
     async def step(self, action: Any) -> StepResult:
@@ -82,8 +82,9 @@ class GuiWorker:
 
         async def work(left: float) -> None:
             seconds = min(left, attempt.task.limits.command_seconds)
-            await attempt.tools.call_all([call], timeout=seconds, heard=seen.append)
-            self._shown = await self._look()
+            tools = self._tools()
+            seen.append(await tools.act(call, timeout=seconds))
+            self._shown = await tools.desktop.picture()
 
         over = await self._play.act(work)
         self._play.record("", (call,), tuple(seen))
@@ -95,10 +96,10 @@ class GuiWorker:
             return observation, paid, terminated, truncated, info | about
         return self._observe(), 0.0, False, False, info
 
-    async def _look(self) -> np.ndarray:
+    def _tools(self) -> ComputerTools:
         tools = self._play.running().tools
         assert isinstance(tools, ComputerTools)
-        return await tools.desktop.picture()
+        return tools
 
     async def _end(self) -> StepResult:
         paid, terminated, truncated, info = await self._play.end()

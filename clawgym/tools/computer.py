@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -78,32 +79,34 @@ class ComputerTools:
         """See :class:`~clawgym.tools.protocol.Tools`: one after another; each answer has a picture of the screen."""
         observations: list[Observation] = []
         for call in calls:
-            seconds = self._limits.command_seconds if timeout is None else timeout
-            try:
-                async with asyncio.timeout(seconds):
-                    observation = await self._one(call)
-            except TimeoutError:
-                observation = Observation(f"[error: {call.name} took over {seconds:g} seconds]", call.id)
+            observation = await self.act(call, timeout=timeout)
+            if not observation.content:
+                observation = replace(observation, image=await self.look())
             observations.append(observation)
             heard(observation)
         return observations
 
-    async def _one(self, call: ToolCall) -> Observation:
+    async def act(self, call: ToolCall, *, timeout: float | None = None) -> Observation:
+        """Carry out one call, without a picture. Raises as :meth:`call_all` does."""
         if call.name != COMPUTER_USE:
             return Refused(f"[error: there is no tool {call.name[:200]!r}: use {COMPUTER_USE}]", call.id)
+        seconds = self._limits.command_seconds if timeout is None else timeout
         spec = self.desktop.spec
         try:
             action = parse(call.arguments, spec.width, spec.height)
             if action.kind in ("done", "fail"):
                 return Observation(action.kind, call.id)
-            await self.desktop.act(action)
-            if self.browser is not None:
-                await self.browser.settle()
+            async with asyncio.timeout(seconds):
+                await self.desktop.act(action)
+                if self.browser is not None:
+                    await self.browser.settle()
         except SandboxDied:
             raise
         except SandboxError as error:
             return Refused(f"[error: {error}]", call.id)
-        return Observation("", call.id, await self.look())
+        except TimeoutError:
+            return Observation(f"[error: {call.name} took over {seconds:g} seconds]", call.id)
+        return Observation("", call.id)
 
     async def look(self) -> Image:
         """The screen, as a PNG file."""
