@@ -27,6 +27,8 @@ _MAX_MESSAGE = 16 * 2**20
 _ANSWER_SECONDS = 10.0
 _MOST_NODES = 5000
 _NO_SESSION = -32001
+_QUIET = 0.035
+"""Seconds: two frames, so that nothing fades or slides any more."""
 _POLICY = {
     "AllowFileSelectionDialogs": False,
     "AutofillAddressEnabled": False,
@@ -138,7 +140,7 @@ class Browser:
                     if state == "complete" and not self._loading:
                         break
                     await asyncio.sleep(0.005)
-        return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()))
+        return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()), _QUIET)
 
     async def box_of(self, selector: str) -> tuple[int, int, int, int]:
         """Where the first element that the CSS ``selector`` names is on the screen: x, y, width, height in pixels.

@@ -37,6 +37,9 @@ _CLICKS = {
     "triple_click": ("left", 3),
 }
 _DRAG_STEPS = 8
+_DOUBLE_CLICK = 0.5
+"""Seconds within which clicks count as one gesture, in the toolkits and browsers that there are."""
+_NEAR = 16
 
 
 def desktop_files() -> tuple[TaskFile, ...]:
@@ -57,6 +60,8 @@ class RunningDesktop:
         self.spec = spec
         self.box = box
         self.screen = screen
+        self._clicked = 0.0, 0, 0
+        """When a button was last clicked, by the monotonic clock, and where."""
 
     @classmethod
     async def start(cls, spec: Desktop, box: Sandbox, patience: float) -> RunningDesktop:
@@ -121,7 +126,7 @@ class RunningDesktop:
             screen.move(action.x, action.y)
         match action.kind:
             case "left_click" | "right_click" | "middle_click" | "double_click" | "triple_click":
-                screen.click(*_CLICKS[action.kind])
+                await self._click(action)
             case "scroll":
                 back, forth = ("back", "forward") if action.sideways else ("up", "down")
                 screen.click(forth if action.steps > 0 else back, abs(action.steps))
@@ -132,6 +137,14 @@ class RunningDesktop:
             case "wait":
                 await asyncio.sleep(action.seconds)
         await screen.settle()
+
+    async def _click(self, action: Action) -> None:
+        x, y = await self.screen.position()
+        clicked, was_x, was_y = self._clicked
+        if abs(x - was_x) + abs(y - was_y) < _NEAR:  # clicks of two actions are never one double click
+            await asyncio.sleep(max(0.0, clicked + _DOUBLE_CLICK - time.monotonic()))
+        self.screen.click(*_CLICKS[action.kind])
+        self._clicked = time.monotonic(), x, y
 
     async def _drag(self, action: Action) -> None:
         """In steps, with time for the programs to follow: what is dragged is often taken only by the first step."""

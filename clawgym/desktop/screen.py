@@ -21,7 +21,7 @@ BUTTONS = {"left": 1, "middle": 2, "right": 3, "up": 4, "down": 5, "back": 6, "f
 _PRESS_KEY, _RELEASE_KEY, _PRESS, _RELEASE, _MOTION = 2, 3, 4, 5, 6
 _SUBSTRUCTURE = 0x00080000
 _MOST_WINDOWS = 64
-_QUIET = 0.012
+QUIET = 0.012
 """Seconds without a change on the screen after which it is settled, once the programs have taken the action."""
 _SHIFT = 0xFFE1
 _BACKGROUND = 0x3A6EA5
@@ -131,18 +131,19 @@ class Screen:
 
     # -- when it has settled
 
-    async def settle(self, longest: float = 2.0) -> bool:
+    async def settle(self, longest: float = 2.0, quiet: float = QUIET) -> bool:
         """Wait until the programs have taken what was done to them, and the screen does not change any more.
 
         Every window that answers pings (``_NET_WM_PING`` of the Extended Window Manager Hints) is pinged: a program
-        takes its events in order, so its answer says that it has taken the action. Returns whether the screen settled
-        within ``longest`` seconds; one that always moves never does.
+        takes its events in order, so its answer says that it has taken the action. Then nothing may change for
+        ``quiet`` seconds. Returns whether the screen settled within ``longest`` seconds; one that always moves never
+        does.
         """
         deadline = time.monotonic() + longest
         await self._taken(deadline)
-        self._changed = max(self._changed, time.monotonic() - _QUIET / 2)
+        self._changed = max(self._changed, time.monotonic() - quiet / 2)
         while True:
-            while (left := self._changed + _QUIET - time.monotonic()) > 0:
+            while (left := self._changed + quiet - time.monotonic()) > 0:
                 if time.monotonic() >= deadline:
                     return False
                 await asyncio.sleep(left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._boxes import box_spec
@@ -34,7 +35,7 @@ async def open_tools(task: Task, box: Sandbox, backend: Backend) -> Tools:
 async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
     """``call`` with the coordinates in pixels where it names an element of the page instead (a CSS selector).
 
-    For agents without eyes. Raises :class:`~clawgym.errors.SandboxError` for an element that is not there.
+    For agents without eyes. What is not there stays as it is: a call that says so, and is refused.
     """
     names = [name for name in ("coordinate", "start_coordinate") if isinstance(call.arguments.get(name), str)]
     browser = getattr(tools, "browser", None) if names else None
@@ -42,6 +43,11 @@ async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
         return call
     found: dict[str, list[int]] = {}
     for name in names:
-        x, y, width, height = await browser.box_of(call.arguments[name])
+        try:
+            x, y, width, height = await browser.box_of(call.arguments[name])
+        except SandboxDied:
+            raise
+        except SandboxError:
+            continue
         found[name] = [x + width // 2, y + height // 2]
     return replace(call, arguments={**call.arguments, **found})

@@ -14,6 +14,7 @@ Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 PACKS: dict[str, str] = {
+    "gui-basic": "clawgym.tasks.packs.gui_basic",
     "swe-basic": "clawgym.tasks.packs.swe_basic",
     "terminal-basic": "clawgym.tasks.packs.terminal_basic",
     "toolcall-basic": "clawgym.tasks.packs.toolcall_basic",

@@ -89,6 +89,13 @@ async def test_the_solution_solves_it_and_pictures_are_in_the_transcript(backend
     assert images[0].data.startswith(b"\x89PNG")
 
 
+async def test_an_element_that_is_not_there_is_an_observation(backend: Backend) -> None:
+    wrong = [{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": "#nowhere"}}, *RIGHT]
+    episode = await run_episode(colours(), ScriptAgent(json.dumps(wrong).encode()), backend, seed=0)
+    assert episode.outcome is Outcome.SOLVED
+    assert "give [x, y]" in episode.steps[1].observations[0].content
+
+
 async def test_doing_nothing_does_not(backend: Backend) -> None:
     nothing = ScriptAgent(json.dumps(RIGHT[-1:]).encode())
     episode = await run_episode(colours(), nothing, backend, seed=0)

@@ -8,9 +8,13 @@ from types import ModuleType
 
 import pytest
 
-from clawgym.tasks.packs import terminal_basic, toolcall_basic
+from clawgym.tasks.packs import gui_basic, terminal_basic, toolcall_basic
 
-PACKS = {"terminal_basic_hashes.json": terminal_basic, "toolcall_basic_hashes.json": toolcall_basic}
+PACKS = {
+    "gui_basic_hashes.json": gui_basic,
+    "terminal_basic_hashes.json": terminal_basic,
+    "toolcall_basic_hashes.json": toolcall_basic,
+}
 each_instance = pytest.mark.parametrize(
     ("golden", "pack", "name"),
     [pytest.param(golden, pack, name, id=name) for golden, pack in PACKS.items() for name in pack.GENERATORS],

@@ -1,0 +1,37 @@
+"""The pack ``gui-basic``: work at web pages by mouse and keyboard, made from integer seeds.
+
+Even seeds are for training, odd seeds are held out; neither an instruction nor a reference chain of actions is on both
+sides, whatever the seed. Some tasks cannot be done (their generators say so), and each has a twin in nearly the same
+words that can.
+"""
+
+from __future__ import annotations
+
+from clawgym.tasks.packs._seeded import Generator, Pack
+
+from ._build import Draft, build
+from .board import BOARD
+from .forms import FORMS
+from .mail import MAIL
+from .settings import SETTINGS
+from .shop import SHOP
+from .table import TABLE
+
+__all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
+
+NAME = "gui-basic"
+VERSION = "1"
+
+GENERATORS: dict[str, Generator[Draft]] = {
+    **FORMS,
+    **TABLE,
+    **SETTINGS,
+    **SHOP,
+    **MAIL,
+    **BOARD,
+}
+"""Name -> generator, family by family."""
+
+_PACK = Pack(NAME, VERSION, GENERATORS, build)
+make = _PACK.make
+load = _PACK.load
