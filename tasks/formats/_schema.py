@@ -131,7 +131,12 @@ class Extras(_Strict):
 
     @classmethod
     def of(cls, task: Task, protocol: Literal["reward_sh", "harbor"]) -> dict[str, Any]:
-        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own."""
+        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own.
+
+        Raises :class:`TaskError` for a task with a desktop.
+        """
+        if task.desktop is not None:
+            raise TaskError(f"task {task.id}: has a desktop, which no format of files holds yet: use its pack")
         default = dataclasses.asdict(Limits())
         found = inputs_to_change(task.instruction, [file.path for file in task.inputs])
         extras = cls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,9 +16,11 @@ import clawgym  # registers the ids
 from clawgym.agents import OracleAgent, ScriptAgent
 from clawgym.desktop import KINDS
 from clawgym.envs.checker import check_vector_env
+from clawgym.errors import TaskError
 from clawgym.records import Desktop, Limits, Outcome, Site, Task, TaskFile, TaskSet, ToolCall
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
+from clawgym.tasks.formats import write
 from clawgym.tools import aimed, box_spec, open_tools
 from clawgym.tools.computer import ComputerTools
 
@@ -163,6 +166,12 @@ def test_a_batch_passes_our_checker() -> None:
     )
     check_vector_env(batch, end_action={"action": "done"}, action={"action": "screenshot"})
     batch.close()
+
+
+@pytest.mark.parametrize("format", ["clawgym", "rows", "harbor"])
+def test_no_format_drops_a_desktop(tmp_path: Path, format: Any) -> None:
+    with pytest.raises(TaskError, match="has a desktop"):
+        write([NOTE], tmp_path / "out", format)
 
 
 def test_tasks_that_do_not_fit_are_refused() -> None:
