@@ -149,7 +149,7 @@ def test_an_episode() -> None:
     assert "use one of" in info["message"]
     assert (reward, over) == (0.0, [False, False])
     action = env.action_space.sample()
-    action |= {"action": KINDS.index("mouse_move"), "coordinate": np.array([500, 500], np.float32)}
+    action |= {"action": KINDS.index("mouse_move"), "coordinate": np.array([250, 250], np.float32)}
     assert (env.step(action)[0]["screenshot"] != shown).any()
     *_, terminated, truncated, info = env.step({"action": "fail", "text": "I cannot"})
     assert (terminated, truncated, info["outcome"]) == (True, False, "failed")
