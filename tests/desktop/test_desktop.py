@@ -37,6 +37,7 @@ async def test_a_text_is_typed_and_saved(backend: Backend) -> None:
         assert first.dtype == np.uint8
         if await desktop.screen.windows() == 1:
             await do(desktop, action="key", keys=["enter"])  # it says that it has no settings yet
+        await do(desktop, action="wait", seconds=2)  # for its window, on a slow machine
         text = "Grüße, 100 % ~{}|\\ and “quotes” → 漢字"
         await do(desktop, action="left_click", coordinate=[400, 300])
         seen = await do(desktop, action="type", text=text)
