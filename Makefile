@@ -5,9 +5,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 # Half of the time of a test is waiting.
-WORKERS ?= 3
+WORKERS ?= 4
 
-.PHONY: demo test lint unit soak system clean FORCE
+# Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint unit openclaw soak system clean FORCE
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -20,12 +23,15 @@ $(VENV)/.installed: WHAT := .[dev]
 $(VENV)/.demo $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv was found: apt-get install python3-venv, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '$(WHAT)' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '$(WHAT)' -c constraints.txt
 	@touch $@
 
-# One import tree for the tools that read folders instead of importing (pyright, import-linter).
+# One import tree for the tools that read folders instead of importing (pyright, import-linter). Without bytecode, which
+# others write meanwhile.
 .lint: FORCE
-	@rm -rf .lint && mkdir .lint && cp -r clawgym .lint/ && cp -r tasks verifiers leaderboards .lint/clawgym/
+	@rm -rf .lint && mkdir .lint
+	@tar -c --exclude=__pycache__ clawgym | tar -x -C .lint
+	@tar -c --exclude=__pycache__ tasks verifiers leaderboards trainers | tar -x -C .lint/clawgym
 
 lint: $(VENV)/.installed .lint
 	$(BIN)/ruff check .
@@ -33,13 +39,14 @@ lint: $(VENV)/.installed .lint
 	$(BIN)/pyright
 	cd .lint && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml --no-cache
 
-unit: $(VENV)/.installed
+openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
+
+unit: openclaw
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The invariants at full length: hours. Its last figures are kept in docs/soak.md.
-soak: $(VENV)/.installed
-	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
+soak: openclaw
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 
 # What the tests can use beyond Python: a Docker engine, a clock that can be moved, libraries that a few public checkers try, and

@@ -8,7 +8,8 @@
 - one: action to settled screenshot in one environment alone, p50 and p95; a key that the editor (or the page) shows.
   The baseline is a fixed sleep of 0.5 s after each action, as is the custom.
 - all: every environment gets its next action as soon as it has answered; screenshots/s in total.
-- reset: a new episode in one environment of the batch.
+- reset: a new episode in one environment of the batch, once a desktop stands ready for it, as after any episode that
+  takes longer than to make one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def main() -> None:
     before = psutil.virtual_memory().available
     began = time.perf_counter()
     envs = gym.make_vec("ClawGym/gui-v0", num_envs=count, tasks=tasks, autoreset_mode="Disabled")
-    envs.reset(seed=0)
+    _, info = envs.reset(seed=0)
+    if errors := {str(error) for error in info.get("error", ()) if error}:
+        envs.close()
+        raise SystemExit("\n".join(errors))
     ready = time.perf_counter() - began
     memory = (before - psutil.virtual_memory().available) / count / 2**20
     first = {"action": "left_click", "coordinate": [430, 263] if args.web else [400, 300]}
@@ -79,7 +83,8 @@ def main() -> None:
     mask = np.zeros(count, dtype=bool)
     mask[0] = True
     resets = []
-    for _ in range(5):
+    for _ in range(9):
+        time.sleep(4 if args.web else 2)
         began = time.perf_counter()
         envs.reset(options={"reset_mask": mask})
         resets.append(time.perf_counter() - began)

@@ -2,23 +2,31 @@
 
 Invariant: whatever an agent put into a transcript, the document is valid JSON and valid ATIF (what
 the format has no place for goes to ``extra``), and :func:`steps_from_atif` gives well-formed steps back
-unchanged.
+unchanged, pictures without their data.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from clawgym.errors import TaskError
-from clawgym.records import Episode, Observation, Step, ToolCall, Turn, Usage, prompt_ids
+from clawgym.records import Episode, Image, Observation, Step, ToolCall, Turn, Usage, prompt_ids
 
-__all__ = ["ATIF_VERSION", "episode_to_atif", "json_safe", "steps_from_atif"]
+__all__ = ["ATIF_VERSION", "PICTURES", "episode_to_atif", "json_safe", "picture_name", "steps_from_atif"]
 
 ATIF_VERSION = "ATIF-v1.7"
+PICTURES = "pictures"
+"""The folder of a run that has its pictures, each under :func:`picture_name`."""
+_TO_PICTURES = f"../../{PICTURES}/"
+"""From a transcript to them: a path in ATIF begins where the document is."""
+_ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
+"""The kinds of images that ATIF (since v1.6) has."""
+_PICTURE = re.compile(re.escape(_TO_PICTURES) + rf"([0-9a-f]{{64}})\.(?:{'|'.join(_ENDINGS.values())})")
 _MAX_DEPTH = 40
 
 
@@ -39,6 +47,12 @@ def json_safe(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [json_safe(v, depth + 1) for v in value]
     return json_safe(str(value))
+
+
+def picture_name(image: Image) -> str | None:
+    """The file name of a picture in a run folder, its digest; ``None`` for a kind that ATIF does not have."""
+    ending = _ENDINGS.get(image.media_type)
+    return None if ending is None else f"{image.sha256}.{ending}"
 
 
 def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | None = None) -> dict[str, Any]:
@@ -90,7 +104,9 @@ def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | N
 
 
 def steps_from_atif(document: Mapping[str, Any]) -> tuple[Step, ...]:
-    """The steps of an ATIF document (any v1.x). Images become ``[image: path]``.
+    """The steps of an ATIF document (any v1.x).
+
+    A picture of a run folder comes back as an image without data; any other becomes ``[image: path]`` in the text.
 
     Raises :class:`~clawgym.errors.TaskError` if it is not one.
     """
@@ -179,10 +195,20 @@ def _step_to_atif(number: int, step: Step, turn: dict[str, Any]) -> dict[str, An
 
 def _observation_to_atif(observation: Observation, known: set[str]) -> dict[str, Any]:
     out: dict[str, Any] = {"content": observation.content}
+    extra: dict[str, Any] = {}
+    if (image := observation.image) is not None:
+        if name := picture_name(image):
+            text = [{"type": "text", "text": observation.content}] if observation.content else []
+            source = {"media_type": image.media_type, "path": _TO_PICTURES + name}
+            out["content"] = [*text, {"type": "image", "source": source}]
+        else:
+            extra["clawgym_image"] = image.sha256
     if observation.call_id in known:
         out["source_call_id"] = observation.call_id
     elif observation.call_id is not None:
-        out["extra"] = {"clawgym_call_id": observation.call_id}
+        extra["clawgym_call_id"] = observation.call_id
+    if extra:
+        out["extra"] = extra
     return out
 
 
@@ -238,4 +264,16 @@ def _calls(raw: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
 def _observations(raw: Sequence[Mapping[str, Any]]) -> Iterator[Observation]:
     for result in raw:
         call_id = result.get("source_call_id") or (result.get("extra") or {}).get("clawgym_call_id")
-        yield Observation(_text(result.get("content")), call_id)
+        content, image = result.get("content"), None
+        if isinstance(content, list) and content and (image := _picture(content[-1])) is not None:
+            content = content[:-1]
+        yield Observation(_text(content), call_id, image)
+
+
+def _picture(part: Mapping[str, Any]) -> Image | None:
+    """The image of a part that is a picture of a run folder."""
+    if part.get("type") != "image":
+        return None
+    source = part.get("source") or {}
+    named = _PICTURE.fullmatch(str(source.get("path", "")))
+    return None if named is None else Image(named[1], b"", str(source.get("media_type") or "image/png"))

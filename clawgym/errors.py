@@ -26,6 +26,7 @@ __all__ = [
     "TaskSetNotFound",
     "TokenIdsStripped",
     "TraceError",
+    "TrainingError",
     "UnsupportedTask",
 ]
 
@@ -107,6 +108,10 @@ class PoolError(ClawGymError):
 
 class TraceError(ClawGymError, ValueError):
     """A trace file cannot be read. The message names the file, the line and the field."""
+
+
+class TrainingError(ClawGymError):
+    """A training run cannot begin, or has gone wrong. The message names the setting, or the last good checkpoint."""
 
 
 class BudgetExceeded(ClawGymError):

@@ -43,6 +43,7 @@ __all__ = [
     "Usage",
     "VerifierResult",
     "VerifierSpec",
+    "common_prefix",
     "continued",
     "prompt_ids",
 ]
@@ -409,7 +410,7 @@ class Image:
     sha256: str
     """Hex digest of ``data``."""
     data: bytes
-    """The encoded file (PNG, JPEG, ...), as the agent sent it."""
+    """The encoded file (PNG, JPEG, ...), as the agent sent it; empty where only a transcript was read."""
     media_type: str = "image/png"
 
 
@@ -482,6 +483,18 @@ def continued(prompt: tuple[int, ...], histories: Mapping[int, tuple[int, ...]])
     the latest of equals, ``None`` where there is none."""
     fits = [index for index, ids in histories.items() if ids and prompt[: len(ids)] == ids]
     return max(fits, key=lambda index: (len(histories[index]), index), default=None)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two lists (or two tuples) begin with in common."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # whole slices are compared in C
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from clawgym.atif import episode_to_atif, json_safe
+from clawgym.atif import PICTURES, episode_to_atif, json_safe, picture_name
 from clawgym.errors import RunFolderError
 from clawgym.receipts import Receipt, differences, make_receipt, now
-from clawgym.records import Episode, Outcome
+from clawgym.records import Episode, Image, Outcome
 
 __all__ = [
     "KEPT_WORKSPACE",
@@ -40,6 +40,7 @@ __all__ = [
     "safe_name",
     "seal_of",
     "write_atomic",
+    "writer_of",
 ]
 
 RECEIPT, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
@@ -185,6 +186,7 @@ class RunFolder:
         """Every line of ``results.jsonl``, in order; retried episodes have several."""
         self._lock = lock
         self._append = threading.Lock()
+        self._picture = threading.Lock()
 
     @classmethod
     def open(cls, path: str | Path, receipt: Receipt) -> Self:
@@ -205,6 +207,8 @@ class RunFolder:
         try:
             if (path / RECEIPT).exists():
                 receipt = _resume(path, receipt)
+                for torn in (path / PICTURES).glob(f".*{_TEMPORARY}"):  # no later write has the same name
+                    torn.unlink(missing_ok=True)
             write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
             results = path / RESULTS
             with _writing(results):
@@ -243,6 +247,10 @@ class RunFolder:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         row = result_row(episode, attempt=attempt)
+        for step in episode.steps:
+            for seen in step.observations:
+                if seen.image is not None:
+                    self._keep(seen.image)
         transcript = _json_bytes(episode_to_atif(episode, agent_version=agent_version, model=model))
         write_atomic(folder / TRANSCRIPT, transcript)
         row["files"] = {TRANSCRIPT: hashlib.sha256(transcript).hexdigest()}
@@ -270,6 +278,16 @@ class RunFolder:
         if episode.error:
             write_atomic(folder / "error.log", episode.error.encode("utf-8", "replace"))
         return self.append(row)
+
+    def _keep(self, image: Image) -> None:
+        """Write a picture, once for the whole run. Its name is its digest, which the transcript pins."""
+        if (name := picture_name(image)) is None:
+            return
+        path = self.path / PICTURES / name
+        with self._picture, _writing(path):  # several episodes may have seen the same at once
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                write_atomic(path, image.data)
 
     def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Append one row; on return it is on disk. A failed append leaves the file as it was."""
@@ -353,6 +371,18 @@ def _resume(path: Path, receipt: Receipt) -> Receipt:
         raise RunFolderError(f"{path} belongs to another configuration ({shown}): {restore}choose another --out")
     opening = {name: getattr(receipt, name) for name in ("created", "library", "grader", "platform")}
     return dataclasses.replace(stored, resumed=(*stored.resumed, opening))
+
+
+def writer_of(path: str | Path) -> int | None:
+    """The process that writes the run folder at ``path``, if one does now. Raises :class:`RunFolderError` for what is
+    no run folder."""
+    path = Path(path)
+    _read_receipt(path)
+    try:
+        owner = (path / LOCK).read_text().strip()
+    except OSError:
+        return None
+    return int(owner) if _alive(owner) else None
 
 
 class _Lock:

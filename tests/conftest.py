@@ -62,9 +62,9 @@ async def usable(name: str) -> AsyncIterator[Backend]:
     await made.aclose()
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module")
 async def backend() -> AsyncIterator[Backend]:
-    """The namespace backend."""
+    """The namespace backend, one for the tests of a module: each has boxes of its own."""
     async with usable("namespace") as made:
         yield made
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawgym.atif import ATIF_VERSION, episode_to_atif, json_safe, steps_from_atif
 from clawgym.errors import TaskError
-from clawgym.records import Episode, Observation, Outcome, Step, ToolCall, Turn, Usage
+from clawgym.records import Episode, Image, Observation, Outcome, Step, ToolCall, Turn, Usage
 
 WHEN = "2026-01-02T03:04:05+00:00"
 
@@ -42,6 +42,28 @@ def test_well_formed_steps_come_back_unchanged():
     document = through_json(episode(*FULL))
     assert document["schema_version"] == ATIF_VERSION
     assert steps_from_atif(document) == FULL
+
+
+def test_pictures_are_referred_to_as_the_format_has_it_and_come_back_without_their_data():
+    digest = "ab" * 32
+    seen = (
+        Observation("", "c1", Image(digest, b"png")),
+        Observation("words", "c2", Image(digest, b"webp", "image/webp")),
+        Observation("x", None, Image(digest, b"bmp", "image/bmp")),
+    )
+    step = Step("agent", "", WHEN, (ToolCall("c1", "see", {}), ToolCall("c2", "see", {})), seen)
+    document = through_json(episode(step))
+    only, both, other = document["steps"][0]["observation"]["results"]
+    source = {"media_type": "image/png", "path": f"../../pictures/{digest}.png"}
+    assert only == {"content": [{"type": "image", "source": source}], "source_call_id": "c1"}
+    assert [part["type"] for part in both["content"]] == ["text", "image"]
+    assert other == {"content": "x", "extra": {"clawgym_image": digest}}, "not a kind that the format has"
+    (back,) = steps_from_atif(document)
+    assert [o.content for o in back.observations] == ["", "words", "x"], "what verifiers see stays as it was"
+    assert back.observations[:2] == (
+        Observation("", "c1", Image(digest, b"")),
+        Observation("words", "c2", Image(digest, b"", "image/webp")),
+    )
 
 
 text = st.text(max_size=12)

@@ -80,7 +80,8 @@ def test_every_package_is_shipped() -> None:
     """A package that pyproject.toml forgets is missing from the wheel only."""
     shipped = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     found = set()
-    for top, name in (("clawgym", "clawgym"), *((t, f"clawgym.{t}") for t in ("tasks", "verifiers", "leaderboards"))):
+    apart = ("tasks", "verifiers", "leaderboards", "trainers")
+    for top, name in (("clawgym", "clawgym"), *((t, f"clawgym.{t}") for t in apart)):
         for init in (ROOT / top).rglob("__init__.py"):
             found.add(".".join([name, *init.parent.relative_to(ROOT / top).parts]))
     assert shipped == found

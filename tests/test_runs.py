@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import RunFolderError
-from clawgym.records import Episode, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
+from clawgym.records import Episode, Image, Observation, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.runs import RunFolder, make_receipt, repair_tail, safe_name, seal_of
 
 
@@ -49,6 +50,43 @@ def test_what_is_recorded_is_read_back(tmp_path: Path):
     assert (folder / "verifier.log").read_text() == "the log"
     assert json.loads((folder / "transcript.json").read_text())["steps"][0]["message"] == "hi"
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def saw(*data: bytes) -> tuple[Step, ...]:
+    images = [Image(hashlib.sha256(d).hexdigest(), d) for d in data]
+    return tuple(Step("agent", "", "", observations=(Observation("", None, image),)) for image in images)
+
+
+def test_pictures_are_kept_once_for_the_whole_run_beside_the_transcripts(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        episodes = [episode("t0", n, steps=saw(b"first", b"then", b"own %d" % n)) for n in range(8)]
+        threads = [threading.Thread(target=run.record, args=(e,)) for e in episodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert run.done == {f"t0#{n}" for n in range(8)}
+    pictures = tmp_path / "run" / "pictures"
+    kept = {path.name: path.read_bytes() for path in pictures.iterdir()}
+    assert sorted(kept.values()) == sorted([b"first", b"then", *(b"own %d" % n for n in range(8))])
+    assert all(name == f"{hashlib.sha256(data).hexdigest()}.png" for name, data in kept.items())
+    folder = run.episode_folder("t0", 3)
+    results = [
+        step["observation"]["results"][0] for step in json.loads((folder / "transcript.json").read_text())["steps"]
+    ]
+    paths = [result["content"][0]["source"]["path"] for result in results]
+    assert [(folder / path).read_bytes() for path in paths] == [b"first", b"then", b"own 3"]
+
+
+def test_a_torn_picture_is_gone_at_the_next_opening_and_no_folder_is_made_without_pictures(tmp_path: Path):
+    with RunFolder.open(tmp_path / "run", receipt()) as run:
+        run.record(episode(steps=(Step("agent", "hi", ""),)))
+    pictures = tmp_path / "run" / "pictures"
+    assert not pictures.exists()
+    pictures.mkdir()
+    (pictures / ".ab.png.tmp").write_bytes(b"half")
+    RunFolder.open(tmp_path / "run", receipt()).close()
+    assert not list(pictures.iterdir())
 
 
 def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):

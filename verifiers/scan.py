@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import lru_cache
 from typing import Literal
 
 from clawgym.verifiers._names import dotted, imported_names, nodes_of
@@ -82,6 +83,7 @@ def scan_checker(source: str) -> Execution | None:
     return found
 
 
+@lru_cache(maxsize=512)  # the episodes of one task have one checker
 def third_party_imports(source: str) -> tuple[str, ...]:
     """Top-level names of imported modules that are not in the standard library, sorted.
 

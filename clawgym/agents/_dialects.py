@@ -6,6 +6,7 @@ the same id, and no id occurs twice in an episode.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from clawgym.agents.text_protocol import HOW_TO, Command, Submit, parse_reply
 from clawgym.engines.protocol import Completion
-from clawgym.records import Observation, ToolCall
+from clawgym.records import Image, Observation, ToolCall
 from clawgym.tools.shell import bash_call
 
 __all__ = ["Dialect", "Reply", "TextDialect", "ToolsDialect"]
@@ -22,6 +23,7 @@ Message = dict[str, Any]
 
 _EMPTY = "(empty reply)"
 """Stands for an empty answer in the history: some endpoints refuse a message without content."""
+_PICTURED = "(done: the picture shows it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,16 @@ class ToolsDialect:
         messages = [assistant]
         for seen in observations:
             role = {"role": "user"} if seen.call_id is None else {"role": "tool", "tool_call_id": seen.call_id}
-            messages.append({**role, "content": seen.content})
+            messages.append({**role, "content": seen.content or (_PICTURED if seen.image is not None else "")})
+        # The protocol has pictures in messages of users only.
+        if pictures := [_part(seen.image) for seen in observations if seen.image is not None]:
+            messages.append({"role": "user", "content": pictures})
         return messages
+
+
+def _part(image: Image) -> dict[str, Any]:
+    url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 class TextDialect:

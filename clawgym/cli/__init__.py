@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import leaderboard, ledger, openclaw, pool, tasks
+from clawgym.cli import leaderboard, ledger, openclaw, pool, push, tasks
 from clawgym.cli.attack import attack
 from clawgym.cli.audit import audit_command
 from clawgym.cli.compare import compare_command
@@ -14,7 +14,9 @@ from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
 from clawgym.cli.gateway import gateway_command
+from clawgym.cli.train import train_command
 from clawgym.cli.verify import verify_command
+from clawgym.cli.watch import watch_command
 from clawgym.errors import ClawGymError
 
 __all__ = ["app", "main"]
@@ -28,6 +30,8 @@ app = typer.Typer(
 app.command("eval")(eval_command)
 app.command("compare")(compare_command)
 app.command("verify")(verify_command)
+app.command("watch")(watch_command)
+app.command("train")(train_command)
 app.command("demo")(demo)
 app.command("attack")(attack)
 app.command("audit")(audit_command)
@@ -38,6 +42,7 @@ app.add_typer(leaderboard.app, name="leaderboard")
 app.add_typer(pool.app, name="pool")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(openclaw.app, name="openclaw")
+app.add_typer(push.app, name="push")
 
 
 @app.callback(invoke_without_command=True)

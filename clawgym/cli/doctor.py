@@ -155,6 +155,17 @@ def _openclaw() -> Finding:
     return Finding("OpenClaw", True, f"{copy.version} on Node {copy.node_version}; {compare}")
 
 
+def _desktops() -> Finding:
+    """Boxes of the sandboxes show what this machine's ``/usr`` has."""
+    from clawgym.desktop import PROGRAMS
+
+    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program, path="/usr/bin:/bin")]
+    if missing:
+        mend = f"apt-get install {' '.join(missing)}"
+        return Finding("desktops", False, f"missing: {', '.join(missing)}", mend)
+    return _package("PIL", "gui", "desktops")
+
+
 def examine() -> list[Finding]:
     """Everything the doctor looks at, in order."""
     from clawgym.sandbox import BACKENDS
@@ -168,6 +179,7 @@ def examine() -> list[Finding]:
         lambda: [_checker_libraries()] if linux else [],
         lambda: [_package("openai", "openai", "model endpoints")],
         lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],
+        lambda: [_desktops()] if linux else [],
         lambda: [_openclaw()],
         lambda: [_task_sets()],
     ]

@@ -153,8 +153,9 @@ def _engine(upstream: Upstream, model: str, url: str | None, tokenizer: str | No
             return SGLangEngine(url or "", model, tokenizer=tokenizer or "")
         case Upstream.TRANSFORMERS:
             from clawgym.engines.transformers import TransformersEngine
+            from clawgym.engines.vision import VisionEngine, sees
 
-            return TransformersEngine(model)
+            return VisionEngine(model) if sees(model) else TransformersEngine(model)
         case Upstream.OPENAI:
             from clawgym.engines import OpenAIEngine
 

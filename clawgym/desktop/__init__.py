@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from clawgym.desktop.actions import COMPUTER_USE, KINDS, Action, Unit, parse, schema
-from clawgym.desktop.desktop import FILES_DIR, RunningDesktop, desktop_files
+from clawgym.desktop.desktop import FILES_DIR, PROGRAMS, RunningDesktop, desktop_files
 
 __all__ = [
     "COMPUTER_USE",
     "FILES_DIR",
     "KINDS",
+    "PROGRAMS",
     "Action",
     "RunningDesktop",
     "Unit",

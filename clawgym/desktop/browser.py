@@ -14,6 +14,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from clawgym.desktop.desktop import RunningDesktop, desktop_env
@@ -21,14 +22,16 @@ from clawgym.errors import InfraError, SandboxDied, SandboxError
 from clawgym.records import TaskFile
 from clawgym.sandbox.program import Program
 
-__all__ = ["Browser"]
+__all__ = ["Browser", "browser_files"]
 
 _MAX_MESSAGE = 16 * 2**20
 _ANSWER_SECONDS = 10.0
 _MOST_NODES = 5000
+_MOST_PAGES = 20
 _NO_SESSION = -32001
 _QUIET = 0.035
 """Seconds: two frames, so that nothing fades or slides any more."""
+_POLICIES = "/etc/chromium/policies/managed"
 _POLICY = {
     "AllowFileSelectionDialogs": False,
     "AutofillAddressEnabled": False,
@@ -37,8 +40,10 @@ _POLICY = {
     "DefaultBrowserSettingEnabled": False,
     "DownloadRestrictions": 3,
     "ExtensionInstallBlocklist": ["*"],
+    "NewTabPageLocation": "about:blank",  # the browser's own is closed
     "PasswordManagerEnabled": False,
     "PrintingEnabled": False,
+    "TaskManagerEndProcessEnabled": False,
     "TranslateEnabled": False,
     "URLBlocklist": ["file://*", "chrome://*", "devtools://*", "view-source:*", "javascript://*", "data:*", "blob:*"],
 }
@@ -65,12 +70,21 @@ _FLAGS = (
     "--user-data-dir=/tmp/browser",
 )
 _SETTLED = """
-new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(document.readyState))))
+document.hidden ? 'hidden' :
+  new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(document.readyState))))
 """
 
 
+@cache
+def browser_files() -> Mapping[str, tuple[TaskFile, ...]]:
+    """What a box with a browser has read-only, beside the files of the desktop: folder -> files."""
+    policy = TaskFile("clawgym.json", json.dumps(_POLICY).encode())
+    # Debian's launcher reads every file of the second folder.
+    return {_POLICIES: (policy,), "/etc/chromium.d": (TaskFile("clawgym", b""),)}
+
+
 class Browser:
-    """Made by :meth:`open`; whoever made it closes it. Its window is one of the desktop's."""
+    """Made by :meth:`start`; whoever made it closes it. Its window is one of the desktop's."""
 
     def __init__(self, desktop: RunningDesktop, program: Program) -> None:
         self._desktop = desktop
@@ -83,48 +97,78 @@ class Browser:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, desktop: RunningDesktop, url: str, patience: float) -> Browser:
-        """Start it on ``url``, and return when the page stands. Raises :class:`InfraError` past ``patience`` seconds,
-        and :class:`SandboxDied`."""
-        box = desktop.box
-        policy = TaskFile("chromium/policies/managed/clawgym.json", json.dumps(_POLICY).encode())
-        await box.put([policy, TaskFile("chromium.d/clawgym", b"")], "/etc")  # Debian's launcher reads the second
+    async def start(cls, desktop: RunningDesktop, url: str, patience: float) -> Browser:
+        """Start it on ``url`` in a box that has :func:`browser_files`, and return when the page stands.
+
+        Raises :class:`InfraError` past ``patience`` seconds, and :class:`SandboxDied`."""
         argv = ["chromium", *_FLAGS, url]
         shell = f"exec {shlex.join(argv)} 3<&0 4>&1 </dev/null >/dev/null"
-        program = await Program.start(box, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
+        program = await Program.start(desktop.box, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
         browser = cls(desktop, program)
         browser._task = asyncio.ensure_future(browser._listen())
         try:
-            async with asyncio.timeout(patience):
-                where = "document.URL + ' ' + document.readyState"
-                while await browser._value(where) != f"{url} complete":  # noqa: ASYNC110  # asked for over the pipe
-                    await asyncio.sleep(0.01)
-                while not await desktop.screen.windows():  # noqa: ASYNC110  # asked for over the network
-                    await asyncio.sleep(0.01)
-                await browser.settle()
-        except TimeoutError:
-            await browser.aclose()
-            raise InfraError(
-                f"the browser did not show {url} within {patience:g} s{program.said}: give it longer "
-                "(limits.setup_seconds), or lower --concurrency"
-            ) from None
+            await browser._stands(url, patience)
         except BaseException:
             await browser.aclose()
             raise
         return browser
 
+    async def show(self, url: str, patience: float) -> None:
+        """Go to ``url`` as if it had begun there, and return when the page stands. Raises as :meth:`start` does."""
+        await self._attach()
+        await self._ask("Page.navigate", url=url)
+        await self._stands(url, patience)
+        await self._ask("Page.resetNavigationHistory")
+
+    async def _stands(self, url: str, patience: float) -> None:
+        try:
+            async with asyncio.timeout(patience):
+                where = "document.URL + ' ' + document.readyState"
+                while await self._value(where) != f"{url} complete":  # noqa: ASYNC110  # asked for over the pipe
+                    await asyncio.sleep(0.01)
+                while not await self._desktop.screen.windows():  # noqa: ASYNC110  # asked for over the network
+                    await asyncio.sleep(0.01)
+                await self.settle()
+        except TimeoutError:
+            raise InfraError(
+                f"the browser did not show {url} within {patience:g} s{self._program.said}: give it longer "
+                "(limits.setup_seconds), or lower --concurrency"
+            ) from None
+
     async def _attach(self) -> None:
-        """Talk to the page that is shown: the first one, and again the first one once that is gone."""
+        """Talk to a page: the first one, and again the first one once that is gone."""
         while not self._session:
-            found = (await self._ask("Target.getTargets")).get("targetInfos")
-            pages = [t for t in found if _is_page(t)] if isinstance(found, list) else []
-            if pages:
-                answer = await self._ask("Target.attachToTarget", targetId=pages[0].get("targetId"), flatten=True)
-                self._loading.clear()
-                self._session = str(answer.get("sessionId", ""))
-                await self._ask("Network.enable")
+            if pages := await self._pages():
+                await self._talk_to(pages[0])
             else:
                 await asyncio.sleep(0.01)
+
+    async def _turn_to_front(self) -> bool:
+        """Talk to the page that is shown, if another than the one that was; whether one is. Raises
+        :class:`SandboxError` if there is none for long."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._attach()
+        except TimeoutError:
+            raise SandboxError("the browser shows no page: open one") from None
+        if await self._value("document.hidden") is False:
+            return True
+        for page in await self._pages():
+            await self._talk_to(page)
+            if await self._value("document.hidden") is False:
+                return True
+        return False
+
+    async def _pages(self) -> list[Any]:
+        found = (await self._ask("Target.getTargets")).get("targetInfos")
+        return [target for target in found if _is_page(target)][:_MOST_PAGES] if isinstance(found, list) else []
+
+    async def _talk_to(self, page: Any) -> None:
+        self._session = ""  # what is asked now, the browser itself answers
+        answer = await self._ask("Target.attachToTarget", targetId=page.get("targetId"), flatten=True)
+        self._loading.clear()
+        self._session = str(answer.get("sessionId", ""))
+        await self._ask("Network.enable")
 
     # -- what it is asked
 
@@ -139,6 +183,8 @@ class Browser:
                     state = await self._value(_SETTLED)
                     if state == "complete" and not self._loading:
                         break
+                    if state == "hidden" and not await self._turn_to_front():
+                        break  # no page is shown: the screen tells
                     await asyncio.sleep(0.005)
         return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()), _QUIET)
 
@@ -146,6 +192,7 @@ class Browser:
         """Where the first element that the CSS ``selector`` names is on the screen: x, y, width, height in pixels.
 
         Raises :class:`SandboxError` if there is none."""
+        await self._turn_to_front()
         text = await self._value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return ''; "
             "e.scrollIntoView({block: 'nearest', inline: 'nearest'}); const r = e.getBoundingClientRect(); "
@@ -156,25 +203,34 @@ class Browser:
         try:
             x, y, width, height = json.loads(text)
             return int(x), int(y), int(width), int(height)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError, RecursionError):
             raise SandboxError(f"the page has no element {selector!r}: look at the page") from None
 
     async def tree(self) -> list[dict[str, Any]]:
         """The accessibility tree of the page: a node for each element that a reader would be told of, in the order of
         the page, with ``role``, ``name``, ``value`` (each may be empty) and ``depth``."""
-        await self._attach()
+        await self._turn_to_front()
         nodes = (await self._ask("Accessibility.getFullAXTree")).get("nodes")
         if not isinstance(nodes, list):
             raise self._died("it sent a tree that is none")
-        depth: dict[str, int] = {}
+        if not all(isinstance(node, dict) for node in nodes[:_MOST_NODES]):
+            raise self._died("it sent a tree that is none")
+        known = {str(node.get("nodeId")): node for node in nodes[:_MOST_NODES]}
+        open_ = [(name, 0, "") for name, node in known.items() if str(node.get("parentId")) not in known][::-1]
         found: list[dict[str, Any]] = []
-        for node in nodes[:_MOST_NODES]:
-            if not isinstance(node, dict):
-                raise self._died("it sent a tree that is none")
-            depth[str(node.get("nodeId"))] = level = depth.get(str(node.get("parentId")), -1) + 1
+        while open_:
+            which, depth, above = open_.pop()
+            node = known.pop(which, None)  # each once, whatever leads to it
+            if node is None:
+                continue
             role, name, value = (_text(node.get(key)) for key in ("role", "name", "value"))
-            if not node.get("ignored") and role not in ("", "none", "generic", "InlineTextBox") and (name or value):
-                found.append({"role": role, "name": name, "value": value, "depth": level})
+            # What a heading consists of is its name once more.
+            told = role not in ("", "none", "generic", "InlineTextBox") and (role, name) != ("StaticText", above)
+            if told and not node.get("ignored") and (name or value):
+                found.append({"role": role, "name": name, "value": value, "depth": depth})
+                depth, above = depth + 1, name
+            children = node.get("childIds")
+            open_ += [(str(child), depth, above) for child in reversed(children if isinstance(children, list) else [])]
         return found
 
     async def _value(self, expression: str) -> Any:

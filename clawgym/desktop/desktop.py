@@ -7,26 +7,33 @@ Invariant: nothing in here runs a program in the box because of an action; what 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
 from clawgym.desktop.actions import Action
 from clawgym.desktop.screen import Screen
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.records import Desktop, TaskFile
+from clawgym.records import TaskFile
 from clawgym.sandbox.protocol import Sandbox
 
 __all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files"]
 
 FILES_DIR = "/tools/desktop"
 """Where a box has :func:`desktop_files`, read-only."""
+PROGRAMS = {"Xvfb": "xvfb", "openbox": "openbox", "chromium": "chromium", "xfe": "xfe", "fc-cache": "fontconfig"}
+"""What desktops are made of, and the Debian package that has it."""
 _DISPLAY = 7
 _PORT = 6000 + _DISPLAY
-_NEEDED = ("Xvfb", "openbox")
 _MANAGER = ("openbox", "--config-file", f"{FILES_DIR}/rc.xml", "--sm-disable")
 _READY = "/tmp/.desktop-ready"
 _CLICKS = {
@@ -40,12 +47,39 @@ _DRAG_STEPS = 8
 _DOUBLE_CLICK = 0.5
 """Seconds within which clicks count as one gesture, in the toolkits and browsers that there are."""
 _NEAR = 16
+_DRAWN = 0.1
+"""Seconds without a change after which a window that has just opened is taken to be drawn."""
 
 
+_FILES = {
+    "rc.xml": "rc.xml",
+    "fonts.conf": "fonts.conf",
+    "config/xfe/xferc": "xfe.conf",
+    "config/xfe/xfwrc": "xfwrite.conf",
+}
+
+
+@cache
 def desktop_files() -> tuple[TaskFile, ...]:
-    """The settings of the window manager and of the fonts."""
+    """The settings of the window manager, of the fonts and of small native programs."""
     here = resources.files("clawgym.desktop")
-    return tuple(TaskFile(name, here.joinpath(name).read_bytes()) for name in ("rc.xml", "fonts.conf"))
+    files = {path: here.joinpath(name).read_bytes() for path, name in _FILES.items()}
+    return tuple(TaskFile(path, data) for path, data in (files | _fonts(files["fonts.conf"])).items())
+
+
+def _fonts(settings: bytes) -> dict[str, bytes]:
+    """The cache of the fonts, without which every box looks into every font again: half of what a desktop costs.
+
+    It names the time of each folder, so that a box with other fonts takes no notice of it.
+    """
+    if not shutil.which("fc-cache"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        config, cache = Path(folder, "fonts.conf"), Path(folder, "cache")
+        config.write_bytes(settings.replace(f"{FILES_DIR}/fonts".encode(), bytes(cache)))
+        env = {**os.environ, "FONTCONFIG_FILE": str(config)}
+        subprocess.run(["fc-cache"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        return {f"fonts/{file.name}": file.read_bytes() for file in sorted(cache.glob("*.cache-*"))}
 
 
 def desktop_env() -> dict[str, str]:
@@ -56,16 +90,15 @@ def desktop_env() -> dict[str, str]:
 class RunningDesktop:
     """Made by :meth:`start` in a box whose ``readonly`` has :func:`desktop_files` at :data:`FILES_DIR`."""
 
-    def __init__(self, spec: Desktop, box: Sandbox, screen: Screen) -> None:
-        self.spec = spec
+    def __init__(self, box: Sandbox, screen: Screen) -> None:
         self.box = box
         self.screen = screen
         self._clicked = 0.0, 0, 0
         """When a button was last clicked, by the monotonic clock, and where."""
 
     @classmethod
-    async def start(cls, spec: Desktop, box: Sandbox, patience: float) -> RunningDesktop:
-        """Start all of it, and return when the windows of all programs stand and the screen has settled.
+    async def start(cls, width: int, height: int, box: Sandbox, patience: float) -> RunningDesktop:
+        """An empty one: an X server with a screen of so many pixels, and a window manager.
 
         Raises :class:`SandboxUnavailable` where this machine or backend has no desktops, :class:`InfraError` if it
         takes longer than ``patience`` seconds.
@@ -75,25 +108,20 @@ class RunningDesktop:
                 f"backend {box.isolation.backend!r} has no loopback, which a desktop needs: use --backend namespace"
             )
         deadline = time.monotonic() + patience
-        programs = {argv[0] for argv in spec.programs}
-        await _check(box, (*_NEEDED, *sorted(programs)))
-        server = ["Xvfb", f":{_DISPLAY}", "-screen", "0", f"{spec.width}x{spec.height}x24", "-listen", "tcp"]
+        server = ["Xvfb", f":{_DISPLAY}", "-screen", "0", f"{width}x{height}x24", "-listen", "tcp"]
         server += ["-nolisten", "unix", "-nolisten", "local", "-ac", "-noreset", "-extension", "GLX", "-dpi", "96"]
-        await _begin(box, [server])
+        await _begin(box, [server], needs=["openbox"])
         screen = await cls._connected(box, deadline, patience)
         try:
-            made = cls(spec, box, screen)
             # It says that it is there before it listens: a window that opens in between is never shown.
             ready = ["sh", "-c", f": >{_READY}"]
             await _begin(box, [[*_MANAGER, "--startup", shlex.join(ready)]])
             while not await _there(box, _READY):
                 await _wait(deadline, patience, "its window manager does not start")
-            await _begin(box, spec.programs)
-            await made._stands(deadline, patience)
         except BaseException:
             await screen.aclose()
             raise
-        return made
+        return cls(box, screen)
 
     @staticmethod
     async def _connected(box: Sandbox, deadline: float, patience: float) -> Screen:
@@ -105,10 +133,16 @@ class RunningDesktop:
             except SandboxError as error:
                 await _wait(deadline, patience, f"its X server does not answer ({error})")
 
-    async def _stands(self, deadline: float, patience: float) -> None:
-        while await self.screen.windows() < len(self.spec.programs):
+    async def run(self, programs: Sequence[Sequence[str]], patience: float) -> None:
+        """Start ``programs``, and return when each has its window and the screen has settled. Raises as :meth:`start`
+        does."""
+        if not programs:
+            return
+        deadline = time.monotonic() + patience
+        await _begin(self.box, programs)
+        while await self.screen.windows() < len(programs):
             await _wait(deadline, patience, "not every program has opened its window")
-        await self.screen.settle(max(0.1, deadline - time.monotonic()))
+        await self.screen.settle(max(0.1, deadline - time.monotonic()), _DRAWN)
 
     async def picture(self, *, pointer: bool = True) -> np.ndarray:
         """See :meth:`Screen.picture`."""
@@ -165,21 +199,20 @@ class RunningDesktop:
         await self.screen.aclose()
 
 
-async def _check(box: Sandbox, names: Sequence[str]) -> None:
-    done = await box.exec(["sh", "-c", 'for p in "$@"; do command -v "$p" >/dev/null || echo "$p"; done', "sh", *names])
-    if missing := done.text.split():
+async def _begin(box: Sandbox, programs: Sequence[Sequence[str]], needs: Sequence[str] = ()) -> None:
+    """Start ``programs`` in the box's working folder, in order, and leave them running. Raises
+    :class:`SandboxUnavailable` if one of them, or of what is needed beside them, is not there."""
+    names = shlex.join([*(argv[0] for argv in programs), *needs])
+    lines = [f'for p in {names}; do command -v "$p" >/dev/null || {{ echo "$p"; none=1; }}; done']
+    lines += ['[ -z "$none" ] || exit 127']
+    lines += [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
+    env = {**desktop_env(), "XDG_CONFIG_HOME": f"{FILES_DIR}/config"}  # a browser is unsteady where it cannot write
+    done = await box.exec(["sh", "-c", "\n".join(lines)], cwd=box.spec.workdir, env=env)
+    if done.exit_code == 127:
         raise SandboxUnavailable(
-            f"the boxes here have no {', '.join(missing)}: apt-get install xvfb openbox chromium xfe, or take an image "
-            "that has them"
+            f"the boxes here have no {', '.join(done.text.split())}: apt-get install {' '.join(PROGRAMS.values())}, or "
+            "take an image that has them"
         )
-
-
-async def _begin(box: Sandbox, programs: Sequence[Sequence[str]]) -> None:
-    """Start ``programs`` in the box's working folder, in order, and leave them running."""
-    if not programs:
-        return
-    lines = [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
-    done = await box.exec(["sh", "-c", "\n".join(lines)], cwd=box.spec.workdir, env=desktop_env())
     if done.exit_code != 0:
         raise InfraError(f"the desktop could not be started ({done.text[-300:].strip()}): lower --concurrency")
 

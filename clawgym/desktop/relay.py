@@ -1,4 +1,7 @@
-"""A port of one box inside another: what connects to it there talks to the first box, through us."""
+"""A port of one box inside another: what connects to it there talks to the first box, through us.
+
+Until there is a first box, whoever asks gets an empty page: so a browser has been there before there is a site.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,36 @@ __all__ = ["Relay"]
 _PIECE = 1 << 16
 _MOST = 64
 """Connections at once; more wait."""
+_NOTHING = b"""HTTP/1.1 200 OK\r
+Content-Type: text/html\r
+Cache-Control: no-store\r
+Content-Length: 0\r
+Connection: close\r
+\r
+"""
 
 
 class Relay:
-    """Made by :meth:`open`. Bytes only: nothing here reads what passes."""
+    """Made by :meth:`open`. Bytes only: of what passes, nothing here is read but where a first request ends that came
+    before there was a first box."""
 
-    def __init__(self, target: Sandbox, port: int) -> None:
-        self._target = target
+    def __init__(self, port: int) -> None:
+        self._target: Sandbox | None = None
         self._port = port
         self._room = asyncio.Semaphore(_MOST)
         self._server: asyncio.Server | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, where: Sandbox, target: Sandbox, port: int) -> Relay:
-        """127.0.0.1:``port`` of ``target`` at the same port in ``where``. Raises :class:`SandboxError`."""
-        relay = cls(target, port)
+    async def open(cls, where: Sandbox, port: int) -> Relay:
+        """Listen at 127.0.0.1:``port`` in ``where``. Raises :class:`SandboxError`."""
+        relay = cls(port)
         relay._server = await asyncio.start_server(relay._serve, sock=await where.listen(port))
         return relay
+
+    def lead_to(self, target: Sandbox) -> None:
+        """From now on to the same port of ``target``."""
+        self._target = target
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -38,14 +53,20 @@ class Relay:
         self._running.add(task)
         try:
             async with self._room:
+                # A browser connects ahead: what it asks for may come when there is a first box.
+                begun = b"" if self._target is not None else await reader.readuntil(b"\r\n\r\n")
+                if self._target is None:
+                    writer.write(_NOTHING)
+                    return
                 there = await asyncio.open_connection(sock=await self._target.connect(self._port))
+                there[1].write(begun)
                 try:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(_pump(reader, there[1]))
                         group.create_task(_pump(there[0], writer))
                 finally:
                     there[1].close()
-        except* (OSError, SandboxError):
+        except* (OSError, EOFError, asyncio.LimitOverrunError, SandboxError):
             pass  # whoever connected sees the end of it
         except* asyncio.CancelledError:  # by aclose(); the server's own callback would print it
             if self._server is not None:

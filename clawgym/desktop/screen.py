@@ -19,7 +19,8 @@ BUTTONS = {"left": 1, "middle": 2, "right": 3, "up": 4, "down": 5, "back": 6, "f
 """Names of pointer buttons; a wheel's steps are buttons too."""
 
 _PRESS_KEY, _RELEASE_KEY, _PRESS, _RELEASE, _MOTION = 2, 3, 4, 5, 6
-_SUBSTRUCTURE = 0x00080000
+_SUBSTRUCTURE, _REDIRECT = 0x00080000, 0x00100000
+_PROPERTY_CHANGE, _PROPERTY_NOTIFY = 0x00400000, 28
 _MOST_WINDOWS = 64
 QUIET = 0.012
 """Seconds without a change on the screen after which it is settled, once the programs have taken the action."""
@@ -40,6 +41,10 @@ class Screen:
         self._changed = 0.0
         """When the screen last changed, by the monotonic clock."""
         self._pongs: dict[int, asyncio.Event] = {}
+        self._managed: asyncio.Event | None = asyncio.Event()
+        """Whether the window manager has answered; None once it did not."""
+        self.shown: tuple[int, np.ndarray] | None = None
+        """The last picture that was taken, and its number: for whoever watches."""
 
     @classmethod
     async def open(cls, sock: socket.socket) -> Screen:
@@ -69,8 +74,13 @@ class Screen:
         x.on(33, self._on_message)
         x.send(struct.pack("<BBHIIBxxx", damage, 1, 0, self._watched, root, 2))
         x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 11, _SUBSTRUCTURE))  # replies to pings come to the root
-        names = ("WM_PROTOCOLS", "_NET_WM_PING", "_NET_CLIENT_LIST")
-        self._protocols, self._ping, self._clients = [await x.atom(name) for name in names]
+        self._protocols, self._ping = await x.atom("WM_PROTOCOLS"), await x.atom("_NET_WM_PING")
+        self._clients, self._stacking = await x.atom("_NET_CLIENT_LIST"), await x.atom("_NET_CLIENT_LIST_STACKING")
+        self._active, self._name = await x.atom("_NET_ACTIVE_WINDOW"), await x.atom("_NET_WM_VISIBLE_NAME")
+        self._extents = await x.atom("_NET_REQUEST_FRAME_EXTENTS")
+        self._own = x.new_id()  # a window that is never shown
+        x.send(struct.pack("<BBHIIhhHHHHIII", 1, 0, 0, self._own, root, 0, 0, 1, 1, 0, 2, 0, 1 << 11, _PROPERTY_CHANGE))
+        x.on(_PROPERTY_NOTIFY, self._on_property)
         x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 1, _BACKGROUND))
         x.send(struct.pack("<BBHIhhHH", 61, 0, 0, root, 0, 0, 0, 0))
         self._keys: dict[int, tuple[int, bool]] = {}
@@ -90,7 +100,7 @@ class Screen:
         Only what changed since the last one is fetched. ``pointer`` draws the pointer.
         """
         stale, self._stale = self._stale, None
-        self._x.send(struct.pack("<BBHIII", self._damage, 3, 0, self._watched, 0, 0))  # from here on, changes are new
+        self._forget_damage()
         try:
             if stale is not None:
                 data = np.frombuffer(await self._x.image(stale), dtype=np.uint8)
@@ -102,6 +112,7 @@ class Screen:
         shown = self._pixels.copy()
         if pointer:
             await self._draw_pointer(shown)
+        self.shown = (self.shown[0] + 1 if self.shown else 1, shown)
         return shown
 
     async def _draw_pointer(self, shown: np.ndarray) -> None:
@@ -129,6 +140,10 @@ class Screen:
             self._stale = area if self._stale is None else self._stale.united(area)
             self._changed = time.monotonic()
 
+    def _forget_damage(self) -> None:
+        """From here on, changes are new: the server does not tell of one within what it has told of before."""
+        self._x.send(struct.pack("<BBHIII", self._damage, 3, 0, self._watched, 0, 0))
+
     # -- when it has settled
 
     async def settle(self, longest: float = 2.0, quiet: float = QUIET) -> bool:
@@ -146,6 +161,7 @@ class Screen:
             while (left := self._changed + quiet - time.monotonic()) > 0:
                 if time.monotonic() >= deadline:
                     return False
+                self._forget_damage()
                 await asyncio.sleep(left)
                 await self._x.synchronise()  # what it has drawn until now is known to us
             still = self._changed
@@ -154,6 +170,7 @@ class Screen:
                 return time.monotonic() < deadline
 
     async def _taken(self, deadline: float) -> None:
+        self._forget_damage()
         await self._x.synchronise()
         windows = [w for w in await self._windows() if self._ping in await self._words(w, self._protocols)]
         pongs = {window: asyncio.Event() for window in windows}
@@ -166,7 +183,22 @@ class Screen:
                 for pong in pongs.values():
                     await pong.wait()
         except TimeoutError:
-            pass  # a program that hangs is seen to hang
+            return  # a program that hangs is seen to hang
+        await self._arranged(deadline)
+
+    async def _arranged(self, deadline: float) -> None:
+        """Wait until the window manager has shown, hidden and given the keyboard to what programs have asked it to: it
+        takes its events in order too, and is asked how wide the frame of a window of ours would be."""
+        if self._managed is None:
+            return
+        self._managed.clear()
+        message = struct.pack("<BBHII20x", 33, 32, 0, self._own, self._extents)
+        self._x.send(struct.pack("<BBHII", 25, 0, 0, self._x.setup.root, _SUBSTRUCTURE | _REDIRECT) + message)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0, deadline - time.monotonic())):
+                await self._managed.wait()
+        except TimeoutError:
+            self._managed = None
 
     async def _windows(self) -> list[int]:
         return (await self._words(self._x.setup.root, self._clients))[:_MOST_WINDOWS]
@@ -180,9 +212,20 @@ class Screen:
         if kind == self._protocols and first == self._ping and window in self._pongs:
             self._pongs[window].set()
 
+    def _on_property(self, event: bytes) -> None:
+        if struct.unpack_from("<I", event, 4)[0] == self._own and self._managed is not None:
+            self._managed.set()
+
     async def windows(self) -> int:
-        """How many windows programs have opened."""
-        return len(await self._windows())
+        """How many windows programs have opened; 0 as long as none of them has the keyboard."""
+        active = await self._words(self._x.setup.root, self._active)
+        return len(await self._windows()) if any(active) else 0
+
+    async def titles(self) -> list[str]:
+        """What stands above the windows of the programs, the lowest window first."""
+        windows = await self._words(self._x.setup.root, self._stacking)
+        names = [await self._x.property(window, self._name) for window in windows[:_MOST_WINDOWS]]
+        return [name.decode("utf-8", "replace") for name in names]
 
     # -- how it is touched
 

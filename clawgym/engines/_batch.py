@@ -17,6 +17,7 @@ from clawgym.engines._lora import Adapter, AdapterHooks
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed
 from clawgym.engines._sample import sample
 from clawgym.engines._slots import Decode, KVShape, Plan, Prefill, Slab, capacity_for
+from clawgym.records import common_prefix
 
 __all__ = ["Batch", "OutOfMemory", "Sequence"]
 
@@ -128,7 +129,7 @@ class Batch(Generic[_S]):
         blocks = self.prefixes.match(root, packed_ids, sequence.prompt - 1)
         cached = BLOCK * len(blocks)
         for other in self._computing:
-            if other.root == root and _common(other.ids, sequence.ids) >= cached + WORTH_WAITING:
+            if other.root == root and common_prefix(other.ids, sequence.ids) >= cached + WORTH_WAITING:
                 return False
         capacity = capacity_for(sequence.prompt + 1, self._window)
         self.prefixes.trim(self._kv_tokens - self.held - capacity)
@@ -309,18 +310,6 @@ class _Step(Generic[_S]):
             self.ends.append(len(self.ids) - 1)
         if sequence.adapter is not None:
             self.adapters.setdefault(sequence.adapter, []).extend(range(start, len(self.ids)))
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """How many ids the two begin with in common, at most their prompts' worth."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # whole slices are compared in C
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _out_of_memory(error: Exception) -> bool:

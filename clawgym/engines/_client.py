@@ -8,6 +8,7 @@ import importlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
 from clawgym.engines._failures import Failure, message_of
@@ -31,7 +32,10 @@ class Client:
         self.version = openai.__version__
         self._openai = openai
         self._timeout = timeout
-        self._client = openai.AsyncOpenAI(api_key=api_key or "none", base_url=base_url, max_retries=0, timeout=timeout)
+        http = openai.DefaultAsyncHttpxClient(verify=_trusted(), timeout=timeout)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key or "none", base_url=base_url, max_retries=0, timeout=timeout, http_client=http
+        )
         libraries = _http_libraries()
         failures = tuple(library.HTTPError for library in libraries)
         self._failures = (TimeoutError, openai.APIError, ValueError, *failures)
@@ -106,6 +110,15 @@ class Client:
 
     async def aclose(self) -> None:
         await self._client.close()
+
+
+@lru_cache(maxsize=1)
+def _trusted() -> Any:
+    """The certificates of all clients: reading them takes longer than everything else about making one."""
+    import openai
+
+    library = importlib.import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
+    return library.create_ssl_context()
 
 
 def _http_libraries() -> list[Any]:

@@ -12,13 +12,13 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from clawgym.errors import EngineError, MissingDependency
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "make_tiny_model"]
+__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "VISION_TOKENS", "make_tiny_model"]
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -32,6 +32,8 @@ SPECIAL_TOKENS = (
     "</think>",
 )
 """In the order of their ids, from 0. Only the first three are hidden when text is decoded."""
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""What a model that sees has after them."""
 
 CHAT_TEMPLATE = """\
 {%- macro text_of(content) -%}
@@ -86,6 +88,11 @@ CHAT_TEMPLATE = """\
 """
 """ChatML with tools in the Hermes style. A history is only ever appended to: reasoning of earlier turns stays."""
 
+_SEEING = CHAT_TEMPLATE.replace(
+    "{%- if part.type != 'text' -%}{{ raise_exception('this model reads text only, not ' ~ part.type) }}{%- endif -%}",
+    "{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- endif -%}",
+)
+
 _WORDS = """
 system user assistant the a of in to and is for with all that file files folder line lines name names path value
 values number count table row column report total sum date time day month list order sort first last new old same
@@ -108,8 +115,15 @@ def make_tiny_model(
     head_dim: int = 32,
     vocab: int = 704,
     context_window: int = 32768,
+    vision: bool = False,
+    corpus: Iterable[str] | None = None,
+    spread: float = 0.15,
 ) -> Path:
     """Write a random Qwen3 model of about 200,000 weights (float32) with tokenizer and chat template to ``folder``.
+
+    With ``vision`` it is a Qwen2-VL model, which reads images: one of 1024 x 768 pixels is 70 tokens. The tokenizer is
+    trained on ``corpus``, if given: then every word of it is one token, and ``vocab`` is the most ids. ``spread`` is
+    the standard deviation of the weights; a model that is to be trained wants 0.05 or less.
 
     Returns ``folder``. Raises :class:`~clawgym.errors.EngineError` if there is something in it already, and
     :class:`~clawgym.errors.MissingDependency` without torch and transformers.
@@ -129,30 +143,34 @@ def make_tiny_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        size = _write_tokenizer(made, vocab, context_window)
+        size = _write_tokenizer(made, vocab, context_window, vision, _text() if corpus is None else corpus)
         eos, pad = SPECIAL_TOKENS.index("<|im_end|>"), SPECIAL_TOKENS.index("<|endoftext|>")
-        config = transformers.Qwen3Config(
-            vocab_size=size,
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            max_position_embeddings=context_window,
-            initializer_range=0.15,  # wide enough that the likeliest token stands out from rounding
-            tie_word_embeddings=True,
-            eos_token_id=eos,
-            pad_token_id=pad,
-            bos_token_id=None,
-            dtype="float32",
-        )
+        shape = {
+            "vocab_size": size,
+            "hidden_size": hidden,
+            "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": context_window,
+            "initializer_range": spread,  # the default is so wide that the likeliest token stands out from rounding
+            "tie_word_embeddings": True,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
+            "bos_token_id": None,
+            "dtype": "float32",
+        }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = transformers.Qwen3ForCausalLM(config)
+            if vision:
+                model: Any = transformers.Qwen2VLForConditionalGeneration(_seeing(shape))
+                (made / "preprocessor_config.json").write_text(json.dumps(_IMAGES, indent=2) + "\n", "utf-8")
+            else:
+                model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
         weights = {n: t.contiguous() for n, t in model.state_dict().items() if n != "lm_head.weight"}  # tied
         save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
-        model.config.architectures = ["Qwen3ForCausalLM"]
+        model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(made)
         transformers.GenerationConfig(eos_token_id=eos, pad_token_id=pad).save_pretrained(made)
         made.chmod(0o755)
@@ -164,7 +182,43 @@ def make_tiny_model(
     return target
 
 
-def _write_tokenizer(folder: Path, vocab: int, context_window: int) -> int:
+_IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 56 * 56,
+    "max_pixels": 256 * 256,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+
+
+def _seeing(shape: dict[str, Any]) -> Any:
+    """The configuration of a Qwen2-VL model whose text model has ``shape``."""
+    import transformers
+
+    hidden, head = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [head // 8, head // 8, head // 4]}
+    text = {name: value for name, value in shape.items() if name != "head_dim"}
+    places = dict(zip(VISION_TOKENS, range(len(SPECIAL_TOKENS), 99), strict=False))
+    return transformers.Qwen2VLConfig(
+        text_config={**text, "rope_parameters": rope},
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": hidden,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2},
+        },
+        vision_start_token_id=places["<|vision_start|>"],
+        vision_end_token_id=places["<|vision_end|>"],
+        image_token_id=places["<|image_pad|>"],
+        video_token_id=places["<|video_pad|>"],
+        **{name: shape[name] for name in ("tie_word_embeddings", "eos_token_id", "pad_token_id", "dtype")},
+    )
+
+
+def _write_tokenizer(folder: Path, vocab: int, context_window: int, vision: bool, corpus: Iterable[str]) -> int:
     """Train and write a byte-level BPE tokenizer; the number of its ids."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -180,11 +234,14 @@ def _write_tokenizer(folder: Path, vocab: int, context_window: int) -> int:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[AddedToken(t, special=i < 3, normalized=False) for i, t in enumerate(SPECIAL_TOKENS)],
+        special_tokens=[
+            AddedToken(t, special=t not in SPECIAL_TOKENS[3:], normalized=False)
+            for t in (*SPECIAL_TOKENS, *(VISION_TOKENS if vision else ()))
+        ],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_text(), trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
@@ -194,7 +251,7 @@ def _write_tokenizer(folder: Path, vocab: int, context_window: int) -> int:
                 "pad_token": "<|endoftext|>",
                 "model_max_length": context_window,
                 "clean_up_tokenization_spaces": False,
-                "chat_template": CHAT_TEMPLATE,
+                "chat_template": _SEEING if vision else CHAT_TEMPLATE,
             },
             indent=2,
         )

@@ -71,7 +71,7 @@ def make(
         kit: see :func:`register`.
         tasks: a task set or the name of one (``clawgym tasks list``).
         backend: where boxes run: ``auto``, ``namespace``, ``chroot``, ``docker`` or ``ray``.
-        render_mode: ``ansi`` or None.
+        render_mode: None, or what the kit has: ``ansi`` or ``rgb_array``; ``human`` for one environment with pictures.
         options: ``autoreset_mode`` of a batch (:class:`~clawgym.envs._vector.TaskVectorEnv`), and the kit's own.
     """
     if num_envs is not None:

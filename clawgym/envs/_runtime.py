@@ -140,9 +140,18 @@ class Runtime:
         for backend, _ in self._backends.values():
             self.run(backend.aclose())
         self._backends.clear()
+        self.run(self._end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+    async def _end_tasks(self) -> None:
+        """Whatever still runs on the loop, such as a desktop that is being made ahead for nobody."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=5)
 
     def abandon(self) -> None:
         """Let go of a loop that can do nothing any more: its supervisors end when nobody holds them."""

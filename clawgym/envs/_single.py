@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from clawgym.envs._human import Human
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs.kit import EnvKit
@@ -17,20 +18,28 @@ __all__ = ["TaskEnv", "checked_mode"]
 def checked_mode(kit: EnvKit, mode: str | None) -> str | None:
     """Raises ValueError for a mode of rendering that ``kit`` does not have."""
     if mode not in (None, kit.render_mode):
-        raise ValueError(f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out")
+        raise ValueError(f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out (`clawgym watch` shows it)")
     return mode
+
+
+def single_modes(kit: EnvKit) -> list[str]:
+    """The modes of rendering of one environment: ``human`` too where it has pictures."""
+    return ["human", kit.render_mode] if kit.render_mode == "rgb_array" else [kit.render_mode]
 
 
 class TaskEnv(gym.Env[dict[str, Any], Any]):
     """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
 
     ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it.
+    ``render_mode="human"`` shows each frame on a page of this machine, whose address is printed at the first reset.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
 
     def __init__(self, kit: EnvKit, tasks: str | TaskSet, *, backend: str, render_mode: str | None) -> None:
-        self.render_mode = checked_mode(kit, render_mode)
+        modes = single_modes(kit)
+        self.render_mode = render_mode if render_mode in modes else checked_mode(kit, render_mode)
+        self._human = Human() if self.render_mode == "human" else None
         self.choice = TaskChoice(tasks)
         self.action_space = kit.action_space
         self.observation_space = kit.observation_space
@@ -46,7 +55,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         self._backend_name = backend
         self._worker = kit.worker()
         self._runtime.users.add(self)
-        self.metadata = {"render_modes": [kit.render_mode], "isolation": self._runtime.run(made.probe()).as_dict()}
+        self.metadata = {"render_modes": modes, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen: Any = None
 
     @property
@@ -63,18 +72,26 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         floor = self.choice.floor(task)
         observation, info = self._runtime.run(self._worker.reset(task, episode_seed, floor))
         self._screen = self._kit.screen(observation)
+        if self._human is not None:
+            self._task, self._steps = task.id, 0
+            self._human.show(self._task, 0, None, self._screen)
         return observation, info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         result = self._runtime.run(self._worker.step(action))
         screen = self._kit.screen(result[0])
         self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) else screen
+        if self._human is not None:
+            self._steps += 1
+            self._human.show(self._task, self._steps, action, self._screen)
         return result
 
     def render(self) -> Any:
-        return self._screen if self.render_mode is not None else None
+        return self._screen if self.render_mode not in (None, "human") else None
 
     def close(self) -> None:
+        if self._human is not None:
+            self._human.close()
         if self._backend_name is None:
             return
         name, self._backend_name = self._backend_name, None
@@ -87,5 +104,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
 
     async def drop(self) -> None:
         """What :meth:`close` does on the loop."""
-        await self._worker.close()
-        await self._kit.aclose()
+        try:
+            await self._worker.close()
+        finally:
+            await self._kit.aclose()

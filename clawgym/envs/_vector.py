@@ -241,8 +241,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
 
     async def drop(self) -> None:
         """What :meth:`close_extras` does on the loop."""
-        await asyncio.gather(*(worker.close() for worker in self._workers))
-        await self._kit.aclose()
+        try:
+            await asyncio.gather(*(worker.close() for worker in self._workers))
+        finally:
+            await self._kit.aclose()
 
     def close(self, **kwargs: Any) -> None:
         if not self.closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from clawgym.desktop import COMPUTER_USE, KINDS, Unit
+from clawgym.desktop.spares import SpareDesktops
 from clawgym.envs.kit import Reward, StepResult
 from clawgym.envs.play import Play
 from clawgym.envs.spaces import AnyText, counter
@@ -20,6 +22,7 @@ from clawgym.tools.computer import ComputerTools
 __all__ = ["GuiKit", "GuiWorker", "computer_space"]
 
 _MAX_TEXT = 10_000
+_MAX_TREE = 200_000
 _WHEEL = 50
 _SECONDS = 10.0
 
@@ -54,7 +57,7 @@ class GuiWorker:
     def __init__(self, kit: GuiKit, backend: Backend) -> None:
         self._kit = kit
         self._play = Play(backend, kit.reward)
-        self._shown = kit.blank()
+        self._seen = kit.nothing()
 
     @property
     def last(self) -> Episode | None:
@@ -64,10 +67,8 @@ class GuiWorker:
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """A fresh desktop for ``task``. See :class:`~clawgym.envs.kit.EnvWorker`."""
         self._kit.check(task)
-        info = await self._play.begin(task, seed, floor)
-        self._shown = self._kit.blank()
-        if "error" not in info:
-            self._shown = await self._tools().desktop.picture()
+        self._seen = self._kit.nothing()
+        info = await self._play.begin(task, seed, floor, lambda attempt: self._look())
         return self._observe(), info
 
     async def step(self, action: Any) -> StepResult:
@@ -82,9 +83,8 @@ class GuiWorker:
 
         async def work(left: float) -> None:
             seconds = min(left, attempt.task.limits.command_seconds)
-            tools = self._tools()
-            seen.append(await tools.act(call, timeout=seconds))
-            self._shown = await tools.desktop.picture()
+            seen.append(await self._tools().act(call, timeout=seconds))
+            await self._look()
 
         over = await self._play.act(work)
         self._play.record("", (call,), tuple(seen))
@@ -96,6 +96,13 @@ class GuiWorker:
             return observation, paid, terminated, truncated, info | about
         return self._observe(), 0.0, False, False, info
 
+    async def _look(self) -> None:
+        tools = self._tools()
+        seen: dict[str, Any] = {"screenshot": await tools.desktop.picture()}
+        if self._kit.accessibility_tree:
+            seen["accessibility_tree"] = (await tools.tree())[:_MAX_TREE]
+        self._seen = seen
+
     def _tools(self) -> ComputerTools:
         tools = self._play.running().tools
         assert isinstance(tools, ComputerTools)
@@ -106,7 +113,7 @@ class GuiWorker:
         return self._observe(), paid, terminated, truncated, info
 
     def _observe(self) -> dict[str, Any]:
-        return {"screenshot": self._shown, **self._play.counts()}
+        return {**self._seen, **self._play.counts()}
 
     def forget(self) -> None:
         """Let go of everything, where the loop that could close it is gone."""
@@ -144,14 +151,17 @@ class GuiKit:
         reward: what the last step pays; ``checks`` is the sum over the named checks.
         width, height: of the screen, in pixels; tasks of another size are refused.
         unit: of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
+        accessibility_tree: whether observations have it too.
 
     Actions: see :func:`computer_space`; also a dict of arguments as a model writes them, ``{"action": "left_click",
     "coordinate": [10, 20]}``. ``done`` says that the task is done, ``fail`` that it cannot be done; nothing else does.
     No action raises: what is wrong with one is in ``info["message"]``, and a step all the same.
 
     Observation: ``screenshot``, uint8 of shape (height, width, 3), red, green, blue, with the pointer, taken when the
-    screen has settled; ``step`` and ``remaining_steps``, int64 arrays of shape (). ``terminated`` on ``done`` and
-    ``fail`` (or a broken desktop), ``truncated`` when the budget of steps or seconds is used up, or the host failed.
+    screen has settled; ``accessibility_tree``, if asked for, str, as of
+    :meth:`~clawgym.tools.computer.ComputerTools.tree`; ``step`` and ``remaining_steps``, int64 arrays of shape ().
+    ``terminated`` on ``done`` and ``fail`` (or a broken desktop), ``truncated`` when the budget of steps or seconds is
+    used up, or the host failed.
     The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
 
     Needs the extra ``gui``, and the programs of a desktop on this machine: ``apt-get install xvfb openbox chromium``.
@@ -160,25 +170,34 @@ class GuiKit:
     render_mode = "rgb_array"
 
     def __init__(
-        self, *, reward: Reward = "official", width: int = 1024, height: int = 768, unit: Unit = "pixel"
+        self,
+        *,
+        reward: Reward = "official",
+        width: int = 1024,
+        height: int = 768,
+        unit: Unit = "pixel",
+        accessibility_tree: bool = False,
     ) -> None:
         if unit not in ("pixel", "relative"):
             raise ValueError(f"unit={unit!r}: use 'pixel' or 'relative'")
         self.unit: Unit = unit
         self.reward: Reward = reward
         self.width, self.height = width, height
+        self.accessibility_tree = accessibility_tree
         self.action_space: gym.Space[Any] = computer_space(width, height, unit)
         self.observation_space = gym.spaces.Dict(
             {
                 "screenshot": gym.spaces.Box(0, 255, (height, width, 3), np.uint8),
+                **({"accessibility_tree": AnyText(_MAX_TREE)} if accessibility_tree else {}),
                 "step": counter(),
                 "remaining_steps": counter(),
             }
         )
 
-    def blank(self) -> np.ndarray:
+    def nothing(self) -> dict[str, Any]:
         """What is seen where there is no screen."""
-        return np.zeros((self.height, self.width, 3), dtype=np.uint8)
+        blank = np.zeros((self.height, self.width, 3), dtype=np.uint8)
+        return {"screenshot": blank, **({"accessibility_tree": ""} if self.accessibility_tree else {})}
 
     def check(self, task: Task) -> None:
         """Raises :class:`~clawgym.errors.TaskError` for a task without a desktop of this size."""
@@ -192,7 +211,8 @@ class GuiKit:
             )
 
     async def open(self, backend: Backend, num_envs: int) -> None:
-        self._backend = backend
+        """See :class:`~clawgym.envs.kit.EnvKit`: desktops are made ahead, as many as the machine makes at once."""
+        self._backend = SpareDesktops(backend, self.width, self.height, max(2, min(num_envs, os.cpu_count() or 1)))
 
     def worker(self) -> GuiWorker:
         return GuiWorker(self, self._backend)
@@ -201,4 +221,4 @@ class GuiKit:
         return observation["screenshot"]
 
     async def aclose(self) -> None:
-        pass
+        await self._backend.aclose()

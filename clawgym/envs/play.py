@@ -5,6 +5,7 @@ Invariant: at most one attempt at a time. What breaks in it ends the episode, ne
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -36,12 +37,24 @@ class Play:
         self._most = 0
         self._deadline = 0.0
         self._floor: float | None = None
+        self._dropping: asyncio.Future[Episode] | None = None
+        """The end of the attempt before the running one."""
 
     async def begin(
         self, task: Task, seed: int, floor: float | None, prepare: Callable[[Attempt], Awaitable[None]] | None = None
     ) -> dict[str, Any]:
         """A fresh box for ``task``, once more where the host failed. Returns the info of ``reset``."""
-        await self.drop()
+        await self._gone()
+        old, self.attempt = self.attempt, None
+        try:
+            return await self._begin(task, seed, floor, prepare)
+        finally:
+            if old is not None:  # nobody waits for its end
+                self._dropping = asyncio.ensure_future(old.abandon())
+
+    async def _begin(
+        self, task: Task, seed: int, floor: float | None, prepare: Callable[[Attempt], Awaitable[None]] | None
+    ) -> dict[str, Any]:
         self.count, self._most, self._floor = 0, task.limits.max_steps, floor
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
@@ -135,9 +148,17 @@ class Play:
 
     async def drop(self) -> None:
         """Drop the running attempt, if any."""
-        if self.attempt is not None:
-            attempt, self.attempt = self.attempt, None
-            await attempt.abandon()
+        try:
+            if self.attempt is not None:
+                attempt, self.attempt = self.attempt, None
+                await attempt.abandon()
+        finally:
+            await self._gone()
+
+    async def _gone(self) -> None:
+        dropping, self._dropping = self._dropping, None
+        if dropping is not None:
+            await dropping
 
 
 def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool, bool, dict[str, Any]]:

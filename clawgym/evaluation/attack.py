@@ -135,7 +135,7 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
     twins: dict[tuple[str, str], dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for exploit in exploits:
-        if task.desktop is not None or exploit.served != bool(task.tools):
+        if exploit.setting != library.setting_of(task):
             continue
         script, twin = exploit.script(task), exploit.twin(task)
         if not script:

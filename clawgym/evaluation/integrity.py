@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clawgym.atif import PICTURES, picture_name, steps_from_atif
+from clawgym.errors import TaskError
 from clawgym.evaluation.summary import UNSUPPORTED, summarize
 from clawgym.records import Outcome
 from clawgym.runs import RESULTS, SUMMARY, RunFolder, seal_of
 from clawgym.verifiers.scores import corrected, plain_mean
 
-__all__ = ["belongs", "discrepancies", "edited", "results_digest", "unpacked"]
+__all__ = ["belongs", "discrepancies", "edited", "picture_damage", "results_digest", "unpacked"]
 
 Row = Mapping[str, Any]
 _LARGEST = 320 * 2**20
@@ -111,6 +113,29 @@ def results_digest(run: RunFolder) -> str:
         return hashlib.sha256((run.path / RESULTS).read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
+
+
+def picture_damage(run: RunFolder, transcript: Path, sound: set[str]) -> str | None:
+    """What ails the pictures that a transcript names, whose names are their digests; those in order join ``sound``."""
+    data = transcript.read_bytes()
+    if f"/{PICTURES}/".encode() not in data:
+        return None
+    try:
+        seen = [seen.image for step in steps_from_atif(json.loads(data)) for seen in step.observations]
+    except (ValueError, TaskError):
+        return None  # found where it is read
+    for image in seen:
+        name = picture_name(image) if image is not None else None
+        if image is None or name is None or name in sound:
+            continue
+        try:
+            digest = hashlib.sha256((run.path / PICTURES / name).read_bytes()).hexdigest()
+        except OSError:
+            return f"{PICTURES}/{name} is missing"
+        if digest != image.sha256:
+            return f"{PICTURES}/{name} is not the file that was written with this result"
+        sound.add(name)
+    return None
 
 
 def unpacked(path: Path) -> bytes:

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from clawgym.atif import steps_from_atif
 from clawgym.errors import TaskError
 from clawgym.evaluation import charts, summary
+from clawgym.evaluation.pictures import animate, pictures_of, seen_text
 from clawgym.evaluation.progress import duration
 from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Step
@@ -46,10 +47,14 @@ def write_report(path: str | Path) -> Path:
 
 def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
     """The page for a run folder."""
-    css, script = ((_HERE / f"report.{kind}.j2").read_text(encoding="utf-8") for kind in ("css", "js"))
+    environment = _environment()
+    css = (_HERE / "report.css.j2").read_text(encoding="utf-8")
     rows = _shown(run)
     budget = max(2_000, min(400_000, total // max(1, len(rows))))
-    page = _environment().get_template("report.html.j2")
+    details = [_detail(run, row, budget) for row in rows]
+    pictures = animate(run.path, details)
+    script = environment.get_template("report.js.j2").render(pictures=pictures) + "\n"
+    page = environment.get_template("report.html.j2")
     scores = summary.summarize(run)
     graded = [row for row in rows if row["outcome"] in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED)]
     text = page.render(
@@ -70,7 +75,8 @@ def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
             ]
         ),
         tiles=_tiles(scores, graded),
-        data=Markup(_script_json([_detail(run, row, budget) for row in rows])),
+        data=Markup(_script_json(details)),
+        pictures=pictures,
         whisker=charts.whisker,
         bar=charts.bar,
     )
@@ -225,6 +231,8 @@ def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, An
         "steps": [],
     }
     steps, facts["note"] = _steps(run.path / name / "transcript.json")
+    if pictures := pictures_of(steps):
+        facts["pictures"] = pictures
     where = f"{name}/transcript.json"
     shown: list[dict[str, Any]] = []
     for cap in _TEXT_CAPS:
@@ -266,7 +274,10 @@ def _shown_step(step: Step, cap: int, where: str) -> Iterator[tuple[str, Any]]:
             ],
         )
     if step.observations:
-        yield "seen", [[_cut(seen.content, cap, where), (seen.call_id or "")[:80]] for seen in step.observations[:50]]
+        yield (
+            "seen",
+            [[_cut(seen_text(seen), cap, where), (seen.call_id or "")[:80]] for seen in step.observations[:50]],
+        )
     if step.usage:
         yield "tokens", [step.usage.prompt_tokens, step.usage.completion_tokens]
 

@@ -21,7 +21,7 @@ from typing import Any
 from clawgym.atif import json_safe, steps_from_atif
 from clawgym.errors import GradingError, InfraError, TaskError
 from clawgym.evaluation.grader import describe_grader
-from clawgym.evaluation.integrity import discrepancies, edited, results_digest, unpacked
+from clawgym.evaluation.integrity import discrepancies, edited, picture_damage, results_digest, unpacked
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule
 from clawgym.evaluation.summary import graded_by_task
@@ -104,6 +104,7 @@ class _Work:
         self._created = now()
         self._saved = time.monotonic()
         self._entries: dict[str, Mapping[str, Any]] = {}
+        self._sound: set[str] = set()
         earlier = self._earlier()
         for key, row in self._rows.items():
             if (entry := self._without_grading(row)) is not None:
@@ -207,7 +208,7 @@ class _Work:
                 return f"{name} cannot be read ({error.strerror})"
             if digest != kept.get(name, digest):
                 return f"{name} is not the file that was written with this result"
-        return None
+        return picture_damage(self._run, self._file(row, TRANSCRIPT), self._sound)
 
     async def _graded(self, task: Task, row: Row) -> dict[str, Any]:
         try:

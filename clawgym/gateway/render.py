@@ -112,6 +112,24 @@ class Renderer:
             return tuple(self._encode(after[end.start() :])[1:])
         return tuple(self._encode(after))
 
+    def reply(
+        self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """The ids of ``reply`` to ``messages``, its end included: what a model would have sampled that said this. For
+        learning from texts; ids that were sampled are in the pool. Raises as :meth:`prompt` does."""
+        history, guarded = self._converted(messages), self._guard.value(tools)
+        before = self.template(history, guarded)
+        after = self.template([*history, *self._converted([reply])], guarded, generation=False)
+        if not after.startswith(before):
+            raise Refusal(
+                400,
+                "the chat template writes this reply otherwise than it opens one: use another template",
+                param="messages",
+            )
+        text = after[len(before) :]
+        end = self._first_end.search(text)
+        return tuple(self._encode(text[: end.end()] if end else text))
+
     def _stands_for(self, sampled: int, end: str) -> bool:
         """Whether a reply that ended with ``sampled`` needs no ``end`` any more."""
         return sampled == self._texts[end] or (end == self._end and sampled in self._ends_here)
@@ -161,6 +179,10 @@ class Renderer:
                     plain[name] = self._guard.value(plain[name])
             converted.append(plain)
         return converted
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a plain text alone."""
+        return tuple(self._encoded(text))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []

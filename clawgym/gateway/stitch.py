@@ -57,8 +57,8 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tools_json(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """The tool definitions, in order, as they are stored."""
-    return orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
+    """The tool definitions as they are stored: in the order they came in, keys too, as templates write them."""
+    return orjson.dumps(tools)
 
 
 def message_keys(messages: Sequence[Message]) -> list[Key]:

@@ -245,16 +245,19 @@ def _summary(db: sa.Connection, seq: int) -> dict[str, Any]:
     return {"rows": json.dumps(rows), "n_samples": main[0], "n_trained": main[1], "n_flawed": flawed}
 
 
-def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -> None:
-    """Rewards of single turns; the same value twice is no change."""
+def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float],
+           about: Mapping[int, Mapping[str, Any]]) -> None:  # fmt: skip
+    """Rewards of single turns; the same value twice is no change, and so is the same word about it."""
     text("name of the reward", name)
+    if loose := sorted(set(about) - set(values)):
+        raise PoolError(f"episode {id}: something about turn {loose[0]}, and no reward {name} of it: give both")
     episode = locked(db, id)
     if episode["fate"] == "delivered":
         raise PoolError(f"episode {id}: delivered to training already: judge it before it is fetched")
     c = turn_rewards.c
     at = (c.episode_seq == episode["seq"]) & (c.name == name)
-    there = {line[0]: line[1] for line in db.execute(sa.select(c["index"], c.value).where(at))}
-    known = dict(there)
+    there = {line[0]: line for line in db.execute(sa.select(c["index"], c.value, c.about).where(at))}
+    known = {index: line[1] for index, line in there.items()}
     fresh = []
     for index, given in values.items():
         value = number(f"episode {id}, turn {index}: reward {name}", given)
@@ -262,6 +265,13 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float]) -
             raise PoolError(f"episode {id}: no turn {index} to reward with {given!r}: correct the index or the value")
         if known.setdefault(index, value) != value:
             raise PoolError(f"episode {id}, turn {index}: reward {name} is {known[index]} already: use another name")
-        fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value})
+        said = None if index not in about else to_json(f"episode {id}, turn {index}: about {name}", dict(about[index]))
+        if (
+            said is not None
+            and index in there
+            and (there[index][2] is None or from_json(there[index][2]) != from_json(said))
+        ):
+            raise PoolError(f"episode {id}, turn {index}: reward {name} was given otherwise: use another name")
+        fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value, "about": said})
     if fresh := [row for row in fresh if row["index"] not in there]:
         db.execute(_INSERT[turn_rewards], fresh)

@@ -17,7 +17,7 @@ from clawgym.pool.samples import samples_of
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import Turn
 
-__all__ = ["batch", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
+__all__ = ["about_turn_rewards", "batch", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
 
 _T = TypeVar("_T")
 _AT_ONCE = 500
@@ -67,10 +67,20 @@ def turn_rewards_of(db: sa.Connection, seqs: Sequence[int]) -> dict[int, dict[st
     """Episode -> name -> index -> reward."""
     found: dict[int, dict[str, dict[int, float]]] = {}
     for some in _pieces(seqs):
-        query = sa.select(turn_rewards).where(turn_rewards.c.episode_seq.in_(some))
-        for line in db.execute(query).mappings():
-            seq, name, index, value = (line[key] for key in ("episode_seq", "name", "index", "value"))
+        query = sa.select(*turn_rewards.c["episode_seq", "name", "index", "value"])
+        for line in db.execute(query.where(turn_rewards.c.episode_seq.in_(some))):
+            seq, name, index, value = tuple(line)
             found.setdefault(seq, {}).setdefault(name, {})[index] = value
+    return found
+
+
+def about_turn_rewards(db: sa.Connection, seq: int) -> dict[str, dict[int, dict[str, Any]]]:
+    """Name -> index -> what was said about the reward."""
+    c = turn_rewards.c
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    said = sa.select(c.name, c["index"], c.about).where(c.episode_seq == seq, c.about.is_not(None))
+    for name, index, about in db.execute(said):
+        found.setdefault(name, {})[index] = from_json(about)
     return found
 
 
@@ -95,6 +105,14 @@ def batch(db: sa.Connection, claimed: Any) -> Batch:
         for _, members in wanted
     )
     return Batch(claimed["consumer"], claimed["step"], made, claimed["lease_until"], claimed["state"] == "acked")
+
+
+def group_states(db: sa.Connection, channel: str) -> dict[str, str]:
+    """Id and state of each group of a channel."""
+    g = groups.c
+    return {
+        row.id: row.state for row in db.execute(sa.select(g.id, g.state).where(g.channel == channel).order_by(g.seq))
+    }
 
 
 def stats(db: sa.Connection) -> dict[str, Any]:

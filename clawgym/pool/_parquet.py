@@ -50,14 +50,19 @@ def schema() -> pa.Schema:
         "closed_at": pa.float64(), "index": pa.int32(), "parent": pa.int32(), "role": text,
         "policy_version": pa.int64(), "finish_reason": text, "flaw": text, "malformed_calls": pa.int64(),
         "context_ids": ids, "sampled_ids": ids, "logprobs": floats, "document": text, "turn_rewards": text,
-        "digest": pa.binary(), "row_turns": pa.list_(pa.int32()), "row_ids": ids, "row_mask": pa.list_(pa.int8()),
-        "row_logprobs": floats, "row_versions": pa.list_(pa.int64()), "image_files": pa.list_(image),
+        "about_turn_rewards": text, "digest": pa.binary(), "row_turns": pa.list_(pa.int32()), "row_ids": ids,
+        "row_mask": pa.list_(pa.int8()), "row_logprobs": floats, "row_versions": pa.list_(pa.int64()),
+        "image_files": pa.list_(image),
     }  # fmt: skip
     return pa.schema(list(kinds.items()), metadata={_MARK: _VERSION})
 
 
 def rows_from(
-    episode: PooledEpisode, turns: tuple[Turn, ...], rewards: Mapping[str, Mapping[int, float]], images: Iterable[Image]
+    episode: PooledEpisode,
+    turns: tuple[Turn, ...],
+    rewards: Mapping[str, Mapping[int, float]],
+    said: Mapping[str, Mapping[int, Any]],
+    images: Iterable[Image],
 ) -> list[dict[str, Any]]:
     """The rows of one episode; one without turns has one row, whose index is null."""
     about = {name: getattr(episode, name) for name in _EPISODE}
@@ -74,7 +79,8 @@ def rows_from(
         row |= {"index": index, "digest": pack(episode.id, index, turn)["digest"]}
         row |= {name: list(getattr(turn, name)) for name in ("context_ids", "sampled_ids", "logprobs")}
         row["document"] = json.dumps(document_of(turn))
-        row["turn_rewards"] = json.dumps({name: given[index] for name, given in rewards.items() if index in given})
+        for column, of in (("turn_rewards", rewards), ("about_turn_rewards", said)):
+            row[column] = json.dumps({name: given[index] for name, given in of.items() if index in given})
         if (sample := ends.get(index)) is not None:
             row |= {"row_turns": list(sample.turns), "row_ids": list(sample.ids), "row_mask": list(sample.mask)}
             row |= {"row_logprobs": list(sample.logprobs), "row_versions": list(sample.policy_versions)}

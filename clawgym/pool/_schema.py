@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 __all__ = ["VERSION", "batches", "episodes", "groups", "images", "meta", "metadata", "turn_rewards", "turns"]
 
-VERSION = 1
+VERSION = 2
 """Of the tables. A pool of another version is refused."""
 
 metadata = MetaData()
@@ -121,6 +121,7 @@ turn_rewards = Table(
     Column("name", String, primary_key=True),
     Column("index", Integer, primary_key=True, autoincrement=False),
     Column("value", Float(53), nullable=False),
+    Column("about", LargeBinary),  # JSON: who gave it and why; NULL: nothing was said
 )
 
 images = Table(

@@ -112,7 +112,8 @@ def _write_parquet(pool: Pool, chosen: Chosen, path: Path) -> None:
             names = dict.fromkeys(name for turn in turns for name in (*turn.images, turn.tools) if name not in shown)
             shown |= names.keys()
             files = [image for name in names if (image := _file(pool, name)) is not None]
-            rows = _parquet.rows_from(episode, turns, pool.turn_rewards(episode.id), files)
+            given = pool.turn_rewards(episode.id), pool.about_turn_rewards(episode.id)
+            rows = _parquet.rows_from(episode, turns, *given, files)
             waiting += rows
             ids += sum(len(row.get(name) or ()) for row in rows for name in ("context_ids", "sampled_ids", "row_ids"))
             if ids > 2_000_000 or len(waiting) > 5_000:
@@ -188,6 +189,8 @@ class _Entry:
     curation: dict[str, Any] = field(default_factory=dict)
     rewards: dict[str, dict[int, float]] = field(default_factory=dict)
     """Of turns: name -> index -> reward."""
+    about: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """What was said about these."""
     images: list[Image] = field(default_factory=list)
     group: dict[str, Any] | None = None
     """What :meth:`Pool.open_group` takes."""
@@ -207,7 +210,7 @@ def _store(pool: Pool, entry: _Entry, done: Imported) -> None:
     pool.open_episode(**entry.opening)
     pool.append([(id, index, turn) for index, turn in enumerate(entry.turns)])
     for name, values in entry.rewards.items():
-        pool.set_turn_rewards(id, values, name=name)
+        pool.set_turn_rewards(id, values, name=name, about=entry.about.get(name))
     if entry.curation:
         pool.curate(id, **entry.curation)
     pool.close_episode(id, **entry.closing)
@@ -235,9 +238,12 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
         key = (about["group"], about["channel"], about["task_id"])
         names = ("channel", "task_id", "task_hash", "sample", "seed", "agent")
         rewards: dict[str, dict[int, float]] = {}
+        said: dict[str, dict[int, Any]] = {}
         for row in rows:
-            for name, value in json.loads(row["turn_rewards"] or "{}").items():
-                rewards.setdefault(name, {})[row["index"]] = value
+            # A file that was written before there was such a column says nothing about them.
+            for column, into in (("turn_rewards", rewards), ("about_turn_rewards", said)):
+                for name, value in json.loads(row.get(column) or "{}").items():
+                    into.setdefault(name, {})[row["index"]] = value
         judged = about["trainable"] is not None or about["tags"] or about["note"]
         yield _Entry(
             opening={"id": id, "group": group, "meta": json.loads(about["meta"])} | {n: about[n] for n in names},
@@ -245,6 +251,7 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
             closing={n: about[n] for n in ("outcome", "reward", "cause")} | {"rewards": json.loads(about["rewards"])},
             curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else {},
             rewards=rewards,
+            about=said,
             images=[Image(**image) for row in rows for image in row["image_files"] or ()],
             group=group and {"id": group, "channel": key[1], "task_id": key[2], "size": members[key]},
         )

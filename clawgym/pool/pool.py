@@ -135,19 +135,32 @@ class Pool:
 
         self._store.retried(work)
 
-    def set_turn_rewards(self, id: str, rewards: Mapping[int, float], *, name: str = "judge") -> None:
+    def set_turn_rewards(
+        self,
+        id: str,
+        rewards: Mapping[int, float],
+        *,
+        name: str = "judge",
+        about: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
         """Rewards of single turns (index -> reward), given by ``name``; in pieces, before or after the end.
 
-        A value stands once it is given, and none is taken after the episode went to training: a judge that training
-        must wait for scores before the episode is closed.
+        ``about`` says where a value comes from (index -> anything that JSON can carry: votes, texts, the judge's
+        version). A value stands once it is given, with what was said about it, and none is taken after the episode
+        went to training: a judge that training must wait for scores before the episode is closed.
         """
-        self._store.retried(lambda db: _episodes.reward(db, id, name, rewards))
+        self._store.retried(lambda db: _episodes.reward(db, id, name, rewards, about or {}))
 
     def turn_rewards(self, id: str) -> dict[str, dict[int, float]]:
         """Name -> index of the turn -> reward."""
         with self._store.read() as db:
             seq = _load.row(db, id)["seq"]
             return _load.turn_rewards_of(db, [seq]).get(seq, {})
+
+    def about_turn_rewards(self, id: str) -> dict[str, dict[int, dict[str, Any]]]:
+        """Name -> index of the turn -> what was said about its reward; nothing where nothing was said."""
+        with self._store.read() as db:
+            return _load.about_turn_rewards(db, _load.row(db, id)["seq"])
 
     def fetch(
         self,
@@ -216,6 +229,11 @@ class Pool:
         """Counts of everything, by channel; see ``docs/pool.md``. Takes milliseconds."""
         with self._store.read() as db:
             return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
+
+    def group_states(self, channel: str = "train") -> dict[str, str]:
+        """Each group's id and state (``open``, ``ready``, ``leased``, ``consumed``, ``dropped``), oldest first."""
+        with self._store.read() as db:
+            return _load.group_states(db, channel)
 
     def curate(
         self, id: str, *, trainable: bool | None = None, tags: Iterable[str] | None = None, note: str | None = None

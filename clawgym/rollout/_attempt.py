@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from clawgym import live
 from clawgym.agents.protocol import ResidentAgent
 from clawgym.errors import (
     AgentError,
@@ -28,6 +29,7 @@ from clawgym.errors import (
     UnsupportedTask,
 )
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
+from clawgym.rollout._shown import Shown
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, box_spec, open_tools
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
@@ -93,6 +95,8 @@ class Attempt:
         self._tools: Tools | None = None
         self._infra: str | None = None
         self._error = ""
+        self._shown = Shown(self)
+        self._live = 0
 
     @property
     def opened(self) -> Sandbox | None:
@@ -151,6 +155,7 @@ class Attempt:
                 if task.inputs:
                     await self.box.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.box, self.backend)
+            self._live = live.add(self._shown)
         except TimeoutError:
             await self._close()
             raise InfraError(
@@ -268,6 +273,7 @@ class Attempt:
             await self._tools.aclose()
 
     async def _close(self) -> None:
+        live.drop(self._live)
         if self._box is not None:
             try:
                 async with self.phase(Phase.TEARDOWN):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clawgym.desktop import FILES_DIR, desktop_files
+from clawgym.desktop.browser import browser_files
 from clawgym.records import Task, ToolServer
 from clawgym.sandbox.protocol import SandboxSpec
 
@@ -25,4 +26,6 @@ def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
 
 def desktop_spec(task: Task) -> SandboxSpec:
     """The box of the desktop of a task whose site has the episode's."""
-    return SandboxSpec(task.image, task.limits, task.env, task.workspace, {FILES_DIR: desktop_files()})
+    assert task.desktop is not None
+    readonly = {FILES_DIR: desktop_files(), **(browser_files() if task.desktop.page else {})}
+    return SandboxSpec(task.image, task.limits, task.env, task.workspace, readonly)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -15,31 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from clawgym.desktop import COMPUTER_USE, RunningDesktop, parse, schema
-from clawgym.desktop.browser import Browser
-from clawgym.desktop.relay import Relay
+from clawgym.desktop import COMPUTER_USE, parse, schema
+from clawgym.desktop.spares import SITE, SITE_PORT, Standing, standing
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.records import Desktop, Image, Observation, Task, ToolCall
+from clawgym.records import Image, Observation, Site, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._boxes import desktop_spec
 from clawgym.tools.protocol import Refused, ignore
 
 __all__ = ["ComputerTools", "encoded"]
 
-_SITE_PORT = 8080
+_DEEPEST = 40
 
 
 class ComputerTools:
     """See :class:`~clawgym.tools.protocol.Tools`."""
 
-    def __init__(self, desktop: RunningDesktop, task: Task) -> None:
-        spec = desktop.spec
-        self.schemas: tuple[Mapping[str, Any], ...] = (schema(spec.width, spec.height),)
-        self.desktop = desktop
-        self.browser: Browser | None = None
+    def __init__(self, standing: Standing, own: Sandbox | None, task: Task) -> None:
+        self.desktop = standing.desktop
+        self.browser = standing.browser
+        screen = self.desktop.screen
+        self.schemas: tuple[Mapping[str, Any], ...] = (schema(screen.width, screen.height),)
         self._limits = task.limits
-        self._relay: Relay | None = None
-        self._own: Sandbox | None = None
+        self._standing = standing
+        self._own = own
+        """The box of a desktop that has another than the episode's."""
 
     @classmethod
     async def open(cls, task: Task, box: Sandbox, backend: Backend) -> ComputerTools:
@@ -52,22 +53,23 @@ class ComputerTools:
         assert spec is not None
         patience = task.limits.setup_seconds * 0.8
         own: Sandbox | None = None
-        relay: Relay | None = None
-        desktop: RunningDesktop | None = None
+        stands: Standing | None = None
         try:
             if spec.site is not None:
+                await _serve(spec.site, box)
                 own = await backend.create(desktop_spec(task))
-                relay = await Relay.open(own, box, _SITE_PORT)
-                await _serve(spec, box)
-            desktop = await RunningDesktop.start(spec, own or box, patience)
-            tools = cls(desktop, task)
-            tools._relay, tools._own = relay, own
-            if spec.page:
-                tools.browser = await Browser.open(desktop, f"http://127.0.0.1:{_SITE_PORT}{spec.page}", patience)
+            stands = await standing(own or box, backend, spec.width, spec.height, patience)
+            if spec.site is not None:
+                await _listens(box)
+            if stands.relay is not None:
+                stands.relay.lead_to(box)
+            if stands.browser is not None:
+                await stands.browser.show(f"{SITE}{spec.page}", patience)
+            await stands.desktop.run(spec.programs, patience)
         except BaseException:
-            await _end(desktop, relay, own)
+            await _end(stands, own)
             raise
-        return tools
+        return cls(stands, own, task)
 
     async def call_all(
         self,
@@ -91,9 +93,9 @@ class ComputerTools:
         if call.name != COMPUTER_USE:
             return Refused(f"[error: there is no tool {call.name[:200]!r}: use {COMPUTER_USE}]", call.id)
         seconds = self._limits.command_seconds if timeout is None else timeout
-        spec = self.desktop.spec
+        screen = self.desktop.screen
         try:
-            action = parse(call.arguments, spec.width, spec.height)
+            action = parse(call.arguments, screen.width, screen.height)
             if action.kind in ("done", "fail"):
                 return Observation(action.kind, call.id)
             async with asyncio.timeout(seconds):
@@ -114,11 +116,30 @@ class ComputerTools:
         data = await asyncio.to_thread(encoded, picture)
         return Image(hashlib.sha256(data).hexdigest(), data)
 
+    async def tree(self) -> str:
+        """The accessibility tree as text, a line for each node: two spaces for each level, role, name, and value if it
+        has one. Of native programs only the titles of the windows, the lowest one first: programs this small tell no
+        more of themselves. Raises :class:`SandboxDied`."""
+        if self.browser is None:
+            return "\n".join(
+                f"window {json.dumps(title, ensure_ascii=False)}" for title in await self.desktop.screen.titles()
+            )
+        try:
+            nodes = await self.browser.tree()
+        except SandboxDied:
+            raise
+        except SandboxError:
+            return ""
+        return "\n".join(map(_line, nodes))
+
     async def aclose(self) -> None:
         """See :class:`~clawgym.tools.protocol.Tools`."""
-        if self.browser is not None:
-            await self.browser.aclose()
-        await _end(self.desktop, self._relay, self._own)
+        await _end(self._standing, self._own)
+
+
+def _line(node: Mapping[str, Any]) -> str:
+    name, value = (json.dumps(node[key], ensure_ascii=False) for key in ("name", "value"))
+    return "  " * min(node["depth"], _DEEPEST) + f"{node['role']} {name}" + (f" = {value}" if node["value"] else "")
 
 
 def encoded(picture: np.ndarray) -> bytes:
@@ -137,14 +158,17 @@ def _pillow() -> Any:
         raise MissingDependency("desktops need Pillow: pip install 'clawgym[gui]'") from error
 
 
-async def _serve(spec: Desktop, box: Sandbox) -> None:
-    """Start the site in its box, and wait until it listens. Raises :class:`InfraError`."""
-    assert spec.site is not None
-    command = ["sh", "-c", 'setsid "$@" </dev/null >/tmp/site.log 2>&1 &', "sh", *spec.site.argv]
-    done = await box.exec(command, cwd=box.spec.workdir)
-    for _ in range(1000 if done.exit_code == 0 else 0):
+async def _serve(site: Site, box: Sandbox) -> None:
+    """Start the site in its box."""
+    command = ["sh", "-c", 'setsid "$@" </dev/null >/tmp/site.log 2>&1 &', "sh", *site.argv]
+    await box.exec(command, cwd=box.spec.workdir)
+
+
+async def _listens(box: Sandbox) -> None:
+    """Wait for the site. Raises :class:`InfraError`."""
+    for _ in range(1000):
         try:
-            (await box.connect(_SITE_PORT)).close()
+            (await box.connect(SITE_PORT)).close()
             return
         except SandboxUnavailable:
             raise
@@ -154,12 +178,10 @@ async def _serve(spec: Desktop, box: Sandbox) -> None:
     raise InfraError(f"the site did not start ({log.text.strip() or 'it wrote nothing'}): look at desktop.site.argv")
 
 
-async def _end(desktop: RunningDesktop | None, relay: Relay | None, own: Sandbox | None) -> None:
+async def _end(stands: Standing | None, own: Sandbox | None) -> None:
     try:
-        if desktop is not None:
-            await desktop.aclose()
-        if relay is not None:
-            await relay.aclose()
+        if stands is not None:
+            await stands.aclose()
     finally:
         if own is not None:
             await own.close()

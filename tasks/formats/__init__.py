@@ -1,4 +1,5 @@
-"""Readers and writers of task folders and files: ClawGym folders, ClawGym rows, Harbor folders, and rows of others.
+"""Readers and writers of task folders and files: ClawGym folders, ClawGym rows, Harbor folders; and of others, to be
+read alone: rows, and OSWorld's JSON files.
 
 :func:`read` finds out which of them a path holds. One bad task never hides the others: what could
 not be read is in :attr:`~clawgym.records.TaskSet.problems`, by folder or line.
@@ -12,7 +13,7 @@ from typing import Literal, get_args
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskSet
-from clawgym.tasks.formats import clawgym, harbor
+from clawgym.tasks.formats import clawgym, harbor, osworld
 from clawgym.tasks.formats._files import atomic_target
 from clawgym.tasks.formats.rows import iter_rows, read_row, write_row
 
@@ -33,7 +34,8 @@ def read_task(folder: Path) -> Task:
 
 
 def read(path: Path, *, name: str | None = None, limit: int | None = None) -> TaskSet:
-    """Read a task folder, a folder of task folders, or a file of rows (JSONL, a JSON list, Parquet).
+    """Read a task folder, a folder of task folders, a file of rows (JSONL, a JSON list, Parquet), or OSWorld's tasks: a
+    JSON file, or a folder of them.
 
     ``limit`` stops after that many readable tasks. Hidden entries of a folder are left out; any other stray entry is
     in ``problems``. Raises :class:`TaskError` if there is nothing there that looks like a task.
@@ -41,12 +43,14 @@ def read(path: Path, *, name: str | None = None, limit: int | None = None) -> Ta
     name = name or (path.stem if path.is_file() else path.resolve().name)
     if not path.exists():
         raise TaskError(f"{path}: does not exist: check the path")
+    if path.is_file() and osworld.is_file(path):
+        return TaskSet(name, (osworld.read_task(path),))
     if path.is_file():
         tasks = collect(name, iter_rows(path), limit=limit)
     elif any(layout.is_task(path) for layout in _FOLDERS.values()):
         return TaskSet(name, (read_task(path),))
     else:
-        tasks = collect(name, _iter_folder(path), limit=limit)
+        tasks = collect(name, osworld.iter_folder(path) if osworld.holds(path) else _iter_folder(path), limit=limit)
     if not tasks.tasks and limit != 0:
         why = "; ".join(f"{where}: {problem}" for where, problem in list(tasks.problems.items())[:3])
         raise TaskError(f"{path}: holds no readable task ({why or 'it is empty'}): check the path")

@@ -14,7 +14,18 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawgym.errors import TaskError
-from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Layer, Limits, Task, TaskFile, ToolServer, VerifierSpec
+from clawgym.records import (
+    DEFAULT_WORKSPACE,
+    Desktop,
+    GradingMode,
+    Layer,
+    Limits,
+    Site,
+    Task,
+    TaskFile,
+    ToolServer,
+    VerifierSpec,
+)
 from clawgym.tasks.formats._files import with_tools_of_the_agent
 from clawgym.tasks.mutable import inputs_to_change
 
@@ -39,6 +50,26 @@ class Server(_Strict):
     env: dict[str, str] = {}
 
 
+class SiteServer(_Strict):
+    """The web server of a desktop; its files are in ``site/``."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    argv: Annotated[list[str], Field(min_length=1)]
+
+
+class Screen(_Strict):
+    """A desktop."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    width: int = Desktop().width
+    height: int = Desktop().height
+    programs: list[Annotated[list[str], Field(min_length=1)]] = []
+    page: str = ""
+    site: SiteServer | None = None
+
+
 class Extras(_Strict):
     """The ``clawgym`` object: what a task needs beyond the published formats. Absent means the default."""
 
@@ -60,6 +91,7 @@ class Extras(_Strict):
     layers: dict[str, dict[str, Any]] = {}
     """Folder in the box -> the lock of what is mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
     tools: list[Server] = []
+    desktop: Screen | None = None
     metadata: dict[str, Any] | None = None
     """Rows only: they have no other place for it."""
 
@@ -112,8 +144,34 @@ class Extras(_Strict):
         except TaskError as error:
             raise TaskError(f"{where}: clawgym.tools: {error}") from error
 
-    def task(self, where: str, verifier: VerifierSpec, *, tool_files: Iterable[TaskFile] = (), **fields: Any) -> Task:
-        """A task with these additions. Raises :class:`TaskError` for a bad limit, workspace, layer or tool server."""
+    def read_desktop(self, where: str, files: tuple[TaskFile, ...]) -> Desktop | None:
+        """The desktop given here, with the ``files`` of its site. Raises :class:`TaskError`."""
+        spec = self.desktop
+        if files and (spec is None or spec.site is None):
+            raise TaskError(
+                f"{where}: site/{files[0].path} belongs to no clawgym.desktop.site: name it, or move the file"
+            )
+        if spec is None:
+            return None
+        if self.tools:
+            raise TaskError(f"{where}: clawgym has both tools and a desktop: an agent acts with one of them")
+        site = Site(tuple(spec.site.argv), files) if spec.site else None
+        try:
+            return Desktop(spec.width, spec.height, tuple(map(tuple, spec.programs)), site, spec.page)
+        except TaskError as error:
+            raise TaskError(f"{where}: clawgym.desktop: {error}") from error
+
+    def task(
+        self,
+        where: str,
+        verifier: VerifierSpec,
+        *,
+        tool_files: Iterable[TaskFile] = (),
+        site_files: tuple[TaskFile, ...] = (),
+        **fields: Any,
+    ) -> Task:
+        """A task with these additions. Raises :class:`TaskError` for a bad limit, workspace, layer, tool server or
+        desktop."""
         check_workspace(self.workspace, where)
         verifier = dataclasses.replace(
             verifier,
@@ -125,18 +183,14 @@ class Extras(_Strict):
         given: dict[str, Any] = {"workspace": self.workspace, "image": self.image, "env": self.env}
         layers = self.read_layers(where)
         given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
+        given["desktop"] = self.read_desktop(where, site_files)
         given["unsupported"] = self.unsupported or missing_layer(layers)
         verifier = with_tools_of_the_agent(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})
 
     @classmethod
     def of(cls, task: Task, protocol: Literal["reward_sh", "harbor"]) -> dict[str, Any]:
-        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own.
-
-        Raises :class:`TaskError` for a task with a desktop.
-        """
-        if task.desktop is not None:
-            raise TaskError(f"task {task.id}: has a desktop, which no format of files holds yet: use its pack")
+        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own."""
         default = dataclasses.asdict(Limits())
         found = inputs_to_change(task.instruction, [file.path for file in task.inputs])
         extras = cls(
@@ -152,14 +206,15 @@ class Extras(_Strict):
             protected=list(task.verifier.protected),
             layers=_locks(task),
             tools=[Server(name=s.name, argv=list(s.argv), env=dict(s.env)) for s in task.tools],
+            desktop=_screen(task.desktop),
         )
         return extras.model_dump(exclude_defaults=True)
 
 
 def refuse_boxes(what: Extras | Task, where: str, format: str) -> None:
     """Raise :class:`TaskError` for what only ClawGym folders hold."""
-    if what.layers or what.tools:
-        kind = "layers" if what.layers else "tools"
+    if what.layers or what.tools or what.desktop:
+        kind = "layers" if what.layers else "tools" if what.tools else "a desktop"
         raise TaskError(f"{where}: has {kind}, which {format} cannot hold: use ClawGym folders")
 
 
@@ -169,6 +224,14 @@ def missing_layer(layers: Mapping[str, Layer]) -> str | None:
         if not layer.folder.is_dir():
             return f"its layer {layer.name} is not made here yet: clawgym tasks prepare FOLDER"
     return None
+
+
+def _screen(desktop: Desktop | None) -> Screen | None:
+    if desktop is None:
+        return None
+    site = SiteServer(argv=list(desktop.site.argv)) if desktop.site else None
+    programs = [list(argv) for argv in desktop.programs]
+    return Screen(width=desktop.width, height=desktop.height, programs=programs, page=desktop.page, site=site)
 
 
 def _locks(task: Task) -> dict[str, dict[str, Any]]:

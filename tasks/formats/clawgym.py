@@ -1,10 +1,11 @@
 """The ClawGym folder layout, in and out.
 
 A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs), ``reward/`` with its entry
-``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``, or for a task with tool servers
-``tools/<server>/``, ``solution/solve.json`` and ``wrong/*.json``. What the published layout cannot say (limits,
-another workspace, ...) goes into one object, ``clawgym``, in ``data_entry.json``; the original
-harness ignores it. ``docs/tasks.md`` lists every oddity of the published data and what is done about it.
+``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``; for a task with tool servers
+``tools/<server>/``, for one with a desktop ``site/``, and for both ``solution/solve.json`` and ``wrong/*.json``. What
+the published layout cannot say (limits, another workspace, ...) goes into one object, ``clawgym``, in
+``data_entry.json``; the original harness ignores it. ``docs/tasks.md`` lists every oddity of the published data and
+what is done about it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def read_task(folder: Path) -> Task:
     entry = validated(Entry, parse_json(read_text(folder / ENTRY_FILE), where), where)
     check_task_id(entry.task_id, f"{where}: field task_id")
     extras = entry.clawgym
+    calls = bool(extras.tools) or extras.desktop is not None
     if extras.metadata is not None:
         raise TaskError(f"{where}: field clawgym.metadata: is for rows only: put it into metadata")
     verifier = read_verifier(walk_part(folder, "reward"), str(folder / "reward"), extras.protocol)
@@ -65,9 +67,10 @@ def read_task(folder: Path) -> Task:
         instruction=entry.user_query,
         inputs=_read_inputs(folder, entry.input_mount_dir, extras.workspace, where),
         metadata=with_category(entry.metadata, entry.user_query),
-        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution", tools=bool(extras.tools)),
-        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong", tools=bool(extras.tools)),
+        solution=check_solution(walk_part(folder, "solution"), f"{folder}/solution", tools=calls),
+        wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong", tools=calls),
         tool_files=walk_part(folder, "tools"),
+        site_files=walk_part(folder, "site"),
         origin=str(folder),
     )
 
@@ -93,7 +96,14 @@ def write_task(task: Task, folder: Path) -> None:
     (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
     write_files(folder / "reward", reward_sh_files(task))
     served = [TaskFile(f"{s.name}/{f.path}", f.source, f.executable) for s in task.tools for f in s.files]
-    parts = {"input_files": task.inputs, "tools": served, "solution": task.solution, "wrong": task.wrong_solutions}
+    site = task.desktop.site.files if task.desktop and task.desktop.site else ()
+    parts = {
+        "input_files": task.inputs,
+        "tools": served,
+        "site": site,
+        "solution": task.solution,
+        "wrong": task.wrong_solutions,
+    }
     for name, files in parts.items():
         if files:
             write_files(folder / name, files)
@@ -165,7 +175,7 @@ def check_script(script: bytes, where: str) -> None:
 
 def check_solution(files: tuple[TaskFile, ...], where: str, *, tools: bool = False) -> tuple[TaskFile, ...]:
     """Return a reference solution's files. Raises :class:`TaskError` if ``solve.sh`` (or ``solve.json``, for a task
-    with ``tools``) is missing or cannot run."""
+    that brings ``tools``) is missing or cannot run."""
     if files:
         name, check = ("solve.json", read_calls) if tools else ("solve.sh", check_script)
         entry = next((file for file in files if file.path == name), None)

@@ -11,14 +11,22 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskSet
 
-__all__ = ["WORDS", "Generator", "Pack", "Split", "csv_text", "draft_of", "generator", "split_of"]
+__all__ = ["FIRST", "WORDS", "Generator", "Pack", "Split", "csv_text", "draft_of", "generator", "split_of"]
 
-D = TypeVar("D")
+
+class Instructed(Protocol):
+    """What every pack's drafts have."""
+
+    @property
+    def instruction(self) -> str: ...
+
+
+D = TypeVar("D", bound=Instructed)
 Split = Literal["train", "heldout"]
 
 _WORDS = """
@@ -33,6 +41,12 @@ shadow silver spruce squid summit sunset
 """
 WORDS = tuple(_WORDS.split())
 """Plain words; none is part of another, so that a substring search finds whole words only."""
+
+FIRST = (
+    *("Ada", "Bea", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Mio", "Nora", "Olga"),
+    *("Pia", "Quinn", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Wim", "Xenia", "Yara", "Zeno"),
+)
+"""First names."""
 
 _SEEDS: dict[Split, Sequence[int]] = {"train": range(0, 16, 2), "heldout": (1, 3)}
 
@@ -79,7 +93,8 @@ def split_of(seed: int) -> Split:
 
 
 def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
-    """Draw until the hashes of the texts to hold ``apart`` fall on the seed's side: this keeps the splits apart."""
+    """Draw until the hashes of the instruction, and of each text to hold ``apart`` as well, fall on the seed's side:
+    this keeps the splits apart."""
     if seed < 0:
         raise TaskError(
             f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
@@ -87,7 +102,8 @@ def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
     rng = random.Random(f"{made_by.name}:{seed}")
     for _ in range(1000):
         draft = made_by.draft(rng)
-        if all(hashlib.sha256(text(draft).encode()).digest()[0] % 2 == seed % 2 for text in apart):
+        texts = [draft.instruction, *(text(draft) for text in apart)]
+        if all(hashlib.sha256(text.encode()).digest()[0] % 2 == seed % 2 for text in texts):
             return draft
     raise TaskError(f"{made_by.name}: its instructions do not vary: put something drawn from the seed into the text")
 

@@ -15,7 +15,7 @@ from clawgym.sandbox import Backend, SandboxSpec
 LIMITS = Limits(memory_mb=1024, pids=256)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def programs() -> None:
     """Skip where this machine has no desktops."""
     if missing := [name for name in ("Xvfb", "openbox", "chromium", "xfwrite") if not shutil.which(name)]:
@@ -27,8 +27,9 @@ async def running(spec: Desktop, backend: Backend) -> AsyncIterator[RunningDeskt
     """A desktop in a box of its own."""
     box = await backend.create(SandboxSpec(limits=LIMITS, readonly={FILES_DIR: desktop_files()}))
     try:
-        desktop = await RunningDesktop.start(spec, box, 30)
+        desktop = await RunningDesktop.start(spec.width, spec.height, box, 30)
         try:
+            await desktop.run(spec.programs, 30)
             yield desktop
         finally:
             await desktop.aclose()

@@ -7,26 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clawgym.desktop import FILES_DIR, RunningDesktop, desktop_files, parse
+from clawgym.desktop import RunningDesktop, parse
 from clawgym.desktop._x11 import Rectangle
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Desktop, Task
-from clawgym.sandbox import Backend, SandboxSpec
+from clawgym.sandbox import Backend
 
 from .conftest import running
+
+pytestmark = pytest.mark.usefixtures("programs")
 
 EDITOR = Desktop(programs=(("xfwrite", "note.txt"),))
 
 
 async def do(desktop: RunningDesktop, **arguments: Any) -> np.ndarray:
-    await desktop.act(parse(arguments, desktop.spec.width, desktop.spec.height))
+    await desktop.act(parse(arguments, desktop.screen.width, desktop.screen.height))
     return await desktop.picture()
 
 
 async def same(desktop: RunningDesktop) -> bool:
     """Whether what is known of the screen is what is there; a caret may blink in between."""
     known = await desktop.picture()
-    desktop.screen._touch(Rectangle(0, 0, desktop.spec.width, desktop.spec.height))
+    desktop.screen._touch(Rectangle(0, 0, desktop.screen.width, desktop.screen.height))
     return bool((known == await desktop.picture()).all())
 
 
@@ -35,9 +37,6 @@ async def test_a_text_is_typed_and_saved(backend: Backend) -> None:
         first = await desktop.picture()
         assert first.shape == (768, 1024, 3)
         assert first.dtype == np.uint8
-        if await desktop.screen.windows() == 1:
-            await do(desktop, action="key", keys=["enter"])  # it says that it has no settings yet
-        await do(desktop, action="wait", seconds=2)  # for its window, on a slow machine
         text = "Grüße, 100 % ~{}|\\ and “quotes” → 漢字"
         await do(desktop, action="left_click", coordinate=[400, 300])
         seen = await do(desktop, action="type", text=text)
@@ -86,10 +85,9 @@ async def test_programs_that_are_not_there_or_open_nothing(backend: Backend) -> 
     with pytest.raises(SandboxUnavailable, match="no-such-editor"):
         async with running(Desktop(programs=(("no-such-editor",),)), backend):
             pass
-    box = await backend.create(SandboxSpec(readonly={FILES_DIR: desktop_files()}))
-    with pytest.raises(InfraError, match="opened its window"):
-        await RunningDesktop.start(Desktop(programs=(("sleep", "60"),)), box, 3)
-    await box.close()
+    async with running(Desktop(), backend) as desktop:
+        with pytest.raises(InfraError, match="opened its window"):
+            await desktop.run([("sleep", "60")], 3)
 
 
 def test_what_is_no_desktop_is_refused() -> None:

@@ -26,6 +26,8 @@ from clawgym.tools.computer import ComputerTools
 
 from ..verifiers.tasks_for_tests import task
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 SERVER = b'''
 import http.server, sqlite3, urllib.parse
 db = sqlite3.connect("colours.db", check_same_thread=False, isolation_level=None)
@@ -76,10 +78,11 @@ def colours(**changes: Any) -> Task:
     return dataclasses.replace(made, solution=(TaskFile("solve.json", json.dumps(RIGHT).encode()),), **changes)
 
 
-NOTE = dataclasses.replace(
-    task(id="note", limits=LIMITS),
-    desktop=Desktop(width=640, height=480, programs=(("xfwrite", "input/numbers.txt"),)),
+FILES = dataclasses.replace(
+    task(id="files", limits=LIMITS),
+    desktop=Desktop(width=640, height=480, programs=(("xfe",),)),
 )
+"""No caret is in sight, which would blink."""
 
 
 async def test_the_solution_solves_it_and_pictures_are_in_the_transcript(backend: Backend) -> None:
@@ -122,6 +125,9 @@ async def test_the_page_is_waited_for_read_and_not_left(backend: Backend) -> Non
     assert ("textbox", "Colour") in names
     await do(action="left_click", coordinate="#slow")
     assert (await tools.desktop.picture())[400, 300].tolist() == [0, 255, 0]
+    await do(action="key", keys=["ctrl", "t"])
+    await do(action="type", text="127.0.0.1:8080/?another\n")
+    assert 'button "Send"' in await tools.tree(), "the page of the other tab is meant"
     before = len(backend.boxes)  # type: ignore[attr-defined]
     await do(action="key", keys=["ctrl", "l"])
     await do(action="type", text="file:///etc/passwd\n")
@@ -133,7 +139,7 @@ async def test_the_page_is_waited_for_read_and_not_left(backend: Backend) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*render")
 def test_one_env_passes_gymnasiums_checker() -> None:
-    env = gym.make("ClawGym/gui-v0", tasks=TaskSet("t", (NOTE,)), width=640, height=480, render_mode="rgb_array")
+    env = gym.make("ClawGym/gui-v0", tasks=TaskSet("t", (FILES,)), width=640, height=480, render_mode="rgb_array")
     check_env(env.unwrapped)
     env.close()
 
@@ -160,7 +166,7 @@ def test_a_batch_passes_our_checker() -> None:
     batch = gym.make_vec(
         "ClawGym/gui-v0",
         num_envs=2,
-        tasks=TaskSet("t", (NOTE,)),
+        tasks=TaskSet("t", (FILES,)),
         width=640,
         height=480,
     )
@@ -168,14 +174,26 @@ def test_a_batch_passes_our_checker() -> None:
     batch.close()
 
 
-@pytest.mark.parametrize("format", ["clawgym", "rows", "harbor"])
+def test_the_accessibility_tree_is_there_if_asked_for() -> None:
+    tasks = TaskSet("t", (colours(), FILES))
+    env = gym.make("ClawGym/gui-v0", tasks=tasks, width=640, height=480, accessibility_tree=True)
+    page, _ = env.reset(options={"task_ids": ["colours"]})
+    assert 'heading "Choose"' in page["accessibility_tree"]
+    assert '\n  textbox "Colour"' in page["accessibility_tree"]
+    assert env.observation_space.contains(page)
+    native, _ = env.reset(options={"task_ids": ["files"]})
+    assert native["accessibility_tree"].startswith('window "')
+    env.close()
+
+
+@pytest.mark.parametrize("format", ["rows", "harbor"])
 def test_no_format_drops_a_desktop(tmp_path: Path, format: Any) -> None:
     with pytest.raises(TaskError, match="has a desktop"):
-        write([NOTE], tmp_path / "out", format)
+        write([FILES], tmp_path / "out", format)
 
 
 def test_tasks_that_do_not_fit_are_refused() -> None:
-    env = gym.make("ClawGym/gui-v0", tasks=TaskSet("t", (NOTE,)))
+    env = gym.make("ClawGym/gui-v0", tasks=TaskSet("t", (FILES,)))
     with pytest.raises(clawgym.ClawGymError, match="width=640, height=480"):
         env.reset()
     env.close()

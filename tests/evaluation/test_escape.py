@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -50,14 +51,18 @@ async def test_a_backend_stops_what_it_claims_to_stop(name: str, request: pytest
     with escape.lay_baits() as baits:
         made = make_backend(name)
         try:
-            column = await escape.escape_suite(made, baits)
+            ids = [probe.id for probe in escape.probes()]
+            # Probes mostly wait: several at once, each share in boxes of its own.
+            shares = [escape.escape_suite(made, baits, only=ids[n::3]) for n in range(3)]
+            columns = await asyncio.gather(*shares)
         finally:
             await made.aclose()
-    if column.unavailable:
-        pytest.skip(column.unavailable)
+    if columns[0].unavailable:
+        pytest.skip(columns[0].unavailable)
+    column = dataclasses.replace(columns[0], findings=tuple(f for one in columns for f in one.findings))
     said = "\n".join(lines([column]))
     assert not column.unexpected, said
-    assert [finding.probe for finding in column.findings] == [probe.id for probe in escape.probes()]
+    assert sorted(finding.probe for finding in column.findings) == sorted(ids)
     # A probe that cannot run shows nothing: only where the host lacks what it would attack, or is too busy, may it be
     # left out.
     assert {finding.probe for finding in column.findings if finding.verdict == SKIPPED} <= {"13b", "31a"}, said

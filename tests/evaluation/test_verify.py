@@ -18,13 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import SandboxUnavailable
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.evaluation.verification import Verification, read_verification
 from clawgym.evaluation.verify import verify
 from clawgym.leaderboards import load_entry, rank, to_markdown
-from clawgym.records import GradingMode, Limits, Task, TaskFile, TaskSet, VerifierSpec
+from clawgym.records import GradingMode, Image, Limits, Observation, Step, Task, TaskFile, TaskSet, VerifierSpec
 from clawgym.runs import RunFolder, make_receipt, seal_of
 from clawgym.sandbox import backend as make_backend
 from clawgym.verifiers.stock import STOCK_REWARD_SH
@@ -253,6 +254,32 @@ def test_a_transcript_that_was_changed_is_named(copy: Path):
     path = copy / "episodes" / "t0.0" / "transcript.json"
     path.write_text(path.read_text().replace("echo", "ECHO"))
     assert "transcript.json is not the file" in why(again(copy))
+
+
+PICTURE = b"not looked into"
+
+
+class Sees(ScriptAgent):
+    """Beside running its script, it saw something."""
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        image = Image(hashlib.sha256(PICTURE).hexdigest(), PICTURE)
+        context.record(Step("agent", "I look", "", observations=(Observation("", None, image),)))
+        return await super().run(context)
+
+
+def test_pictures_change_no_grading_and_one_that_is_gone_or_changed_is_named(tmp_path: Path):
+    config = EvalConfig(task_set(), Sees(SCRIPT), _shared["backend"], tmp_path / "run")
+    _shared["runner"].run(evaluate(config, retry_seconds=0))
+    record = again(tmp_path / "run")
+    assert record.agrees, record.episodes
+    (kept,) = (tmp_path / "run" / "pictures").iterdir()
+    kept.write_bytes(b"another")
+    record = again(tmp_path / "run")
+    assert set(outcomes(record).values()) == {"damaged"}
+    assert f"pictures/{kept.name} is not the file" in why(record)
+    kept.unlink()
+    assert f"pictures/{kept.name} is missing" in why(again(tmp_path / "run"))
 
 
 def test_a_changed_verifier_is_named_with_what_it_changes(copy: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -16,12 +17,14 @@ from clawgym.tasks.packs import toolcall_basic
 WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 WORLD, ANSWER = "bank-settle", "data-join"
 SLOW = {"tools-fork-bomb", "tools-out-of-memory"}
-SERVED = [name for name, exploit in EXPLOITS.items() if exploit.served and (WHOLE or name not in SLOW)]
+SERVED = [name for name, exploit in EXPLOITS.items() if exploit.setting == "tools" and (WHOLE or name not in SLOW)]
 
 
 async def attempt(task: Task, name: str, backend: Backend) -> None:
     if task.unsupported:
         pytest.skip(task.unsupported)
+    # What stops its own server is not waited for as long as honest work.
+    task = dataclasses.replace(task, limits=dataclasses.replace(task.limits, command_seconds=10.0))
     script = EXPLOITS[name].script(task)
     assert script, "this task offers nothing to attack"
     episode = await run_episode(task, ScriptAgent(script.encode(), name), backend, seed=0)

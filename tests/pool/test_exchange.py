@@ -43,7 +43,7 @@ def filled(pool: Pool) -> list[str]:
     chat = store(pool, CHAT, task_id="t1", meta={"k": ["v", None]}, agent="me", seed=7)
     group = pool.open_group(task_id="t2", size=2)
     pair = [store(pool, chain(n, 3) + chain(9, 1, parent=1), group=group, task_id="t2", sample=n) for n in range(2)]
-    pool.set_turn_rewards(pair[0], {0: 1, 2: -1})
+    pool.set_turn_rewards(pair[0], {0: 1, 2: -1}, about={2: {"votes": [-1, None], "texts": ["né", ""]}})
     pool.curate(pair[1], trainable=False, tags=["x"], note="no")
     text = store(
         pool, [replace(t, flaw="text-only", sampled_ids=(), logprobs=()) for t in chain(5, 2)], outcome="failed"
@@ -59,6 +59,7 @@ def same(first: Pool, second: Pool, ids: list[str]) -> None:
     for id in ids:
         assert first.turns(id) == second.turns(id)
         assert first.turn_rewards(id) == second.turn_rewards(id)
+        assert first.about_turn_rewards(id) == second.about_turn_rewards(id)
         past = {"opened_at": 0.0, "closed_at": 0.0, "fate": None, "secret_sha256": ""}
         assert replace(first.episode(id), **past) == replace(second.episode(id), **past)
 
@@ -75,6 +76,17 @@ def test_parquet_comes_back_as_it_was(pool: Pool, tmp_path: Path) -> None:
         same(pool, second, ids)
         batch = second.fetch("trainer", 0, groups=2, min_episodes=1)
         assert [len(g.episodes) for g in batch.groups] == [1, 1]  # type: ignore[union-attr]
+
+
+def test_a_file_from_before_anything_was_said_about_rewards_is_read(file_pool: Pool, tmp_path: Path) -> None:
+    id = filled(file_pool)[1]
+    export(file_pool, tmp_path / "new.parquet")
+    table = pq.read_table(tmp_path / "new.parquet")
+    pq.write_table(table.drop_columns(["about_turn_rewards"]), tmp_path / "old.parquet")
+    with Pool(tmp_path / "second.db") as second:
+        import_(second, tmp_path / "old.parquet")
+        assert second.turn_rewards(id) == file_pool.turn_rewards(id) == {"judge": {0: 1.0, 2: -1.0}}
+        assert second.about_turn_rewards(id) == {}
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -192,6 +192,27 @@ def test_turn_rewards_stand_once_given(pool: Pool) -> None:
         pool.set_turn_rewards(id, {0: 1})
 
 
+def test_what_is_said_about_a_turn_reward_stays_with_it(pool: Pool) -> None:
+    id = store(pool, chain(1, 3))
+    about = {"votes": [1, None, 0], "texts": ["Größe " * 400, "", "…"], "version": "9f"}
+    pool.set_turn_rewards(id, {0: 0.5, 1: -1}, about={0: about})
+    pool.set_turn_rewards(id, {0: 0.5}, about={0: about})
+    pool.set_turn_rewards(id, {0: 0.5})
+    pool.set_turn_rewards(id, {0: 1}, name="other", about={0: {"version": "x"}})
+    assert pool.about_turn_rewards(id) == {"judge": {0: about}, "other": {0: {"version": "x"}}}
+    assert pool.turn_rewards(id) == {"judge": {0: 0.5, 1: -1.0}, "other": {0: 1.0}}
+    for again in ({0: {**about, "version": "a0"}}, {1: about}):
+        with pytest.raises(PoolError, match="was given otherwise"):
+            pool.set_turn_rewards(id, {0: 0.5, 1: -1}, about=again)
+    with pytest.raises(PoolError, match="turn 2, and no reward judge"):
+        pool.set_turn_rewards(id, {1: -1}, about={2: about})
+    with pytest.raises(PoolError, match=r"turn 2: about judge: .*JSON"):
+        pool.set_turn_rewards(id, {2: 1}, about={2: {"votes": {1, 2}}})
+    assert pool.turn_rewards(id)["judge"] == {0: 0.5, 1: -1.0}
+    (group,) = pool.fetch("trainer", 0, min_episodes=1).groups
+    assert group.episodes[0].turn_rewards["judge"] == {0: 0.5, 1: -1.0}
+
+
 def test_episodes_are_listed_in_order(pool: Pool) -> None:
     ids = [pool.open_episode(task_id=f"t{n % 2}", channel="online" if n == 3 else "train") for n in range(6)]
     pool.close_episode(ids[1], outcome="failed")

@@ -1,4 +1,4 @@
-"""The pack ``gui-basic``: work at web pages by mouse and keyboard, made from integer seeds.
+"""The pack ``gui-basic``: work at web pages and in native programs by mouse and keyboard, made from integer seeds.
 
 Even seeds are for training, odd seeds are held out; neither an instruction nor a reference chain of actions is on both
 sides, whatever the seed. Some tasks cannot be done (their generators say so), and each has a twin in nearly the same
@@ -7,12 +7,16 @@ words that can.
 
 from __future__ import annotations
 
+from typing import Any
+
 from clawgym.tasks.packs._seeded import Generator, Pack
 
-from ._build import Draft, build
+from ._build import build
 from .board import BOARD
+from .files import FILES
 from .forms import FORMS
 from .mail import MAIL
+from .notes import NOTES
 from .settings import SETTINGS
 from .shop import SHOP
 from .table import TABLE
@@ -22,13 +26,15 @@ __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 NAME = "gui-basic"
 VERSION = "1"
 
-GENERATORS: dict[str, Generator[Draft]] = {
+GENERATORS: dict[str, Generator[Any]] = {
     **FORMS,
     **TABLE,
     **SETTINGS,
     **SHOP,
     **MAIL,
     **BOARD,
+    **FILES,
+    **NOTES,
 }
 """Name -> generator, family by family."""
 

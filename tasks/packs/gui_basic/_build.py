@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from clawgym.desktop import COMPUTER_USE
 from clawgym.records import Desktop, Limits, Task, TaskFile
@@ -20,10 +20,11 @@ from clawgym.tasks.mathematics import checker
 from clawgym.tasks.packs._seeded import Generator, draft_of
 
 __all__ = [
-    "APART",
-    "FIRST",
+    "LAST_WORD",
     "TODAY",
+    "Action",
     "Draft",
+    "Drafted",
     "build",
     "choose",
     "click",
@@ -38,12 +39,6 @@ __all__ = [
 TODAY = "2031-03-05"
 """The day at every site: a Wednesday."""
 
-FIRST = (
-    *("Ada", "Bea", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Mio", "Nora", "Olga"),
-    *("Pia", "Quinn", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Wim", "Xenia", "Yara", "Zeno"),
-)
-"""First names."""
-
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"),
     "December",
@@ -52,9 +47,7 @@ _MONTHS = (
 Action = dict[str, Any]
 Tables = Mapping[str, Sequence[Sequence[Any]]]
 
-_LIMITS = Limits(memory_mb=1024, pids=512, disk_mb=512, max_steps=30)
-
-_SAID = """
+LAST_WORD = """
 import os
 from pathlib import Path
 
@@ -68,7 +61,12 @@ def last_word():
             elif call["name"] == "submit":
                 word = "done"
     return word
+"""
+"""What every verifier here begins with."""
 
+_LIMITS = Limits(memory_mb=1024, pids=512, disk_mb=512, max_steps=30)
+
+_WORLD = """
 world = cs.Comparison(checks.workspace / DATA["file"], DATA["world"])
 """
 _DONE = """
@@ -86,9 +84,38 @@ def _():
 """
 
 
+class Drafted(Protocol):
+    """What a generator makes of its random numbers: work at a page (:class:`Draft`) or in a program."""
+
+    @property
+    def instruction(self) -> str: ...
+
+    @property
+    def calls(self) -> Sequence[Action]:
+        """The reference: what a careful person would do, without the last word."""
+        ...
+
+    @property
+    def wrong(self) -> Mapping[str, Sequence[Action]]:
+        """One or more plausible mistakes: what went wrong -> actions, after which the agent says ``done``."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """What the reference says at the end."""
+        ...
+
+    @property
+    def possible(self) -> bool: ...
+
+    def task(self, name: str) -> dict[str, Any]:
+        """What of the task is not alike for all kinds of work; ``name`` is the generator's."""
+        ...
+
+
 @dataclass(frozen=True)
 class Draft:
-    """What a generator makes of its random numbers."""
+    """Work at a page. See :class:`Drafted`."""
 
     instruction: str
     app: str
@@ -96,43 +123,51 @@ class Draft:
     """What the app reads besides its tables."""
     tables: Tables
     calls: Sequence[Action]
-    """The reference: what a careful person would do, without the last word."""
     wrong: Mapping[str, Sequence[Action]]
-    """One or more plausible mistakes: what went wrong -> actions, after which the agent says ``done``."""
     end: Tables | None
     """The tables that the task changes, as they should be; None if the task cannot be done."""
     why: str = ""
-    """What the reference says at the end."""
     page: str = "/"
 
+    @property
+    def possible(self) -> bool:
+        return self.end is not None
 
-def build(made_by: Generator[Draft], seed: int) -> Task:
-    """The instance of ``made_by`` for ``seed``."""
-    draft = draft_of(made_by, seed, *APART)
-    end = {**draft.tables, **(draft.end or {})}
-    data = {
-        "file": sites.SITE_FILE,
-        "world": {
-            "shape": sites.shape(draft.app),
-            "start": sites.tables(draft.app, draft.tables),
-            "end": sites.tables(draft.app, end),
-        },
-    }
-    right, other = ("fail", "done") if draft.end is None else ("done", "fail")
+    def task(self, name: str) -> dict[str, Any]:
+        """The site, and a verifier of its file."""
+        end = {**self.tables, **(self.end or {})}
+        data = {
+            "file": sites.SITE_FILE,
+            "world": {
+                "shape": sites.shape(self.app),
+                "start": sites.tables(self.app, self.tables),
+                "end": sites.tables(self.app, end),
+            },
+        }
+        start = {"today": TODAY, **self.start, "tables": self.tables}
+        body = LAST_WORD + _WORLD + (_DONE if self.possible else _FAIL)
+        return {
+            "verifier": checker(name, data, body, world=True),
+            "limits": _LIMITS,
+            "desktop": Desktop(site=sites.site_server(self.app, start), page=self.page),
+        }
+
+
+def build(made_by: Generator[Any], seed: int) -> Task:
+    """The instance of ``made_by``, whose drafts are :class:`Drafted`, for ``seed``."""
+    draft: Drafted = draft_of(made_by, seed, chain_of)
+    right, other = ("done", "fail") if draft.possible else ("fail", "done")
     wrong = {what: [*calls, _last("done")] for what, calls in draft.wrong.items()}
     wrong[f"only-says-{other}"] = [_last(other)]
-    if draft.end is None:
+    if not draft.possible:
         wrong["changes-it-and-says-fail"] = [*next(iter(draft.wrong.values())), _last("fail")]
     else:
         wrong["only-says-done"] = [_last("done")]
         wrong["does-it-and-says-fail"] = [*draft.calls, _last("fail")]
-    start = {"today": TODAY, **draft.start, "tables": draft.tables}
     return Task(
         id=made_by.task_id(seed),
         instruction=draft.instruction,
-        verifier=checker(made_by.name, data, _SAID + (_FAIL if draft.end is None else _DONE), world=True),
-        limits=_LIMITS,
-        desktop=Desktop(site=sites.site_server(draft.app, start), page=draft.page),
+        **draft.task(made_by.name),
         metadata=made_by.metadata(seed),
         solution=(_calls_file("solve.json", [*draft.calls, _last(right, draft.why)]),),
         wrong_solutions=tuple(_calls_file(f"{what}.json", calls) for what, calls in wrong.items()),
@@ -140,17 +175,9 @@ def build(made_by: Generator[Draft], seed: int) -> Task:
     )
 
 
-def chain_of(draft: Draft) -> str:
+def chain_of(draft: Drafted) -> str:
     """The reference actions and the last word, as one text."""
     return json.dumps([draft.calls, draft.why], sort_keys=True)
-
-
-def _instruction(draft: Draft) -> str:
-    return draft.instruction
-
-
-APART = (_instruction, chain_of)
-"""No such text of a draft is on both sides."""
 
 
 def _calls_file(path: str, calls: Sequence[Action]) -> TaskFile:

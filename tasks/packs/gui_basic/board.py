@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 
-from ._build import FIRST, Action, Draft, day, drag
+from ._build import Action, Draft, day, drag
 
 BOARD: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="board", into=BOARD)

@@ -8,10 +8,10 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 
-from ._build import FIRST, TODAY, Action, Draft, choose, click, day, fill, written
+from ._build import TODAY, Action, Draft, choose, click, day, fill, written
 
 FORMS: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="forms", into=FORMS)

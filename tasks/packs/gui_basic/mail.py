@@ -6,10 +6,10 @@ import random
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 
-from ._build import FIRST, TODAY, Action, Draft, choose, click, day, fill, refill, written
+from ._build import TODAY, Action, Draft, choose, click, day, fill, refill, written
 
 MAIL: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="mail", into=MAIL)

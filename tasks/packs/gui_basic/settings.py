@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 
-from ._build import FIRST, Action, Draft, choose, click, keys, refill
+from ._build import Action, Draft, choose, click, keys, refill
 
 SETTINGS: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="settings", into=SETTINGS)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 from clawgym.tasks.sites.shop import DELIVERIES, euros
 
-from ._build import FIRST, Action, Draft, click, fill, refill
+from ._build import Action, Draft, click, fill, refill
 
 SHOP: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="shop", into=SHOP)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
+from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs._seeded import generator as _generator
 from clawgym.tasks.sites.table import STATUSES
 
-from ._build import FIRST, Action, Draft, choose, click, day, fill, refill, written
+from ._build import Action, Draft, choose, click, day, fill, refill, written
 
 TABLE: dict[str, Generator[Draft]] = {}
 generator = partial(_generator, family="table", into=TABLE)

@@ -95,7 +95,7 @@ class Draft:
 
 def build(made_by: Generator[Draft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
-    draft = draft_of(made_by, seed, lambda draft: draft.instruction)
+    draft = draft_of(made_by, seed)
     data = json.dumps(draft.data, indent=1, sort_keys=True)
     check = CHECK_PY.format(name=made_by.name, data=data, body=dedent(draft.check).strip("\n"))
     helpers = Path(clawgym.verifiers.checks.__file__)

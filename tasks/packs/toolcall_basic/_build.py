@@ -21,7 +21,7 @@ from clawgym.tasks.mathematics import ANSWER_CHECK, MATH_FOLDER, checker, math_l
 from clawgym.tasks.packs._seeded import Generator, draft_of
 from clawgym.tasks.servers.world import World
 
-__all__ = ["APART", "TODAY", "Call", "Draft", "build", "call", "python"]
+__all__ = ["TODAY", "Call", "Draft", "build", "call", "python"]
 
 Call = dict[str, Any]
 """``{"name", "arguments"}``."""
@@ -92,7 +92,7 @@ def python(code: str) -> Call:
 
 def build(made_by: Generator[Draft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
-    draft = draft_of(made_by, seed, *APART)
+    draft = draft_of(made_by, seed, chain_of)
     data: dict[str, Any] = {}
     if draft.kind:
         data["answer"] = draft.answer
@@ -131,14 +131,6 @@ def _tools(draft: Draft) -> tuple[ToolServer, ...]:
 def chain_of(draft: Draft) -> str:
     """The reference calls and the answer, as one text."""
     return json.dumps([draft.calls, draft.answer], sort_keys=True)
-
-
-def _instruction(draft: Draft) -> str:
-    return draft.instruction
-
-
-APART = (_instruction, chain_of)
-"""No such text of a draft is on both sides."""
 
 
 def _expected(name: str, draft: Draft) -> dict[str, Any]:

@@ -6,17 +6,13 @@ import random
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS
+from clawgym.tasks.packs._seeded import FIRST, WORDS
 
 from ._build import TODAY
 
 __all__ = ["ME", "Office", "day", "euros", "ledger", "mailbox", "people", "stock"]
 
 ME = "me@example.org"
-_FIRST = (
-    *("Ada", "Bea", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Mio", "Nora", "Olga"),
-    *("Pia", "Quinn", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Wim", "Xenia", "Yara", "Zeno"),
-)
 
 Person = tuple[str, str]
 """Name, address."""
@@ -24,7 +20,7 @@ Person = tuple[str, str]
 
 def people(rng: random.Random, number: int) -> list[Person]:
     """Different people, the first two with one first name."""
-    first = rng.sample(_FIRST, number - 1)
+    first = rng.sample(FIRST, number - 1)
     last = rng.sample(WORDS, number)
     return [(f"{a} {b.title()}", f"{a.lower()}.{b}@example.org") for a, b in zip([first[0], *first], last, strict=True)]
 

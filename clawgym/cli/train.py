@@ -1,0 +1,95 @@
+"""``clawgym train``: learn, into a run folder, from where the last call ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from clawgym.trainers.config import TrainConfig
+
+__all__ = ["train_command"]
+
+
+def train_command(
+    method: Annotated[str, typer.Argument(help="rl: from episodes and their rewards; sft: by imitation.")] = "rl",
+    config: Annotated[str, typer.Option("--config", "-c", help="A YAML file, or a recipe's name.")] = "tiny-cpu",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, with dots for parts; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/<name>-<method>-seed<seed> by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and the memory it needs.")] = False,
+) -> None:
+    """Train a policy on tasks in real sandboxes.
+
+    The same command continues an interrupted run.
+    """
+    from clawgym.errors import TrainingError
+    from clawgym.trainers.config import load_config
+
+    if method not in ("rl", "sft"):
+        raise TrainingError(f"there is no method {method!r}: choose rl or sft")
+    chosen = load_config(config, settings or ())
+    name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
+    folder = out or Path("runs") / name
+    try:
+        from clawgym.trainers.local.main import plan
+    except ImportError as error:
+        from clawgym.errors import MissingDependency
+
+        raise MissingDependency(
+            f"training needs torch and transformers ({error}): pip install 'clawgym[train]'"
+        ) from error
+    if dry_run:
+        _show(plan(chosen, method, folder))  # type: ignore[arg-type]
+        return
+    raise typer.Exit(asyncio.run(_run(chosen, folder, method)))  # type: ignore[arg-type]
+
+
+async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
+    from rich.console import Console
+
+    from clawgym.cli.eval import stop_on_signals
+    from clawgym.trainers.local.main import train
+    from clawgym.trainers.local.tracking import LiveView, PlainView
+
+    console = Console(stderr=True)
+    stop = asyncio.Event()
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal:
+            view: Any = stack.enter_context(LiveView(console, f"{config.name} {method}"))
+        else:
+            view = PlainView(console)
+        stop_on_signals(stop, view.say)
+        await train(config, folder, method, view=view, stop=stop)
+    console.print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if stop.is_set():
+        again = "clawgym " + shlex.join(sys.argv[1:])
+        console.print(f"Stopped. Continue with:\n  {again}", markup=False, soft_wrap=True)
+        return 130
+    return 0
+
+
+def _show(about: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in about.items():
+        if name == "memory_bytes":
+            continue
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+        if shown not in (None, ""):
+            table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+    for name, size in about["memory_bytes"].items():
+        table.add_row(name, f"{size / 2**20:,.0f} MiB")
+    table.add_row("in all, about", f"{sum(about['memory_bytes'].values()) / 2**20:,.0f} MiB")
+    Console().print(table)

@@ -1,0 +1,212 @@
+"""Engine ``transformers-vision``: samples from a small vision-language model in this process, on a CPU or one GPU.
+
+Token ids and images in, sampled ids and exact log-probs out. In the ids that go in (and that a ledger holds) each image
+has the one placeholder that the chat template writes; what the model reads instead is made here, of the image's bytes
+and of the processor's settings alone (:class:`ImageReader`), so that a trainer that reads the same ledger makes the
+same of it.
+
+Invariants: as of :mod:`clawgym.engines.transformers`, but one sequence at a time, and no prompt is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import math
+import random
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.errors import ContextLengthExceeded, EngineError, MissingDependency
+
+try:
+    import PIL.Image
+    import torch
+    import transformers
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from clawgym.engines._sample import sample
+except ImportError as error:
+    raise MissingDependency(
+        f"the vision engine needs torch, transformers and Pillow ({error}): pip install 'clawgym[local,gui]'"
+    ) from error
+
+__all__ = ["ImageReader", "VisionEngine", "expanded", "sees"]
+
+_MOST_PIXELS = 2**25
+
+
+def sees(model: str | Path) -> bool:
+    """Whether the folder ``model`` has a model that reads images."""
+    try:
+        return "vision_config" in json.loads(Path(model, "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def expanded(ids: Sequence[int], counts: Sequence[int], placeholder: int) -> list[int]:
+    """``ids`` with the n-th ``placeholder`` written ``counts[n]`` times. Raises :class:`EngineError` if there are not
+    as many of them as counts."""
+    places = sum(token == placeholder for token in ids)
+    if places != len(counts):
+        raise EngineError(
+            f"the prompt has {places} places for images, and {len(counts)} images came: render it with the template "
+            "of this model",
+            status=400,
+        )
+    each = iter(counts)
+    return [token for i in ids for token in ([i] * next(each) if i == placeholder else [i])]
+
+
+class ImageReader:
+    """What a model of the Qwen-VL family reads of images. ``folder`` has ``preprocessor_config.json``.
+
+    Raises :class:`EngineError` for another kind of processor."""
+
+    def __init__(self, folder: str | Path) -> None:
+        file = Path(folder, "preprocessor_config.json")
+        try:
+            kind = json.loads(file.read_text())["image_processor_type"]
+            self._processor: Any = Qwen2VLImageProcessorPil.from_pretrained(str(folder))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"{file}: cannot be read ({error}): fetch the whole folder of the model") from error
+        if not str(kind).startswith("Qwen2VLImageProcessor"):
+            raise EngineError(f"{file}: images of {kind} are not read here, only those of the Qwen-VL family: use vLLM")
+        settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
+        self.digest = hashlib.sha256(settings.encode()).hexdigest()
+        """Hex SHA-256 of the settings: with them and an image's bytes, what the model reads is given."""
+
+    def __call__(self, images: Sequence[Image]) -> tuple[dict[str, torch.Tensor], list[int]]:
+        """``pixel_values`` (float32, patches of all images x values) and ``image_grid_thw`` (int64, images x 3), and
+        how many placeholders each image takes. Raises :class:`EngineError` for what is no image."""
+        if not images:
+            return {}, []
+        try:
+            made = self._processor(images=[_opened(image) for image in images], return_tensors="pt")
+        except ValueError as error:  # such as one of 400 x 1 pixels
+            raise EngineError(f"the images cannot be read ({error}): send others", status=400) from error
+        counts = [int(grid.prod()) // self._processor.merge_size**2 for grid in made["image_grid_thw"]]
+        return {name: made[name] for name in ("pixel_values", "image_grid_thw")}, counts
+
+
+def _opened(image: Image) -> PIL.Image.Image:
+    try:
+        opened = PIL.Image.open(io.BytesIO(image.data))
+        if opened.width * opened.height > _MOST_PIXELS:
+            raise ValueError(f"it has over {_MOST_PIXELS} pixels")
+        return opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise EngineError(f"image {image.sha256} cannot be read ({error}): send a PNG or JPEG", status=400) from error
+
+
+class VisionEngine:
+    """A :class:`~clawgym.engines.protocol.TokenEngine` for models of the Qwen-VL family (``docs/engines.md``).
+
+    ``model`` is a folder. Raises :class:`EngineError` if it cannot be loaded, or reads images in another way.
+    """
+
+    name = "transformers-vision"
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        context_window: int | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        self._source = self.tokenizer = str(model)
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        auto: Any = transformers.AutoModelForImageTextToText
+        kind = dtype or (torch.float32 if self._device.type == "cpu" else "auto")
+        try:
+            self._model: Any = auto.from_pretrained(str(model), dtype=kind).to(self._device).eval()
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
+        config = self._model.config
+        self.images = ImageReader(model)
+        self.placeholder: int = config.image_token_id
+        text = config.get_text_config()
+        self.context_window = context_window or int(text.max_position_embeddings)
+        self._vocab = int(text.vocab_size)
+        self.policy_version = policy_version
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "clawgym-vision")  # what was given up ends before the next begins
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+    ) -> AsyncIterator[Tokens]:
+        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`; ``images`` in the order of their places."""
+        if adapter is not None:
+            raise EngineError("this engine has no adapters: merge it into the model", status=400)
+        if sampling.json_schema is not None:
+            raise EngineError("this engine does not constrain what is sampled: ask for JSON in the prompt", status=400)
+        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab:
+            raise EngineError("the prompt has ids that this model has not: render it with its tokenizer", status=400)
+        features, counts = await asyncio.to_thread(self.images, images)
+        ids = expanded(prompt_ids, counts, self.placeholder)
+        left = self.context_window - len(ids)
+        if left < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(ids)} ids, {sum(counts)} of them images, and the context window is "
+                f"{self.context_window}: show fewer or smaller images"
+            )
+        most = left if sampling.max_tokens is None else min(left, sampling.max_tokens)
+        temperature = 1.0 if sampling.temperature is None else float(sampling.temperature)
+        top_k, top_p = sampling.top_k or 0, 1.0 if sampling.top_p is None else float(sampling.top_p)
+        if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1 and most >= 1):
+            raise EngineError(f"these settings cannot be sampled with: {sampling}: correct them", status=400)
+        rng = random.Random(sampling.seed)
+        async with self._turn:  # the model holds the positions of one sequence
+            new, cache, loop = ids, None, asyncio.get_running_loop()
+            for count in range(1, most + 1):
+                logits, cache = await loop.run_in_executor(self._thread, self._forward, new, cache, features)
+                (token,), (logprob,) = sample(logits, [temperature], [top_k], [top_p], [rng.random()])
+                if math.isnan(logprob):
+                    raise EngineError("the model gives no finite numbers: its weights are damaged", retryable=False)
+                reason = "stop" if token in stop_ids else "length" if count == most else None
+                yield Tokens((token,), (logprob,), self.policy_version, reason)
+                if reason is not None:
+                    return
+                new, features = [token], {}
+
+    @torch.inference_mode()
+    def _forward(self, ids: Sequence[int], cache: Any, features: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        given = torch.tensor([ids], device=self._device)
+        more = {name: value.to(self._device) for name, value in features.items()}
+        if cache is None:
+            self._model.model.rope_deltas = None  # of the sequence before
+            more["mm_token_type_ids"] = (given == self.placeholder).int()
+        out = self._model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1, **more)
+        return out.logits[0], out.past_key_values
+
+    def receipt(self) -> dict[str, Any]:
+        """Model, versions of weights and libraries, type, device, and the digest of the image processor's settings."""
+        parameter = next(self._model.parameters())
+        return {
+            "name": self.name,
+            "model": self._source,
+            "policy_version": self.policy_version,
+            "images": self.images.digest,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": str(parameter.device),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    async def aclose(self) -> None:
+        """End the thread."""
+        await asyncio.to_thread(self._thread.shutdown)

@@ -1,0 +1,64 @@
+"""A session of the gateway as an engine in this process: what a client of it would get, without a wire.
+
+Invariant: the call that reaches the core, and so the record of it, is the one that the same request would have made
+over HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from clawgym.engines._chat import Problem, parse_completion
+from clawgym.engines.protocol import Completion, Sampling
+from clawgym.errors import EngineError
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.dialects.chat import ChatDialect
+from clawgym.gateway.server import Gateway
+from clawgym.gateway.sessions import Opened
+
+__all__ = ["SessionEngine"]
+
+
+class SessionEngine:
+    """An :class:`~clawgym.engines.protocol.Engine` for agents that run in this process, such as the tool loop."""
+
+    name = "gateway"
+
+    def __init__(self, gateway: Gateway, opened: Opened) -> None:
+        self._gateway = gateway
+        self._opened = opened
+        self._dialect = ChatDialect()
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
+    ) -> Completion:
+        """See :class:`~clawgym.engines.protocol.Engine`. What the gateway refuses is an
+        :class:`~clawgym.errors.EngineError` with the status that a client would have seen."""
+        given = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+        body: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, ())}
+        body |= {"messages": list(messages), "model": self._gateway.model}
+        if tools:
+            body["tools"] = list(tools)
+        if "stop" in body:
+            body["stop"] = list(body["stop"])
+        try:
+            call = self._dialect.call(body, None)
+            session = await self._gateway.sessions.find(self._opened.id, self._opened.secret)
+            with session.handled():
+                async with contextlib.aclosing(self._gateway.core.answer(session, call)) as deltas:
+                    whole = await self._dialect.whole(deltas, call, body)
+        except Refusal as error:
+            raise EngineError(str(error), status=error.status) from error
+        found = parse_completion(whole)
+        assert not isinstance(found, Problem)  # it is our own answer
+        return found[0]
+
+    def receipt(self) -> dict[str, Any]:
+        """That of the engine behind the gateway."""
+        return dict(self._gateway.engine.receipt())
+
+    async def aclose(self) -> None:
+        """Nothing is held: the session is closed by who opened it."""

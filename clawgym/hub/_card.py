@@ -1,0 +1,173 @@
+"""The model card, the curve in it, and ``.eval_results``: all from the run folder, the same each time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import jinja2
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+
+from clawgym.hub._checkpoint import Checkpoint
+from clawgym.tasks.sets import PUBLISHED
+
+__all__ = ["CURVE", "card", "curve", "eval_results", "model_name", "portable"]
+
+CURVE = "curve.svg"
+_PATH = re.compile(
+    r"(?:file://|(?<![\w.:/~]))(?:~|[A-Za-z]:)?/(?:[^\s/:'\"|]+/)*(?=[^\s/])|(?<!\w)[A-Za-z]:\\(?:[^\s\\]+\\)*"
+)
+"""The folders of an absolute path."""
+_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 240, 48, 16
+
+
+def portable(text: str) -> str:
+    """``text`` with the last name of every absolute path in it for the whole of it."""
+    return _PATH.sub("", text)
+
+
+def model_name(name: str) -> str:
+    """A model's name as others can use it: of a folder of this machine the last part alone."""
+    return PurePath(name).name if name.startswith(("/", "~", ".")) else portable(name)
+
+
+def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str]]:
+    """Names and values, those of inner tables as ``outer.inner``."""
+    for key, inner in value.items():
+        name = f"{where}.{key}" if where else str(key)
+        if isinstance(inner, Mapping) and inner:
+            yield from _table(inner, name)
+        else:
+            shown = inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)
+            yield portable(name), portable(shown)
+
+
+def _cell(text: object) -> str:
+    """A value inside a table of Markdown."""
+    return " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "set"
+
+
+def _published(name: str) -> str | None:
+    """The data set of the Hub that a task set is."""
+    found = PUBLISHED.get(re.split("[@:]", name)[0])
+    return found.repo if found else None
+
+
+def _how(row: Mapping[str, Any], library: str) -> str:
+    words = [f"{row['split']} split"]
+    if row.get("low") is not None and row.get("high") is not None:
+        words.append(f"95 % interval {row['low']:.3f} to {row['high']:.3f}")
+    words += [f"{row[name]} {name}" for name in ("episodes", "samples") if row.get(name) is not None]
+    return ", ".join([*words, f"ClawGym {library}"])
+
+
+def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
+    """The text of ``README.md``. ``base`` is the model that training began from."""
+    receipt = made.receipt
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=_published(row["task_set"]) or _slug(portable(row["task_set"])),
+            dataset_name=portable(row["task_set"]),
+            dataset_split=row["split"],
+            metric_type="score",
+            metric_name="mean score",
+            metric_value=row["score"],
+        )
+        for row in made.scores
+    ]
+    name = portable(made.name)
+    kind = "adapter" if made.adapter and not merged else "model"
+    data = ModelCardData(
+        library_name="peft" if kind == "adapter" else "transformers",
+        pipeline_tag="text-generation",
+        tags=["clawgym", "reinforcement-learning"],
+        model_name=name,
+        eval_results=results or None,
+        base_model=base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None,
+    )
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("clawgym.hub", "."), undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters["cell"] = _cell
+    sets = [receipt.task_set] if receipt.task_set else []
+    return environment.get_template("card.md.j2").render(
+        header=data.to_yaml(),
+        name=name,
+        kind=kind,
+        merged=made.adapter and merged,
+        base=base,
+        step=made.step,
+        receipt=receipt,
+        settings=list(_table({"seed": receipt.seed, **receipt.sampling, **receipt.config})),
+        sets=[{**one, "name": portable(str(one.get("name", "")))} for one in sets],
+        verifiers=len({task.get("verifier") for task in receipt.tasks.values()}),
+        scores=[{**row, "task_set": portable(row["task_set"])} for row in made.scores],
+        curve=CURVE if curved else "",
+    )
+
+
+def eval_results(made: Checkpoint) -> dict[str, bytes]:
+    """``.eval_results/*.yaml`` by name: of each task set that is a data set of the Hub, as the format wants it."""
+    files: dict[str, list[EvalResultEntry]] = {}
+    for row in made.scores:
+        if repo := _published(row["task_set"]):
+            entry = EvalResultEntry(repo, _slug(row["split"]), row["score"], notes=_how(row, made.receipt.library))
+            files.setdefault(f".eval_results/clawgym-{_slug(row['task_set'])}.yaml", []).append(entry)
+    return {
+        name: yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False).encode()
+        for name, entries in files.items()
+    }
+
+
+def curve(made: Checkpoint) -> bytes | None:
+    """An SVG of the reward of training, and of the evaluations with their intervals; ``None`` without two points."""
+    metric = _reward(made.metrics)
+    line = [(row["step"], float(row[metric])) for row in made.metrics if metric and _number(row.get(metric))]
+    dots = [(row["step"], row["score"], _ends(row)) for row in made.evaluations]
+    heights = [0.0, 1.0, *(y for _, y in line), *(y for _, score, ends in dots for y in (score, *ends))]
+    steps = [x for x, _ in line] + [x for x, *_ in dots]
+    if len(set(steps)) < 2:
+        return None
+    low, high = min(heights), max(heights)
+    first, last = min(steps), max(steps)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = (x - first) / (last - first), (y - low) / (high - low)
+        return round(_LEFT + across * (_WIDTH - _LEFT - 16), 1), round(_TOP + (1 - up) * (_HEIGHT - _TOP - 40), 1)
+
+    template = jinja2.Environment(loader=jinja2.PackageLoader("clawgym.hub", "."), autoescape=True)
+    text = template.get_template("curve.svg.j2").render(
+        width=_WIDTH,
+        height=_HEIGHT,
+        metric=metric,
+        line=[at(x, y) for x, y in line],
+        dots=[(*at(x, score), *(at(x, y)[1] for y in ends)) for x, score, ends in dots],
+        ticks=[(at(first, y)[1], f"{y:g}") for y in (low, high)],
+        ends=[(at(x, low)[0], x) for x in (first, last)],
+    )
+    return text.encode()
+
+
+def _ends(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """The interval of an evaluation; nothing where it has none."""
+    low, high = row.get("low"), row.get("high")
+    return (float(low), float(high)) if low is not None and high is not None else ()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _reward(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The metric to draw: ``reward``, else the first whose name holds reward or score."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if _number(value))
+    return next((name for word in ("reward", "score") for name in names if word in name), "")

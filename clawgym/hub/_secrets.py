@@ -1,0 +1,77 @@
+"""What looks like a secret, in any text that would be uploaded. Findings name the place, never the value."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+__all__ = ["find_secrets"]
+
+_SHAPES = {
+    "a Hugging Face token": r"hf_[A-Za-z0-9]{20,}",
+    "an API key (sk-...)": r"sk-[A-Za-z0-9_-]{20,}",
+    "an AWS access key": r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "a GitHub token": r"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})",
+    "a Slack token": r"xox[abprs]-[A-Za-z0-9-]{10,}",
+    "a Google key": r"AIza[A-Za-z0-9_-]{35}",
+    "a JSON web token": r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+}
+_SHAPED = {kind: re.compile(rf"(?<![A-Za-z0-9_]){pattern}") for kind, pattern in _SHAPES.items()} | {
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
+    "a password in an address": re.compile(r"://[^/\s:@\"']+:[^/\s@\"']{3,}@"),
+}
+_KEY = re.compile(r"(?:^|[_.-])(?:key|keys|secrets?|tokens?|passwords?|passwd|credentials?|auth)$", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_LINE = re.compile(r"^[\s|`>-]*(?:export\s+)?`?([A-Za-z][\w.-]*)`?\s*[=:|]\s*[\"'`]?([\w+/=.-]{16,})", re.MULTILINE)
+_VALUE = re.compile(r"[\w+/=.-]{16,}")
+_BITS = 3.0
+"""Entropy a character from which a value is no word: 32 random hex digits have 3.4 and more."""
+
+
+def find_secrets(name: str, text: str) -> list[str]:
+    """``NAME, where: what it looks like`` for each thing in ``text`` that looks like a secret; ``name`` is its file's.
+
+    Well-known shapes count anywhere; long values without a pattern count where a key names them as a secret.
+    """
+    found = [
+        f"{name}, line {text.count(chr(10), 0, match.start()) + 1}: looks like {kind}"
+        for kind, pattern in _SHAPED.items()
+        for match in pattern.finditer(text)
+    ]
+    for key, value in (*_LINE.findall(text), *_leaves(_parsed(name, text))):
+        if _KEY.search(_CAMEL.sub("_", key)) and _VALUE.fullmatch(value) and _random(value):
+            found.append(f"{name}, {key}: looks like the value of a secret")
+    return list(dict.fromkeys(found))
+
+
+def _random(value: str) -> bool:
+    counts = Counter(value)
+    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
+    return bits >= _BITS and any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        if name.endswith(".json"):
+            return json.loads(text)
+        return yaml.safe_load(text) if name.endswith((".yaml", ".yml")) else None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return None
+
+
+def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every string below ``value``, with the names that lead to it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, where)
+    elif isinstance(value, str):
+        yield where, value

@@ -1,0 +1,213 @@
+"""Hindsight hints: the policy with a hint in its prompt is the teacher of the policy without one.
+
+Invariants: the teacher scores the ids that were sampled, never ids made of their text; its prompt is the stored ids but
+for the one message that the hint is in; where that cannot be shown, or there is no hint, there is no teacher, and the
+term of these tokens is left out, never taken for 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from clawgym.errors import ClawGymError, PoolError
+from clawgym.records import Turn, prompt_ids
+from clawgym.rewards.scoring import Scored, Scorer
+
+if TYPE_CHECKING:
+    from clawgym.gateway.render import Renderer
+    from clawgym.pool import Pool
+
+__all__ = ["Choice", "NoTeacher", "Teacher", "choose", "hinted_prompt", "teach", "tools_of", "with_hint"]
+
+Choice = Literal["sequence", "token", "shortest"]
+"""Which of several hints teaches: ``sequence``, the one whose teacher's likeliest ids overlap most with the student's
+over the turn; ``token``, at each token the one that overlaps most there; ``shortest``, the one of fewest characters."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The hinted policy's log-probs of one turn's sampled ids."""
+
+    logprobs: np.ndarray
+    """(S,) float32, at the temperature of the turn."""
+    top_ids: np.ndarray
+    """(S, K) int64"""
+    top_logprobs: np.ndarray
+    """(S, K) float32"""
+    hint_of: np.ndarray
+    """(S,) int64 which of ``hints`` is taught at each token."""
+    hints: tuple[str, ...]
+    """Those whose prompts could be built."""
+    overlap: np.ndarray
+    """(C, S) float32 share of the student's K likeliest ids that are among the teacher's; NaN for a hint alone."""
+
+
+@dataclass(frozen=True)
+class NoTeacher:
+    """Why a turn's term is left out: ``no-hint``, ``flaw``, ``no-sample``, ``greedy``, ``images``, ``context`` (it
+    cannot be rendered again exactly), ``not-finite``."""
+
+    cause: str
+
+
+def with_hint(message: Mapping[str, Any], hint: str) -> dict[str, Any]:
+    """A user's message with ``[hint] ...`` as a paragraph of its own at its end."""
+    content, said = message.get("content"), f"[hint] {hint.strip()}"
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": f"\n\n{said}"}]}
+    return {**message, "content": f"{content}\n\n{said}" if content else said}
+
+
+def tools_of(pool: Pool, turns: Sequence[Turn], index: int) -> list[dict[str, Any]]:
+    """The definitions of the tools that a turn had, as the gateway kept them; none where it had none, or where they
+    were not kept."""
+    try:
+        return json.loads(pool.image(turns[index].tools).data) if turns[index].tools else []
+    except PoolError:
+        return []
+
+
+def hinted_prompt(
+    turns: Sequence[Turn], index: int, hint: str, renderer: Renderer, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[int, ...] | None:
+    """The ids of the prompt of ``turns[index]`` with ``hint`` in the last message of a user on its path; ``None`` where
+    they cannot be built exactly.
+
+    Only the context of the turn that this message came with is rendered again; every other id is the stored one. It is
+    rendered without the hint, too. Where that gives the stored ids, the rendering with the hint takes their place.
+    Where it does not (tools come back with their keys in another order, a template puts the date in), it must do so
+    from the end of a message before this one on: up to there the stored ids stay.
+    """
+    path, above = [index], turns[index].parent
+    while above is not None:
+        path.append(above)
+        above = turns[above].parent
+    for place, at in enumerate(path):
+        messages = [dict(message) for message in turns[at].messages]
+        users = [n for n, message in enumerate(messages) if message.get("role") == "user"]
+        if not users:
+            continue
+        told = [*messages[: users[-1]], with_hint(messages[users[-1]], hint), *messages[users[-1] + 1 :]]
+        before = turns[path[place + 1]].sampled_ids if place + 1 < len(path) else None
+        try:
+            plain, hinted = (
+                renderer.prompt(m, tools) if before is None else renderer.increment(before, m, tools)
+                for m in (messages, told)
+            )
+        except (ClawGymError, KeyError, TypeError):  # the template refuses it, or a message is not the gateway's
+            return None
+        context = _spliced(turns[at].context_ids, plain, hinted, renderer.stop_ids)
+        if context is None:
+            return None
+        whole = prompt_ids(turns, index)
+        up_to = len(prompt_ids(turns, at))
+        return (*whole[: up_to - len(turns[at].context_ids)], *context, *whole[up_to:])
+    return None
+
+
+def _spliced(
+    stored: tuple[int, ...], plain: tuple[int, ...], hinted: tuple[int, ...], ends: frozenset[int]
+) -> tuple[int, ...] | None:
+    """``stored`` with what a hint changes in ``plain``; ``None`` where they differ within the message that has it."""
+    if plain == stored:
+        return hinted
+    agree = 0
+    while agree < min(len(stored), len(plain)) and stored[-1 - agree] == plain[-1 - agree]:
+        agree += 1
+    same = 0
+    while same < min(len(hinted), len(plain)) and hinted[same] == plain[same]:
+        same += 1
+    # A tokenizer cuts a text at its special tokens before it does anything else: what follows one depends on nothing
+    # before it. So the last end of a message that all three share is where they can be joined.
+    for cut in range(min(same, len(plain)) - 1, len(plain) - agree - 1, -1):
+        if plain[cut] in ends:
+            return (*stored[: len(stored) - (len(plain) - cut)], *hinted[cut:])
+    return None
+
+
+def choose(
+    student: Scored, candidates: Sequence[Scored], how: Choice = "sequence", *, lengths: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which candidate teaches each token (S,), and all overlaps (C, S); of equals the first.
+
+    The overlap at a token is |top-K of the student and of the candidate| / K. ``lengths`` (C,) are those of the hints,
+    for ``shortest``. Raises :class:`ValueError` for no candidates, other shapes, or a choice that nobody knows.
+    """
+    if how not in ("sequence", "token", "shortest"):
+        raise ValueError(f"choice {how!r} is not known: choose sequence, token or shortest")
+    if not candidates or any(c.top_ids.shape != student.top_ids.shape for c in candidates):
+        raise ValueError("one candidate at least, each with as many likeliest ids as the student: score all alike")
+    k = max(1, student.top_ids.shape[1])
+    both = [(c.top_ids[:, :, None] == student.top_ids[:, None, :]).any(-1).sum(-1) / k for c in candidates]
+    overlap = np.stack(both).astype(np.float32)
+    tokens = overlap.shape[1]
+    if how == "token":
+        return overlap.argmax(0), overlap
+    if how == "shortest" and len(lengths) != len(candidates):
+        raise ValueError(f"{len(lengths)} lengths for {len(candidates)} hints: give one for each")
+    best = int(np.argmin(lengths)) if how == "shortest" else int(overlap.mean(1).argmax())
+    return np.full(tokens, best), overlap
+
+
+async def teach(
+    turns: Sequence[Turn],
+    index: int,
+    hints: Sequence[str],
+    renderer: Renderer,
+    scorer: Scorer,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    top_k: int = 20,
+    how: Choice = "sequence",
+) -> Teacher | NoTeacher:
+    """The teacher of ``turns[index]`` by its candidate ``hints``, or why there is none.
+
+    ``scorer`` is the policy itself; it reads the prompt of each hint and, where there is more than one, the prompt as
+    it was. ``tools`` are those that the turn had (:func:`tools_of`). Raises what the scorer raises.
+    """
+    turn = turns[index]
+    asked = turn.sampling.get("temperature")
+    temperature = 1.0 if asked is None else float(asked)
+    for missing, cause in (
+        (not hints, "no-hint"),
+        (turn.flaw is not None, "flaw"),
+        (not turn.sampled_ids, "no-sample"),
+        (not temperature, "greedy"),
+        (_shows_images(turns, index), "images"),
+    ):
+        if missing:
+            return NoTeacher(cause)
+    prompts = {h: p for h in hints if (p := hinted_prompt(turns, index, h, renderer, tools)) is not None}
+    if not prompts:
+        return NoTeacher("context")
+    about: dict[str, Any] = {"top_k": top_k, "temperature": temperature}
+    found = {h: await scorer.score(prompt, turn.sampled_ids, **about) for h, prompt in prompts.items()}
+    found = {h: scored for h, scored in found.items() if np.isfinite(scored.logprobs).all()}
+    if not found:
+        return NoTeacher("not-finite")
+    kept = tuple(found)
+    teachers = list(found.values())
+    if len(kept) == 1:
+        which = np.zeros(len(turn.sampled_ids), dtype=np.int64)
+        overlap = np.full((1, len(turn.sampled_ids)), np.nan, dtype=np.float32)
+    else:
+        student = await scorer.score(prompt_ids(turns, index), turn.sampled_ids, **about)
+        which, overlap = choose(student, teachers, how, lengths=[len(h) for h in kept])
+    columns = ("logprobs", "top_ids", "top_logprobs")
+    rows = np.arange(len(turn.sampled_ids))
+    taken = {name: np.stack([getattr(t, name) for t in teachers])[which, rows] for name in columns}
+    return Teacher(**taken, hint_of=which, hints=kept, overlap=overlap)
+
+
+def _shows_images(turns: Sequence[Turn], index: int) -> bool:
+    at: int | None = index
+    while at is not None:
+        if turns[at].images:
+            return True
+        at = turns[at].parent
+    return False

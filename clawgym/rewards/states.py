@@ -1,0 +1,256 @@
+"""What came after each turn, and what a judge is shown of it. Pure functions of the record.
+
+Invariants: a next state belongs to the turn that it followed in the tree of turns, by that turn's index; all results of
+a turn's calls are in it; where a record can be read in two ways, or nothing came after a turn, it has no next state
+and is not scored. Only turns of the main agent have one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from clawgym.records import Episode, Image, Observation, Outcome, Step, Task, Turn
+
+__all__ = ["Judgeable", "Message", "NextState", "Setting", "judgeables", "next_states", "outcome_words", "setting_of"]
+
+Message = Mapping[str, Any]
+Setting = Literal["terminal", "swe", "gui", "toolcall", "chat"]
+
+_UNFINISHED = frozenset({"aborted", "error"})
+_SAYS = frozenset({"user", "tool", "function"})
+
+
+@dataclass(frozen=True)
+class NextState:
+    """What followed one turn."""
+
+    turn: int
+    """Index in its episode."""
+    messages: tuple[Message, ...] = ()
+    """Results of tools and words of the user, in chat form, up to the next words of an assistant."""
+    outcome: str | None = None
+    """Of the last turn, where the caller lets a judge see it: what the verifier found."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Hex SHA-256 of its pictures, in order."""
+        return tuple(_pictures(self.messages))
+
+
+@dataclass(frozen=True)
+class Judgeable:
+    """One turn as a judge is asked about it."""
+
+    episode: str
+    turn: int
+    setting: Setting
+    task: str
+    """The instruction; may be empty in a chat."""
+    history: tuple[Message, ...]
+    """Everything before the action, in order."""
+    action: Message
+    """The assistant's message that is judged."""
+    after: NextState
+    malformed_calls: int = 0
+    images: Mapping[str, Image] = field(default_factory=dict)
+    """By digest: the pictures whose data are at hand."""
+    family: str = ""
+    """Of the task (``metadata["category"]``)."""
+
+    @property
+    def screen_before(self) -> str | None:
+        """Hex SHA-256 of the last picture that was shown before the action."""
+        return next(iter(reversed(list(_pictures(self.history)))), None)
+
+
+def next_states(
+    turns: Sequence[Turn], *, steps: Sequence[Step] = (), outcome: str | None = None
+) -> dict[int, NextState]:
+    """Index of a turn -> what came after it, for the finished turns of role ``main`` that something came after.
+
+    What came after a turn is what the first main turn that continues it was given anew. Where none does (a history
+    that opened a branch, or that was compacted), it is looked for after the same reply in the prompt of a later branch,
+    and taken if there is one such reply only. The last turn's results are in ``steps``, the transcript, alone: they
+    are taken if its last entry made the same calls. ``outcome`` is added to the last turn.
+    """
+    main = [index for index, turn in enumerate(turns) if turn.role == "main"]
+    finished = [index for index in main if turns[index].finish_reason not in _UNFINISHED and turns[index].reply]
+    first_child: dict[int, int] = {}
+    for index in main:
+        parent = turns[index].parent
+        if parent is not None:
+            first_child.setdefault(parent, index)
+    found: dict[int, NextState] = {}
+    for index in finished:
+        child = first_child.get(index)
+        messages = _replayed(turns, finished, index) if child is None else _heard(turns[child].messages)
+        last = index == main[-1]
+        if last and not messages:
+            messages = _observed(turns[index], steps)
+        told = outcome if last else None
+        if messages or told is not None:
+            found[index] = NextState(index, messages, told)
+    return found
+
+
+def _heard(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What users and tools say before an assistant speaks."""
+    heard: list[Message] = []
+    for message in messages:
+        if message.get("role") == "assistant":
+            break
+        if message.get("role") in _SAYS:
+            heard.append(message)
+    return tuple(heard)
+
+
+def _replayed(turns: Sequence[Turn], finished: Sequence[int], index: int) -> tuple[Message, ...]:
+    """What follows the reply of ``index`` in the first later branch whose prompt has it."""
+    for later in range(index + 1, len(turns)):
+        turn = turns[later]
+        if turn.role != "main" or turn.parent is not None:
+            continue
+        places = [
+            n for n, m in enumerate(turn.messages) if m.get("role") == "assistant" and _same(turns[index].reply, m)
+        ]
+        if not places:
+            continue
+        doubles = [n for n in finished if n < later and _same(turns[n].reply, turn.messages[places[0]])]
+        return _heard(turn.messages[places[0] + 1 :]) if len(places) == 1 and doubles == [index] else ()
+    return ()
+
+
+def _same(stored: Message, shown: Message) -> bool:
+    from clawgym.gateway.stitch import same_reply  # late: it comes with the gateway's extra, as do such records
+
+    try:
+        return same_reply({"content": None, **stored}, {"content": None, **shown}) is not None
+    except (KeyError, TypeError, AttributeError, ValueError):  # a message that no gateway wrote
+        return False
+
+
+def _observed(turn: Turn, steps: Sequence[Step]) -> tuple[Message, ...]:
+    """What the transcript's last entry saw, if it is this turn's."""
+    step = next((step for step in reversed(steps) if step.source == "agent"), None)
+    if step is None or not step.observations or step.message.strip() != _text(turn.reply.get("content")).strip():
+        return ()
+    if [(call.name, dict(call.arguments)) for call in step.tool_calls] != list(_calls(turn.reply)):
+        return ()
+    return tuple(map(_message, step.observations))
+
+
+def _message(seen: Observation) -> Message:
+    role = {"role": "user"} if seen.call_id is None else {"role": "tool", "tool_call_id": seen.call_id}
+    if seen.image is None:
+        return {**role, "content": seen.content}
+    picture = {"type": "image", "sha256": seen.image.sha256}
+    return {**role, "content": [{"type": "text", "text": seen.content}, picture] if seen.content else [picture]}
+
+
+def _calls(reply: Message) -> Iterator[tuple[str, Any]]:
+    for call in reply.get("tool_calls") or ():
+        function = call.get("function") or {}
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):
+            arguments = None
+        yield str(function.get("name")), arguments
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _pictures(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") == "image" and isinstance(part.get("sha256"), str):
+                yield part["sha256"]
+
+
+def outcome_words(episode: Episode) -> str | None:
+    """What the verifier found, for a judge; ``None`` where it is unknown or our fault."""
+    result = episode.result
+    if episode.outcome is Outcome.INFRA or result is None:
+        return None
+    passed = sum(value >= 1.0 for value in result.checks.values())
+    lines = [f"The hidden checks: {passed} of {len(result.checks)} passed; the task is {episode.outcome}."]
+    if episode.cause:
+        lines.append(f"cause: {episode.cause}")
+    return "\n".join([*lines, *(f"{name}: {value:g}" for name, value in result.checks.items())])
+
+
+def setting_of(task: Task | str) -> Setting:
+    """By what the task brings: a desktop, tools, a repository whose tests are protected; else a shell. A text is a
+    chat."""
+    if isinstance(task, str):
+        return "chat"
+    if task.desktop is not None:
+        return "gui"
+    if task.tools:
+        return "toolcall"
+    return "swe" if task.verifier.protected else "terminal"
+
+
+def judgeables(
+    task: Task | str,
+    episode: Episode | Sequence[Turn],
+    *,
+    id: str | None = None,
+    setting: Setting | None = None,
+    outcome: bool = False,
+    images: Mapping[str, Image] | None = None,
+) -> list[Judgeable]:
+    """The turns that can be judged, in order.
+
+    ``task`` may be a text: the instruction, or nothing. ``id`` names the episode (default: its key). ``outcome`` lets
+    the judge see what the verifier found, at the last turn. ``images`` are the pictures of the turns by digest (those
+    of an episode's transcript are added).
+    """
+    if setting is not None and setting not in get_args(Setting):
+        raise ValueError(f"setting {setting!r} is not one of {', '.join(get_args(Setting))}: choose one of them")
+    turns, steps, told, key = episode, (), None, ""
+    if isinstance(episode, Episode):
+        turns, steps, key = episode.turns, episode.steps, episode.key
+        told = outcome_words(episode) if outcome else None
+    elif outcome:
+        raise ValueError("turns alone have no outcome: give the episode, or outcome=False")
+    assert not isinstance(turns, Episode)
+    shown = dict(images or {})
+    shown |= {seen.image.sha256: seen.image for step in steps for seen in step.observations if seen.image is not None}
+    instruction = task if isinstance(task, str) else task.instruction
+    family = "" if isinstance(task, str) else str(task.metadata.get("category") or "")
+    return [
+        Judgeable(
+            episode=key if id is None else id,
+            turn=index,
+            setting=setting or setting_of(task),
+            task=instruction,
+            history=tuple(_history(turns, index)),
+            action=turns[index].reply,
+            after=after,
+            malformed_calls=turns[index].malformed_calls,
+            images=shown,
+            family=family,
+        )
+        for index, after in next_states(turns, steps=steps, outcome=told).items()
+    ]
+
+
+def _history(turns: Sequence[Turn], index: int) -> list[Message]:
+    """The messages of the path to ``index``, without its reply."""
+    parts: list[Sequence[Message]] = [turns[index].messages]
+    parent = turns[index].parent
+    while parent is not None:
+        if parent >= index:
+            raise ValueError(f"turn {index} continues turn {parent}: a parent comes before its child")
+        index = parent
+        parts.append([*turns[index].messages, turns[index].reply])
+        parent = turns[index].parent
+    return [message for part in reversed(parts) for message in part]

@@ -1,0 +1,250 @@
+"""Tasks of OSWorld and its like, one JSON file each, as far as the programs of our desktops go.
+
+A task is carried where its files can be made without a network (commands that make files are understood, not run;
+downloads come from a folder beside the JSON file, named like it), where it needs no other program than a file manager
+and a text editor, and where its evaluator is one of ours: about files, about what a command that only reads prints, or
+``infeasible``, which is paid for the agent's own ``fail`` alone. Any other task is ``unsupported``, with the name of
+what it needs. The home folder ``/home/user`` is the workspace; nothing outside of it is ever graded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from clawgym.errors import TaskError
+from clawgym.records import Desktop, Limits, Task, TaskFile, VerifierSpec
+from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
+from clawgym.tasks.formats._osworld_checks import METRICS, OPTIONS
+from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading, command_text, text_field
+from clawgym.tasks.formats._schema import validated
+from clawgym.tasks.mathematics import checker
+
+__all__ = ["holds", "is_file", "iter_folder", "read_task"]
+
+_KEYS = {"id", "instruction", "evaluator"}
+_APPS = {"os", "file_manager", "nautilus", "text_editor", "gedit"}
+_LIMITS = Limits(memory_mb=1024, pids=256, max_steps=50)
+_LONGEST = 1 << 20
+
+_BODY = """
+import osworld_checks as ow
+
+def got(source):
+    path = checks.workspace / source["path"]
+    if source["kind"] == "folder":
+        return [entry.name for entry in path.iterdir() if entry.name != ".gitkeep"]
+    if source["kind"] == "file":
+        return cg.read_text(path)
+    return cg.run_program(["bash", "-c", source["command"]], cwd=checks.workspace, timeout=10).out
+
+def holds(test):
+    try:
+        return ow.METRICS[test["func"]](got(test["result"]), test["expected"], test["options"])
+    except (cg.Failed, OSError, TypeError, KeyError, AttributeError):
+        return False
+
+@checks("right")
+def _():
+    if DATA["infeasible"] or ow.last_word() == "fail":
+        return DATA["infeasible"] and ow.last_word() == "fail"
+    found = [holds(test) for test in DATA["tests"]]
+    return bool(found) and (any(found) if DATA["conj"] == "or" else all(found))
+"""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _Step(_Strict):
+    type: str
+    parameters: dict[str, Any] = {}
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+Many = Annotated[list[Any], BeforeValidator(_listed)]
+
+
+class _Evaluator(_Strict):
+    func: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_listed), Field(min_length=1)]
+    result: Many = [None]
+    expected: Many = [None]
+    options: Many = [None]
+    conj: Literal["and", "or"] = "and"
+    postconfig: list[_Step] = []
+
+
+class _Example(_Strict):
+    id: str
+    instruction: Annotated[str, Field(pattern=r"\S")]
+    config: list[_Step] = []
+    related_apps: list[str] = []
+    evaluator: _Evaluator
+    source: Any = None
+
+
+def is_file(path: Path) -> bool:
+    """Whether ``path`` is a task of this format."""
+    if path.suffix != ".json" or path.name == "data_entry.json":
+        return False
+    try:
+        return parse_json(read_text(path), str(path)).keys() >= _KEYS
+    except TaskError:
+        return False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """JSON files in ``folder``, in its folders, and in those of its ``examples``."""
+    examples = folder / "examples"
+    for root in (examples if examples.is_dir() else folder,):
+        for entry in sorted(root.iterdir()):
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from sorted(path for path in entry.iterdir() if path.suffix == ".json")
+            elif entry.suffix == ".json":
+                yield entry
+
+
+def holds(folder: Path) -> bool:
+    """Whether ``folder`` is a folder of such tasks, which may be in folders of their own."""
+    try:
+        return any(map(is_file, islice(_files(folder), 5)))
+    except OSError:
+        return False
+
+
+def iter_folder(folder: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
+    """The tasks of ``folder`` as (path below it, reader). A JSON file with other contents is a problem."""
+    for path in _files(folder):
+        yield str(path.relative_to(folder)), partial(read_task, path)
+
+
+def read_task(path: Path) -> Task:
+    """The task in the JSON file ``path``; its downloads are looked for in the folder of the same name, without
+    ``.json``. Raises :class:`TaskError`, naming file and field, for a broken one."""
+    where = str(path)
+    value = parse_json(read_text(path), where)
+    if not value.keys() >= _KEYS:
+        missing = ", ".join(sorted(_KEYS - value.keys()))
+        raise TaskError(f"{where}: has no {missing}, so it is no task: move it away")
+    example = validated(_Example, value, where)
+    setup = Setup(path.with_suffix(""))
+    data: dict[str, Any] = {"infeasible": False, "conj": "and", "tests": []}
+    missing: str | None = None
+    try:
+        for app in example.related_apps:
+            if app.lower() not in _APPS:
+                raise NotHere(f"it needs the app {app!r}")
+        for number, step in enumerate(example.config):
+            setup.step(step.type, step.parameters, f"{where}: field config.{number}.parameters")
+        data = _plan(example.evaluator, setup, f"{where}: field evaluator")
+    except NotHere as error:
+        missing = str(error)
+    inputs = check_files(setup.inputs, where) if missing is None else ()
+    programs = tuple(setup.programs) or (("xfe", "Desktop"),)
+    return Task(
+        id=check_task_id(example.id, f"{where}: field id"),
+        instruction=example.instruction,
+        verifier=_verifier(data),
+        inputs=inputs,
+        workspace=HOME,
+        limits=_LIMITS,
+        desktop=Desktop(1920, 1080, programs=programs if missing is None else ()),
+        metadata={"category": "desktop", "related_apps": list(example.related_apps)},
+        unsupported=missing,
+        origin=where,
+    )
+
+
+def _verifier(data: dict[str, Any]) -> VerifierSpec:
+    spec = checker("a task of OSWorld", data, _BODY)
+    beside = TaskFile("osworld_checks.py", Path(__file__).with_name("_osworld_checks.py"))
+    return dataclasses.replace(spec, files=(*spec.files, beside), mutable_inputs=("*",))
+
+
+def _plan(evaluator: _Evaluator, setup: Setup, where: str) -> dict[str, Any]:
+    """What the checker is told. Raises :class:`NotHere` and :class:`TaskError`."""
+    if evaluator.func == ["infeasible"]:
+        return {"infeasible": True, "conj": "and", "tests": []}
+    for step in evaluator.postconfig:
+        if step.type != "sleep":
+            raise NotHere(f"its evaluator begins with a step {step.type!r}")
+    count = len(evaluator.func)
+    parts = {"result": evaluator.result, "expected": evaluator.expected, "options": evaluator.options}
+    for name, part in parts.items():
+        if len(part) != count and part != [None]:
+            raise TaskError(f"{where}.{name}: has {len(part)} entries for {count} functions: correct it")
+    tests = []
+    for number, func in enumerate(evaluator.func):
+        if func not in METRICS:
+            raise NotHere(f"its evaluator is {func!r}")
+        result, expected, options = (part[number] if len(part) == count else None for part in parts.values())
+        options = _mapping(options or {}, f"{where}.options")
+        if unknown := sorted(set(options) - set(OPTIONS.get(func, ()))):
+            raise NotHere(f"its evaluator has the option {unknown[0]!r}")
+        tests.append(
+            {
+                "func": func,
+                "result": _result(_mapping(result, f"{where}.result"), setup, f"{where}.result"),
+                "expected": _expected(func, _mapping(expected, f"{where}.expected"), setup, f"{where}.expected"),
+                "options": options,
+            }
+        )
+    return {"infeasible": False, "conj": evaluator.conj, "tests": tests}
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TaskError(f"{where}: is no object: correct it")
+    return value
+
+
+def _result(given: Mapping[str, Any], setup: Setup, where: str) -> dict[str, Any]:
+    match given.get("type"):
+        case "vm_file" if not given.get("multi"):
+            return {"kind": "file", "path": setup.place(text_field(given, "path", where))}
+        case "list_directory":
+            return {"kind": "folder", "path": setup.place(text_field(given, "path", where))}
+        case "vm_command_line":
+            text = command_text(given.get("command"), f"{where}.command")
+            check_reading(text)
+            return {"kind": "command", "path": "", "command": text}
+    raise NotHere(f"its evaluator looks at {given.get('type')!r}")
+
+
+def _expected(func: str, given: Mapping[str, Any], setup: Setup, where: str) -> Any:
+    kind = given.get("type")
+    if func == "compare_text_file":
+        if kind != "cloud_file" or given.get("multi"):
+            raise NotHere(f"its evaluator expects {kind!r}")
+        name = given.get("dest") or given.get("path")
+        path = setup.local(text_field(given, "path", where), text_field({"dest": name}, "dest", where))
+        if path.stat().st_size > _LONGEST:
+            raise TaskError(f"{path}: is longer than {_LONGEST} bytes: a text to compare with is shorter")
+        return read_text(path)
+    if kind != "rule":
+        raise NotHere(f"its evaluator expects {kind!r}")
+    rules = _mapping(given.get("rules"), f"{where}.rules")
+    if func in ("check_include_exclude", "check_list"):
+        for name in ("include", "exclude", "expect", "unexpect"):
+            texts = rules.get(name, [])
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise TaskError(f"{where}.rules.{name}: is no list of texts: correct it")
+        for pattern in (*rules.get("expect", ()), *rules.get("unexpect", ())):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise TaskError(f"{where}.rules: {pattern!r} is no pattern ({error}): correct it") from error
+    elif "expected" not in rules:
+        raise TaskError(f"{where}.rules.expected: is missing: add what is right")
+    return dict(rules)

@@ -1,0 +1,82 @@
+"""A session without a wire: the same answers, and the same records, as over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from clawgym.agents import Agent
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines import OpenAIEngine, Sampling
+from clawgym.engines.protocol import Engine
+from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
+from clawgym.gateway.here import SessionEngine
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.rollout.collect import collect_episode, collect_here
+from clawgym.sandbox import Backend
+from clawgym.tasks.packs import terminal_basic
+
+from .scripted import ScriptedEngine
+
+_CALL_ID = re.compile(r"call[0-9a-f]{24}")
+SAID = (
+    'Looking.<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>',
+    "I only talk.",
+    '<tool_call>\n{"name": "bash", "arguments": {"command": \n</tool_call>',
+    '<tool_call>\n{"name": "submit", "arguments": {"message": "done"}}\n</tool_call>',
+)
+
+
+async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend: Backend, tmp_path: Path) -> None:
+    task = terminal_basic.make("file-op", 0)
+    records = []
+    for name in ("http", "here"):
+        engine = ScriptedEngine(model_folder, lambda prompt, number: SAID[number % len(SAID)])
+        with Pool(tmp_path / f"{name}.db") as pool:
+            async with Gateway(engine, pool) as gateway:
+                await gateway.listen()
+                about = {"seed": 3, "sampling": Sampling(temperature=0.9, max_tokens=200)}
+                if name == "http":
+
+                    def over_http(base_url: str, api_key: str) -> Agent:
+                        return ToolLoopAgent(OpenAIEngine("policy", base_url=base_url, api_key=api_key))
+
+                    episode = await collect_episode(task, over_http, backend, gateway, **about)
+                else:
+
+                    def at_hand(engine: Engine) -> Agent:
+                        return ToolLoopAgent(engine)
+
+                    episode = await collect_here(task, at_hand, backend, gateway, **about)
+        plain = [_CALL_ID.sub("call", repr(dataclasses.replace(turn, seconds={}, id=""))) for turn in episode.turns]
+        steps = [(s.message, s.tool_calls, [o.content for o in s.observations]) for s in episode.steps]
+        records.append((plain, steps, str(episode.outcome), episode.final_message))
+        assert all(turn.sampled_ids for turn in episode.turns)
+    assert records[0] == records[1]
+    assert len(records[0][0]) == 4
+
+
+async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path) -> None:
+    engine = ScriptedEngine(model_folder, lambda prompt, number: "yes", context_window=300)
+    with Pool(tmp_path / "p.db") as pool:
+        async with Gateway(engine, pool) as gateway:
+            opened = await gateway.open_session(most_turns=1)
+            here, asked = SessionEngine(gateway, opened), [{"role": "user", "content": "Is it?"}]
+            with pytest.raises(ContextLengthExceeded):
+                await here.complete([{"role": "user", "content": "long " * 400}], sampling=Sampling())
+            with pytest.raises(EngineError, match="'messages'") as error:
+                await here.complete([], sampling=Sampling())
+            assert error.value.status == 400
+            assert (await here.complete(asked, sampling=Sampling())).text == "yes"
+            with pytest.raises(BudgetExceeded, match="has had its 1 model calls"):
+                await here.complete(asked, sampling=Sampling())
+            other = SessionEngine(gateway, dataclasses.replace(opened, secret="guessed"))
+            with pytest.raises(EngineError, match="no such session") as error:
+                await other.complete(asked, sampling=Sampling())
+            assert error.value.status == 401
+            assert here.receipt() == engine.receipt()
+            await here.aclose()

@@ -1,0 +1,85 @@
+"""A trainer that is killed at any moment goes on: no batch is learnt twice, no episode is lost.
+
+``CLAWGYM_SOAK=30 .venv/bin/pytest tests/invariants/test_training_kills.py --timeout=0`` is the long form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clawgym.pool import Pool
+from clawgym.trainers.local.checkpoints import Checkpoints
+
+from ..trainers.local.runs import small
+
+KILLS = min(30, int(os.environ.get("CLAWGYM_SOAK", "2")))
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.main import train
+
+class Quiet:
+    def __getattr__(self, name):
+        return lambda *said: None
+
+asyncio.run(train(TrainConfig.model_validate_json(sys.argv[2]), Path(sys.argv[1]), view=Quiet()))
+"""
+
+
+def learnt(out: Path) -> list[int]:
+    """The steps that the run has written figures of."""
+    try:
+        return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    except (FileNotFoundError, ValueError):
+        return []
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
+    steps = KILLS + 2
+    config = small(
+        budget={"steps": steps}, evaluation={"every": 100}, rollout={"groups": 1, "group_size": 2, "staleness": 1}
+    )
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), config.model_dump_json()]
+    rng = random.Random(8)
+    for number in range(KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while len(learnt(tmp_path / "run")) <= number and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(rng.random())
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()[-2000:]  # type: ignore[union-attr]
+        process.stderr.close()  # type: ignore[union-attr]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    assert learnt(tmp_path / "run") == list(range(1, steps + 1))
+    last = Checkpoints(tmp_path / "run").last()
+    assert last is not None
+    assert int(last.name) == steps
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+    with Pool(tmp_path / "run/pool.db") as pool:
+        delivered: dict[str, int] = {}
+        for step in range(steps):
+            batch = pool.fetch("trainer", step)
+            assert batch is not None
+            assert batch.acked
+            for group in batch.groups:
+                delivered[group.id] = delivered.get(group.id, 0) + 1
+                assert len(group.episodes) == 2  # what was under way at a kill was played again
+        assert set(delivered.values()) == {1}
+        # Every episode of a group that was learnt has an end, and was either in a batch or made up for.
+        for episode in pool.episodes(channel="train"):
+            if episode.group in delivered:
+                assert episode.state == "closed"
+                assert episode.fate == "delivered" or episode.outcome == "infra"

@@ -1,0 +1,269 @@
+"""Watching: who may, what is told, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import clawgym  # noqa: F401  # registers the ids
+from clawgym import live
+from clawgym.live.page import Page
+from clawgym.live.processes import Processes
+from clawgym.records import TaskSet
+from clawgym.runs import RunFolder, make_receipt, writer_of
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\u2028\ud800"
+MAIN = "from clawgym.cli import main; main()"
+RUNS = """
+    import os, sys, time
+    from clawgym import live
+    class Thing:
+        def about(self):
+            return {"task": "t0", "step": 3, "picture": 1}
+        def picture(self):
+            return b"a picture"
+    thing = Thing()
+    number = live.add(thing)
+"""
+
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def get(url: str) -> bytes:
+    with opener.open(url, timeout=10) as answer:
+        return answer.read()
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of our own where processes tell of themselves; the name of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="cg-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def program(rest: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has something to watch; ends when its stdin does."""
+    code = textwrap.dedent(RUNS) + textwrap.dedent(rest)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_another_process_is_seen_until_it_has_nothing_more_and_leaves_nothing(runtime: Path) -> None:
+    rest = """
+        for n in range(2):
+            sys.stdin.readline()
+            print("clawgym.live.page" in sys.modules, flush=True)
+            live.drop(number)
+        sys.stdin.readline()
+    """
+    with program(rest) as other:
+        (path,) = until(lambda: list((runtime / "clawgym").glob("*.sock")))
+        assert stat.S_IMODE((runtime / "clawgym").stat().st_mode) == 0o700
+        tell(other)
+        assert line(other) == "False", "while nobody asks, nothing is loaded"
+        assert Processes(other.pid).all() == [], "what is dropped is not seen"
+        assert Processes(other.pid + 1).all() == []
+        tell(other)
+        assert line(other) == "True"
+        assert path.exists()
+        tell(other)
+        other.wait(10)
+    assert not list(runtime.iterdir())
+
+
+def test_its_picture_is_told_and_a_killed_ones_socket_goes(runtime: Path) -> None:
+    with program("sys.stdin.readline()") as other:
+        (entry,) = until(lambda: Processes(other.pid).all())
+        assert entry == {"task": "t0", "step": 3, "picture": 1, "id": entry["id"]}
+        assert Processes().picture(entry["id"]) == b"a picture"
+        for wrong in ("", "/", entry["id"] + "0", "../x/1", entry["id"].replace("/", "/../")):
+            assert Processes().picture(wrong) is None
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    assert list((runtime / "clawgym").iterdir()), "nobody was there to take it away"
+    assert Processes().all() == []
+    assert not list((runtime / "clawgym").iterdir())
+
+
+def test_a_folder_that_others_can_enter_is_not_used(runtime: Path) -> None:
+    (runtime / "clawgym").mkdir(mode=0o755)
+    (runtime / "clawgym").chmod(0o755)
+    with program("time.sleep(0.5); print('runs', flush=True); sys.stdin.readline()") as other:
+        assert line(other) == "runs", "it is no trouble of what runs"
+        assert not list((runtime / "clawgym").iterdir())
+
+
+def test_one_that_does_not_answer_hides_no_other(runtime: Path) -> None:
+    with program("sys.stdin.readline()") as stopped, program("sys.stdin.readline()") as other:
+        until(lambda: len(Processes().all()) == 2)
+        stopped.send_signal(signal.SIGSTOP)
+        until(lambda: len(Processes().all()) == 1)  # a signal takes its time to reach every thread
+        (entry,) = Processes().all()
+        assert entry["id"].startswith(f"{other.pid}-")
+        stopped.send_signal(signal.SIGCONT)
+
+
+def test_a_fork_is_not_its_parent(runtime: Path) -> None:
+    rest = """
+        sys.stdin.readline()
+        if not (child := os.fork()):
+            sys.exit(0 if not live.ThisProcess().all() else 1)  # with all that is done at an end
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        sys.stdin.readline()
+    """
+    with program(rest) as other:
+        until(lambda: Processes(other.pid).all())
+        tell(other)
+        assert line(other) == "0"
+        assert Processes(other.pid).all()
+
+
+class Thing:
+    def about(self) -> dict[str, Any]:
+        return {"task": HOSTILE, "agent": "a", "step": 1, "action": "", "text": "", "picture": 2}
+
+    def picture(self) -> bytes | None:
+        return b"png"
+
+
+def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() -> None:
+    thing = Thing()
+    number = live.add(thing)
+    page = Page(live.ThisProcess())
+    try:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", page.url)
+        with opener.open(page.url, timeout=10) as answer:
+            policy, text = answer.headers["Content-Security-Policy"], answer.read().decode()
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        nonces = set(re.findall(r'nonce="([^"]+)"', text))
+        assert len(nonces) == 1
+        assert f"script-src 'nonce-{nonces.pop()}'" in policy
+        assert not re.search(r"https?://|innerHTML|eval\(", text)
+        (entry,) = [entry for entry in json.loads(get(page.url + "all")) if entry["id"] == str(number)]
+        assert entry["task"] == HOSTILE
+        assert get(f"{page.url}picture/{number}?2") == b"png"
+        port = page.url.split("/")[2]
+        for wrong in (f"http://{port}/", f"http://{port}/all", page.url[:-2] + "/all", page.url + "picture/x"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                get(wrong)
+    finally:
+        page.close()
+    live.drop(number)
+    with pytest.raises(OSError):  # noqa: PT011  # whatever a system says where nobody listens
+        get(page.url)
+
+
+def test_what_is_gone_is_not_held_and_not_shown() -> None:
+    thing = Thing()
+    number = live.add(thing)
+    assert str(number) in [entry["id"] for entry in live.ThisProcess().all()]
+    del thing
+    assert str(number) not in [entry["id"] for entry in live.ThisProcess().all()]
+    assert live.ThisProcess().picture(str(number)) is None
+    live.drop(number)
+    live.drop(number)
+
+
+def test_an_environment_without_pictures_shows_none() -> None:
+    with pytest.raises(ValueError, match="use 'ansi'"):
+        gym.make("ClawGym/terminal-v0", render_mode="human")
+
+
+@contextlib.contextmanager
+def watching(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", MAIN, "watch", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        try:
+            found = re.search(r"http://\S+", line(watch))
+            assert found
+            yield watch, found[0]
+        finally:
+            watch.kill()
+
+
+def test_the_command_shows_what_runs_by_process_and_ends_at_ctrl_c(runtime: Path) -> None:
+    with program("sys.stdin.readline()") as one, program("sys.stdin.readline()") as other:
+        until(lambda: len(Processes().all()) == 2)
+        with watching(str(one.pid)) as (watch, url):
+            (entry,) = json.loads(get(url + "all"))
+            assert entry["id"].startswith(f"{one.pid}-")
+            assert get(f"{url}picture/{entry['id']}") == b"a picture"
+            tell(one)
+            one.wait(10)
+            assert json.loads(get(url + "all")) == []
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(10) == 0
+        assert other.poll() is None
+
+
+def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    rest = f"""
+        from clawgym.records import TaskSet
+        from clawgym.runs import RunFolder, make_receipt
+        run = RunFolder.open({run!r}, make_receipt("eval", TaskSet("s", ())))
+        print("open", flush=True)
+        sys.stdin.readline()
+    """
+    with program(rest) as writer, program("sys.stdin.readline()"):
+        assert line(writer) == "open"
+        until(lambda: len(Processes().all()) == 2)
+        assert writer_of(run) == writer.pid
+        with watching(run) as (_, url):
+            (entry,) = json.loads(get(url + "all"))
+            assert entry["id"].startswith(f"{writer.pid}-")
+
+
+def test_a_run_that_is_over_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("s", ()))).close()
+    lock = tmp_path / "run" / ".lock"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    lock.write_text(str(dead.pid))
+    command = [sys.executable, "-c", MAIN, "watch", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+    assert done.returncode == 2
+    assert "report.html" in done.stderr

@@ -1,0 +1,355 @@
+"""Tasks in OSWorld's JSON: what is carried, what is named as missing, what is graded, and how."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from clawgym.agents import ScriptAgent
+from clawgym.cli.tasks import app
+from clawgym.errors import TaskError
+from clawgym.records import Outcome, Task
+from clawgym.rollout import run_episode
+from clawgym.sandbox import Backend
+from clawgym.tasks.formats import clawgym, osworld, read, read_task
+from clawgym.tasks.formats._osworld_checks import METRICS
+from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading
+
+EXAMPLE: dict[str, Any] = {
+    "id": "11111111-note",
+    "snapshot": "os",
+    "instruction": "Write milk into note.txt on the desktop.",
+    "source": "by hand",
+    "config": [
+        {"type": "download", "parameters": {"files": [{"url": "http://x/a?id=1", "path": f"{HOME}/Desktop/note.txt"}]}},
+        {"type": "execute", "parameters": {"command": "echo 'password' | sudo -S mkdir ~/Desktop/done", "shell": True}},
+        {
+            "type": "execute",
+            "parameters": {"command": ["python", "-c", "import pyautogui; pyautogui.click(960, 540);"]},
+        },
+        {"type": "sleep", "parameters": {"seconds": 1}},
+        {"type": "open", "parameters": {"path": f"{HOME}/Desktop/note.txt"}},
+    ],
+    "related_apps": ["os"],
+    "evaluator": {
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": f"[ -d ~/Desktop/done ] && cat {HOME}/Desktop/note.txt"},
+        "expected": {"type": "rule", "rules": {"expected": "milk"}},
+    },
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """EXAMPLE with these changes, and beside it what it downloads."""
+    body = copy.deepcopy(EXAMPLE) | changes
+    path = folder / "os" / f"{body['id']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(body))
+    (folder / "os" / body["id"]).mkdir(exist_ok=True)
+    (folder / "os" / body["id"] / "note.txt").write_text("bread")
+    return path
+
+
+def evaluated(folder: Path, func: Any, result: Any = None, expected: Any = None, **more: Any) -> Path:
+    evaluator = {"func": func, "result": result, "expected": expected, **more}
+    return written(folder, evaluator={name: value for name, value in evaluator.items() if value is not None})
+
+
+def test_a_task_is_read(tmp_path: Path):
+    task = osworld.read_task(written(tmp_path))
+    assert task.unsupported is None
+    assert (task.id, task.workspace) == ("11111111-note", HOME)
+    assert [(f.path, f.read()) for f in task.inputs] == [("Desktop/done/.gitkeep", b""), ("Desktop/note.txt", b"bread")]
+    assert task.desktop is not None
+    assert (task.desktop.width, task.desktop.programs) == (1920, (("xfwrite", "Desktop/note.txt"),))
+
+
+def test_folders_of_them_and_single_files_are_known(tmp_path: Path):
+    path = written(tmp_path / "examples")
+    written(tmp_path / "examples", id="other")
+    (tmp_path / "examples" / "os" / "stray.json").write_text("{}")
+    (tmp_path / "test_all.json").write_text('{"os": []}')
+    for folder in (tmp_path, tmp_path / "examples", tmp_path / "examples" / "os"):
+        found = read(folder)
+        assert sorted(task.id for task in found.tasks) == ["11111111-note", "other"]
+        assert [name.rpartition("/")[2] for name in found.problems] == ["stray.json"]
+    assert read(path).tasks[0].id == "11111111-note"
+
+
+def test_the_command_imports_them_as_folders_with_the_same_hash(tmp_path: Path):
+    written(tmp_path / "set")
+    written(tmp_path / "set", id="other", related_apps=["gimp"])
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "set"), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    for task in read(tmp_path / "set").tasks:
+        again = read_task(tmp_path / "out" / task.id)
+        assert (again.content_hash, again.unsupported) == (task.content_hash, task.unsupported)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"related_apps": ["os", "gimp"]}, "gimp"),
+        ({"config": [{"type": "chrome_open_tabs", "parameters": {}}]}, "chrome_open_tabs"),
+        ({"config": [{"type": "launch", "parameters": {"command": ["vlc", "a.mp4"]}}]}, "vlc"),
+        ({"config": [{"type": "open", "parameters": {"path": "~/a.docx"}}]}, ".docx"),
+        ({"config": [{"type": "execute", "parameters": {"command": "gsettings set a b", "shell": True}}]}, "gsettings"),
+        ({"config": [{"type": "execute", "parameters": {"command": "mkdir /srv/x"}}]}, "/srv/x, which is outside of"),
+        ({"config": [{"type": "execute", "parameters": {"command": "mkdir ~/../x"}}]}, "outside of"),
+        (
+            {
+                "config": [
+                    {
+                        "type": "execute",
+                        "parameters": {"command": ["python", "-c", "import pyautogui; pyautogui.press('a')"]},
+                    }
+                ]
+            },
+            "pyautogui",
+        ),
+        (
+            {"config": [{"type": "download", "parameters": {"files": [{"url": "http://x/y", "path": "~/b.txt"}]}}]},
+            "'b.txt': put the file into",
+        ),
+    ],
+)
+def test_what_is_not_here_is_named(tmp_path: Path, changes: dict[str, Any], named: str):
+    task = osworld.read_task(written(tmp_path, **changes))
+    assert task.unsupported is not None
+    assert named in task.unsupported
+
+
+RULE = {"type": "rule", "rules": {"expected": "x"}}
+FILE = {"type": "vm_file", "path": "~/a.txt", "dest": "a.txt"}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "named"),
+    [
+        (("compare_table", FILE, RULE), "compare_table"),
+        (("exact_match", {"type": "vm_terminal_output"}, RULE), "vm_terminal_output"),
+        (("exact_match", {"type": "vm_file", "path": "/etc/passwd"}, RULE), "/etc/passwd"),
+        (("exact_match", {"type": "vm_command_line", "command": "timedatectl status"}, RULE), "timedatectl"),
+        (("exact_match", FILE, {"type": "rule_relativeTime"}), "rule_relativeTime"),
+        (("compare_text_file", FILE, {"type": "cloud_file", "path": "http://x/y", "dest": "gold.txt"}), "gold.txt"),
+    ],
+)
+def test_what_an_evaluator_needs_is_named(tmp_path: Path, evaluator: tuple[Any, ...], named: str):
+    task = osworld.read_task(evaluated(tmp_path, *evaluator))
+    assert task.unsupported is not None
+    assert named in task.unsupported
+
+
+@pytest.mark.parametrize("kind", ["execute", "download"])
+def test_an_evaluator_that_begins_with_something_is_not_here(tmp_path: Path, kind: str):
+    task = osworld.read_task(evaluated(tmp_path, "exact_match", FILE, RULE, postconfig=[{"type": kind}]))
+    assert task.unsupported is not None
+    assert f"begins with a step {kind!r}" in task.unsupported
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"id": "a/b"}, "field id"),
+        ({"instruction": " "}, "field instruction"),
+        ({"config": {}}, "field config"),
+        ({"config": [{"parameters": {}}]}, "field config.0.type"),
+        ({"config": [{"type": "download", "parameters": {"files": 3}}]}, "config.0.parameters.files"),
+        ({"config": [{"type": "download", "parameters": {"files": [{"path": "x"}]}}]}, "parameters.files.0.url"),
+        ({"config": [{"type": "execute", "parameters": {}}]}, "config.0.parameters.command"),
+        ({"evaluator": {"func": ""}}, "field evaluator.func"),
+        ({"evaluator": {"func": "exact_match", "result": FILE}}, "evaluator.expected"),
+        ({"evaluator": {"func": "exact_match", "result": FILE, "expected": {"type": "rule"}}}, "expected.rules"),
+        (
+            {"evaluator": {"func": ["exact_match"] * 2, "result": [FILE] * 2, "expected": [RULE]}},
+            "evaluator.expected: has 1 entries for 2",
+        ),
+        ({"evaluator": {"func": "exact_match", "conj": "xor"}}, "evaluator.conj"),
+    ],
+)
+def test_a_broken_file_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], field: str):
+    path = written(tmp_path, **({"id": "x"} | changes if "/" not in changes.get("id", "") else {}))
+    path.write_text(json.dumps(copy.deepcopy(EXAMPLE) | changes))
+    with pytest.raises(TaskError) as error:
+        osworld.read_task(path)
+    assert field in str(error.value)
+    assert str(path) in str(error.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+places = st.sampled_from(
+    [
+        *(("id",), ("config",), ("config", 0), ("config", 0, "parameters"), ("config", 0, "parameters", "files")),
+        *(("config", 1, "parameters", "command"), ("config", 4, "parameters", "path"), ("related_apps",)),
+        *(("evaluator",), ("evaluator", "func"), ("evaluator", "result"), ("evaluator", "result", "command")),
+        *(("evaluator", "expected"), ("evaluator", "expected", "rules"), ("instruction",), ("config", 2, "type")),
+    ]
+)
+words = st.sampled_from(
+    [
+        *("mkdir", "touch", "echo", "cd", "chmod", "sudo", "-S", "-p", "~", "~/a", "a", "..", "/", ">", ">>", "&&"),
+        *(";", "|", "'", '"', "$x", "*", "(", "\\", "#", "\n"),
+    ]
+)
+scripts = st.lists(words, max_size=8).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=places, value=json_values | scripts)
+def test_whatever_stands_there_is_read_or_refused(place: tuple[Any, ...], value: Any, tmp_path_factory: Any):
+    path = written(tmp_path_factory.mktemp("set"))
+    body = copy.deepcopy(EXAMPLE)
+    inner: Any = body
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(body))
+    with suppress(TaskError):
+        task = osworld.read_task(path)
+        assert all(".." not in file.path.split("/") for file in task.inputs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), texts=st.lists(st.text("xy ><;&'", max_size=6)))
+def test_commands_leave_what_a_shell_would(names: list[str], texts: list[str], tmp_path_factory: Any):
+    folder = tmp_path_factory.mktemp("home")
+    lines = [f"mkdir -p {'/'.join(names)} && touch {names[0]}/t"]
+    lines += [f"echo {shlex.quote(text)} >> {names[0]}/t" for text in texts]
+    setup = Setup(folder, folders=set())
+    try:
+        setup.step("execute", {"command": "\n".join(lines)}, "here")
+    except NotHere:  # quoted, it might be taken for a part of the command
+        assert any(set(text) & set("<>;&'") for text in texts)
+        return
+    subprocess.run(["bash", "-c", "\n".join(lines)], cwd=folder, check=True)
+    assert setup.files[f"{names[0]}/t"].read() == (folder / names[0] / "t").read_bytes()
+    assert all((folder / name).is_dir() for name in setup.folders)
+
+
+@pytest.mark.parametrize(
+    "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~"]
+)
+def test_commands_that_only_read_are_understood(command: str):
+    check_reading(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python3 ~/a.py", "cat $(which x)", "echo $SHELL", "bash eval.sh", "cat /etc/passwd", "echo a > b", "ps -ef"],
+)
+def test_others_are_not(command: str):
+    with pytest.raises(NotHere):
+        check_reading(command)
+
+
+@pytest.mark.parametrize(
+    ("func", "got", "expected", "options", "right"),
+    [
+        ("exact_match", "a\n", {"expected": "a\n"}, {}, True),
+        ("exact_match", "a", {"expected": "a\n"}, {}, False),
+        ("literal_match", "A", {"expected": "a"}, {"ignore_case": True}, True),
+        ("literal_match", "A", {"expected": "a"}, {}, False),
+        ("is_in_list", ["a", "b"], {"expected": "b"}, {}, True),
+        ("check_include_exclude", "a b", {"include": ["a"], "exclude": ["c"]}, {}, True),
+        ("check_include_exclude", "a c", {"include": ["a"], "exclude": ["c"]}, {}, False),
+        ("check_list", "one\ntwo", {"expect": ["^t"], "unexpect": ["x"]}, {}, True),
+        ("check_list", "one\ntwo", {"expect": ["^n"]}, {}, False),
+        ("compare_text_file", "a \n b", "a b", {"ignore_blanks": True}, True),
+        ("compare_text_file", "a \n b", "a b", {}, False),
+        ("check_moved_jpgs", ["b", "a"], {"expected": ["a", "b"]}, {}, True),
+        ("check_moved_jpgs", ["b", "a", "c"], {"expected": ["a", "b"]}, {}, False),
+    ],
+)
+def test_what_matches(func: str, got: Any, expected: Any, options: dict[str, Any], right: bool):
+    assert METRICS[func](got, expected, options) is right
+
+
+def actions(*given: dict[str, Any]) -> ScriptAgent:
+    return ScriptAgent(json.dumps([{"name": "computer_use", "arguments": action} for action in given]).encode())
+
+
+WRITES = (
+    *({"action": "left_click", "coordinate": [600, 500]}, {"action": "key", "keys": ["ctrl", "a"]}),
+    *({"action": "type", "text": "milk"}, {"action": "key", "keys": ["ctrl", "s"]}),
+)
+DONE, FAIL = {"action": "done"}, {"action": "fail"}
+
+
+async def solved(task: Task, backend: Backend, *given: dict[str, Any]) -> bool:
+    episode = await run_episode(task, actions(*given), backend, seed=0)
+    assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED), (episode.cause, episode.error)
+    assert episode.result is not None
+    assert episode.result.official == episode.result.strict
+    return episode.outcome is Outcome.SOLVED
+
+
+@pytest.fixture
+def programs() -> None:
+    if missing := [name for name in ("Xvfb", "openbox", "xfwrite", "xfe") if not shutil.which(name)]:
+        pytest.skip(f"no {', '.join(missing)} here: make system")
+
+
+@pytest.mark.usefixtures("programs")
+async def test_work_is_paid_and_nothing_is_not(tmp_path: Path, backend: Backend):
+    task = osworld.read_task(written(tmp_path))
+    assert await solved(task, backend, *WRITES, DONE)
+    assert not await solved(task, backend, DONE)
+    assert not await solved(task, backend, *WRITES, FAIL)
+
+
+@pytest.mark.usefixtures("programs")
+async def test_what_cannot_be_done_is_paid_for_fail_alone(tmp_path: Path, backend: Backend):
+    path = written(tmp_path, config=[], evaluator={"func": "infeasible"})
+    clawgym.write_task(osworld.read_task(path), tmp_path / "11111111-note")
+    task = read_task(tmp_path / "11111111-note")
+    assert await solved(task, backend, FAIL)
+    assert not await solved(task, backend, DONE)
+
+
+@pytest.mark.usefixtures("programs")
+async def test_files_are_compared_any_or_all(tmp_path: Path, backend: Backend):
+    (tmp_path / "os" / "11111111-note").mkdir(parents=True)
+    (tmp_path / "os" / "11111111-note" / "gold.txt").write_text("MILK\n")
+    gold = {"type": "cloud_file", "path": "http://x/y", "dest": "gold.txt"}
+    note = {"type": "vm_file", "path": f"{HOME}/Desktop/note.txt", "dest": "note.txt"}
+    folder = {"type": "list_directory", "path": "~/Desktop"}
+    names = {"type": "rule", "rules": {"expected": ["done", "no such file"]}}
+    options = [{"ignore_blanks": True, "ignore_case": True}, {}]
+    for conj, paid in (("or", True), ("and", False)):
+        funcs = ["compare_text_file", "check_moved_jpgs"]
+        path = evaluated(tmp_path, funcs, [note, folder], [gold, names], options=options, conj=conj)
+        task = osworld.read_task(path)
+        assert task.unsupported is None
+        assert await solved(task, backend, *WRITES, DONE) is paid
+
+
+def test_the_published_examples_are_read():
+    """``CLAWGYM_OSWORLD`` is a copy of the published folder ``evaluation_examples``."""
+    root = os.environ.get("CLAWGYM_OSWORLD")
+    if not root:
+        pytest.skip("CLAWGYM_OSWORLD does not point at a copy of OSWorld's evaluation_examples")
+    found = read(Path(root))
+    listed = {name for names in json.loads((Path(root) / "test_all.json").read_text()).values() for name in names}
+    tasks = [task for task in found.tasks if task.id in listed]
+    needed = Counter(task.unsupported for task in tasks)
+    print(len(listed), "listed,", len(tasks), "read,", needed.pop(None), "run here;", needed.most_common(10))
+    assert len(tasks) == len(listed)
+    assert any("libreoffice" in str(why) for why in needed)
+    assert all(task.instruction and task.desktop for task in tasks)

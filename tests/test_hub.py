@@ -1,0 +1,287 @@
+"""Checkpoints on the Hub: what is uploaded, what never is, and the real client against a Hub of our own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+pytest.importorskip("huggingface_hub")
+pytest.importorskip("peft")
+
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from clawgym.cli import app
+from clawgym.errors import RunFolderError
+from clawgym.hub import HubError, Plan, find_secrets, plan_push, read_checkpoint
+from clawgym.hub._card import portable
+
+from .hub_run import HASH, lora_run, train_run
+from .hub_server import TOKEN, USER, Hub
+
+WEIGHTS = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+MADE = {".eval_results/clawgym-clawgym-bench.yaml", "README.md", "curve.svg"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    return train_run(tmp_path_factory.mktemp("hub") / "my-run", model_folder)
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    return lora_run(tmp_path_factory.mktemp("hub") / "my-lora", model_folder)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub, which the client of this process and of those it starts takes for the Hub."""
+    with Hub() as made:
+        home = {"HF_ENDPOINT": made.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+        for name, value in home.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", made.url)  # read once, when it was imported
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        yield made
+
+
+def names(plan: Plan) -> set[str]:
+    return {upload.path for upload in plan.uploads}
+
+
+def push(run: Path, *more: str) -> Any:
+    return CliRunner().invoke(app, ["push", "checkpoint", str(run), *more])
+
+
+# -- what is in it
+
+
+def test_a_model_its_tokenizer_and_what_the_run_says_are_uploaded_and_nothing_else(run: Path) -> None:
+    with plan_push(read_checkpoint(run)) as plan:
+        assert names(plan) == WEIGHTS | MADE
+        assert plan.checkpoint.step == 2
+    with plan_push(read_checkpoint(run, "last")) as plan:
+        assert plan.checkpoint.step == 4
+    assert read_checkpoint(run, "4").folder == read_checkpoint(run, "000004").folder
+
+
+def test_the_card_says_what_was_made_of_what(run: Path, tmp_path: Path) -> None:
+    with plan_push(read_checkpoint(run)) as plan:
+        text = plan.card
+        files = {upload.path: upload.source for upload in plan.uploads if isinstance(upload.source, bytes)}
+    card = ModelCard(text)
+    results = {r.dataset_name: r for r in card.data.eval_results}
+    assert {name: (r.metric_value, r.dataset_split) for name, r in results.items()} == {
+        "ClawGym-Bench": (0.625, "held-out"),
+        "terminal-basic": (0.625, "held-out"),
+    }
+    assert results["ClawGym-Bench"].dataset_type == "RUC-AIBOX/ClawGym-Bench"
+    for shown in (HASH, "| optimizer.lr | 1e-05 |", "| algorithm | grpo |", "0.525 to 0.725", "step 2", "](curve.svg)"):
+        assert shown in text
+    assert str(run.parent) not in text
+    assert "/tmp" not in text
+    svg = files["curve.svg"].decode()
+    assert svg.count("<circle") == 4  # two sets, evaluated before and at step 2: what comes later is not shown
+    assert "reward_mean" in svg
+    assert str(run.parent) not in svg
+    (entry,) = parse_eval_result_entries(yaml.safe_load(files[".eval_results/clawgym-clawgym-bench.yaml"]))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("RUC-AIBOX/ClawGym-Bench", "held-out", 0.625)
+    assert entry.notes == "held-out split, 95 % interval 0.525 to 0.725, 200 episodes, 1 samples, ClawGym 0.1.0"
+
+
+def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lora: Path, model_folder: Path) -> None:
+    with plan_push(read_checkpoint(lora)) as plan:
+        assert names(plan) == MADE | {
+            *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        }
+        settings = next(u.source for u in plan.uploads if u.path == "adapter_config.json")
+        assert isinstance(settings, bytes)
+        assert json.loads(settings)["base_model_name_or_path"] == model_folder.name
+        assert str(model_folder.parent) not in plan.card
+        assert "--merge" in plan.notes[0]
+        assert "LoRA adapter" in plan.card
+
+
+def test_a_merged_model_says_what_the_adapted_one_says(lora: Path, model_folder: Path, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(20, 40)[None]
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    plain = base(ids).logits
+    adapted = PeftModel.from_pretrained(base, str(lora / "checkpoints/000002/adapter"))(ids).logits
+    with plan_push(read_checkpoint(lora), merge=True) as plan:
+        assert names(plan) == WEIGHTS | MADE
+        for upload in plan.uploads:
+            if not upload.path.startswith("."):
+                source = upload.source
+                (tmp_path / upload.path).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+        temporary = next(u.source for u in plan.uploads if u.path == "model.safetensors")
+        assert isinstance(temporary, Path)
+    assert not temporary.parent.exists()
+    said = AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits
+    torch.testing.assert_close(said, adapted, atol=1e-4, rtol=1e-4)
+    assert (said - plain).abs().max() > 0.01
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"logging": {"wandb": "hf_" + "aB3" * 11}},
+        {"api_key": "q7Gk2Lx9Vt4Rz8Pw1Nd5"},
+        {"env": {"WANDB_API_KEY": "0f3a9c1b7d5e2846af90b1c2d3e4f506a7b8c9d0"}},
+        {"endpoint": "https://me:hunter22@example.org/v1"},
+        {"note": "-----BEGIN RSA PRIVATE KEY-----"},
+        {"s3": "AKIA" + "ABCDEFGH12345678"},
+    ],
+)
+def test_nothing_secret_is_uploaded(config: dict, model_folder: Path, tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run", model_folder, **config)
+    with pytest.raises(HubError, match="nothing was uploaded") as caught, plan_push(read_checkpoint(run)):
+        pass
+    value = next(iter(config.values()))
+    assert "README.md" in str(caught.value) or "receipt.json" in str(caught.value)
+    assert str(value) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "model.safetensors", "chat_template.jinja"])
+def test_nor_in_any_file_of_the_model(name: str, run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path, secret = copy / "checkpoints/000002/model" / name, "sk-" + "proj" * 8
+    if name.endswith("safetensors"):
+        save_file(load_file(path), path, metadata={"format": "pt", "made_with": secret})
+    elif name.endswith("json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "added": secret}))
+    else:
+        path.write_text("{# " + secret + " #}")
+    with pytest.raises(HubError, match=rf"{name}, .*looks like an API key"), plan_push(read_checkpoint(copy)):
+        pass
+
+
+@given(
+    st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789", min_size=24, max_size=40), st.sampled_from(["{}", "x={}"])
+)
+def test_a_token_is_seen_wherever_it_stands(tail: str, around: str) -> None:
+    text = f"first\n{around.format('hf_' + tail)}\nlast"
+    (found,) = find_secrets("notes.txt", text)
+    assert found == "notes.txt, line 2: looks like a Hugging Face token"
+
+
+@given(
+    st.dictionaries(st.sampled_from(["eos_token", "tokenizer_class", "hash", "lr", "max_tokens"]), st.text(max_size=15))
+)
+def test_ordinary_settings_are_no_secrets(settings: dict[str, str]) -> None:
+    assert find_secrets("config.json", json.dumps(settings)) == []
+    assert find_secrets("a.json", json.dumps({"hash": HASH, "api_key": "[removed]", "token": "<|endoftext|>"})) == []
+
+
+@given(
+    st.lists(
+        st.from_regex(r"[a-z0-9_.]{1,8}", fullmatch=True).filter(lambda x: set(x) != {"."}), min_size=1, max_size=5
+    )
+)
+def test_of_an_absolute_path_its_last_name_is_left(parts: list[str]) -> None:
+    assert portable(f"see /{'/'.join(parts)} there") == f"see {parts[-1]} there"
+    assert portable(f"https://example.org/{'/'.join(parts)}") == f"https://example.org/{'/'.join(parts)}"
+
+
+def test_what_is_not_whole_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    weights = copy / "checkpoints/000002/model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(HubError, match="no whole safetensors file"), plan_push(read_checkpoint(copy)):
+        pass
+    weights.unlink()
+    with pytest.raises(HubError, match="no safetensors"), plan_push(read_checkpoint(copy)):
+        pass
+    with pytest.raises(HubError, match="nothing to merge"), plan_push(read_checkpoint(run), merge=True):
+        pass
+    with pytest.raises(HubError, match=r"no checkpoint '000003'.*best, last, 000002, 000004"):
+        read_checkpoint(run, "3")
+    (copy / "checkpoints/best").unlink()
+    with pytest.raises(HubError, match="--checkpoint"):
+        read_checkpoint(copy)
+    (copy / "evaluations.jsonl").write_text('{"step": 2, "task_set": "x", "split": "y", "score": "much"}\n')
+    with pytest.raises(HubError, match=r"line 1.*delete that line"):
+        read_checkpoint(copy, "4")
+    with pytest.raises(RunFolderError):
+        read_checkpoint(tmp_path)
+
+
+# -- uploaded
+
+
+def test_a_push_is_one_commit_and_the_same_again_is_none(hub: Hub, run: Path) -> None:
+    argv = [sys.executable, "-c", "from clawgym.cli import main; main()", "push", "checkpoint", str(run)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos[f"{USER}/my-run"]
+    assert repo.private
+    assert set(repo.files) == WEIGHTS | MADE
+    weights = (run / "checkpoints/000002/model/model.safetensors").read_bytes()
+    assert repo.files["model.safetensors"] == weights
+    assert len(repo.commits) == 2
+    assert f"{hub.url}/{USER}/my-run: commit {repo.commits[-1]}" in done.stdout
+    again = push(run)
+    assert again.exit_code == 0, again.exception
+    assert "nothing has changed" in again.output
+    assert len(repo.commits) == 2
+    assert len(hub.uploads) == 1
+
+
+def test_a_push_that_failed_goes_on(hub: Hub, lora: Path) -> None:
+    hub.refuse = ["POST /api/models/somebody/my-lora/commit"]  # amid: the weights are there, the commit is not
+    assert "run the same command again" in str(push(lora).exception)
+    repo = hub.repos[f"{USER}/my-lora"]
+    assert (repo.files, len(hub.uploads)) == ({}, 1)
+    hub.refuse = ["PUT /lfs/"]
+    assert isinstance(push(lora, "--merge").exception, HubError)  # other weights: these do not arrive
+    assert (repo.files, len(hub.uploads)) == ({}, 1)
+    done = push(lora)
+    assert done.exit_code == 0, done.exception
+    assert "adapter_model.safetensors" in repo.files
+    assert len(hub.uploads) == 1, "uploaded twice"
+
+
+def test_what_an_earlier_push_left_goes_and_what_others_put_there_stays(hub: Hub, lora: Path) -> None:
+    assert push(lora, "--repo", "team/it").exit_code == 0
+    repo = hub.repos["team/it"]
+    repo.files["NOTES.md"] = repo.files[".gitattributes"] = b"mine"
+    done = push(lora, "--repo", "team/it", "--merge")
+    assert done.exit_code == 0, done.exception
+    assert set(repo.files) == WEIGHTS | MADE | {"NOTES.md", ".gitattributes"}
+    assert len(repo.commits) == 3
+
+
+def test_public_is_said(hub: Hub, run: Path) -> None:
+    assert push(run, "--public").exit_code == 0
+    repo = hub.repos[f"{USER}/my-run"]
+    assert not repo.private
+    assert "is public: say --public" in str(push(run).exception)
+    repo.private = True
+    assert push(run, "--public").exit_code == 0
+    assert not repo.private
+
+
+def test_who_is_not_known_is_told_what_to_do(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "set HF_TOKEN" in str(push(run).exception)
+    assert hub.repos == {}

@@ -1,0 +1,57 @@
+"""Batches made by hand, as a pool gives them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
+from clawgym.records import Sample
+
+__all__ = ["batch_of", "episode_of", "sample_of"]
+
+
+def sample_of(
+    ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], turns: Sequence[int] | None = None
+) -> Sample:
+    """A row; all of it turn 0 unless ``turns`` says of each trained id which turn it is of."""
+    count = sum(mask)
+    turn_of = tuple(turns or [0] * count)
+    return Sample(tuple(sorted(set(turn_of))), tuple(ids), tuple(mask), tuple(logprobs), (0,) * count, turn_of)
+
+
+def episode_of(
+    number: int, reward: float, samples: Sequence[Sample], judged: Mapping[int, float] | None = None
+) -> BatchEpisode:
+    """A closed episode with its rows, and with process rewards by turn."""
+    pooled = PooledEpisode(
+        id=f"e{number}", channel="train", task_id="t", task_hash="", group="g", sample=number, seed=0, agent="",
+        secret_sha256="", state="closed", n_turns=1, opened_at=0.0, outcome="solved" if reward == 1 else "failed",
+        reward=reward, rewards={"strict": reward, "official": reward},
+    )  # fmt: skip
+    return BatchEpisode(pooled, tuple(samples), {} if judged is None else {"judge": dict(judged)})
+
+
+def batch_of(groups: Sequence[Sequence[BatchEpisode]]) -> Batch:
+    """Groups of episodes."""
+    made = tuple(BatchGroup(f"g{n}", "t", tuple(members)) for n, members in enumerate(groups))
+    return Batch("trainer", 0, made, 0.0)
+
+
+def some_batch(seed: int = 0, *, vocab: int = 600) -> Batch:
+    """Two groups of four, prompts in common, one episode with two rows."""
+    rng = random.Random(seed)
+    groups = []
+    for group in range(2):
+        prompt = [rng.randrange(9, vocab) for _ in range(12)]
+        members = []
+        for n in range(4):
+            rows = []
+            for row in range(2 if n == 3 else 1):
+                sampled = [rng.randrange(9, vocab) for _ in range(rng.randint(3, 9))]
+                ids = [*prompt, *([77] * row), *sampled]
+                mask = [0] * (len(ids) - len(sampled)) + [1] * len(sampled)
+                rows.append(sample_of(ids, mask, [-rng.random() * 8 for _ in sampled], [row] * len(sampled)))
+            members.append(episode_of(4 * group + n, float(n % 2), rows))
+        groups.append(members)
+    return batch_of(groups)

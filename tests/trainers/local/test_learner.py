@@ -1,0 +1,189 @@
+"""One step of learning."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import TrainingError
+from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import TrainingBatch, make_batch
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.policy import Policy, load_policy
+
+from .batches import batch_of, episode_of, sample_of, some_batch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("m") / "model", spread=0.05)
+
+
+def config(**parts: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"optimizer": {"lr": 1e-3}, **parts})
+
+
+def start(folder: Path, about: TrainConfig) -> Learner:
+    reference = about.algorithm.kl > 0
+    return Learner(load_policy(about.model, folder, about.compute, reference=reference), about)
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.parameters])
+
+
+def on_policy(batch: TrainingBatch, policy: Policy) -> TrainingBatch:
+    """The batch with the log-probs that this policy gives: as if it had sampled it."""
+    from clawgym.trainers.batching import micro_batches
+    from clawgym.trainers.local.policy import token_logprobs
+
+    logp = torch.zeros_like(batch.rollout_logp)
+    with torch.no_grad():
+        for micro in micro_batches(batch.rows, tokens=10**6):
+            logp[micro.places] = token_logprobs(policy.module, micro)[0]
+    return dataclasses.replace(batch, rollout_logp=logp)
+
+
+def test_what_was_rewarded_becomes_likelier(folder: Path) -> None:
+    about = config()
+    learner = start(folder, about)
+    batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+    before = batch.rollout_logp
+    figures = learner.learn(batch, seed=0)
+    after = on_policy(batch, learner.policy).rollout_logp
+    gain = after - before
+    assert (gain[batch.advantages > 0]).mean() > 0 > (gain[batch.advantages < 0]).mean()
+    assert figures["training/rollout_probs_diff"] < 1e-6
+    assert figures["actor/grad_norm"] > 0
+    assert figures["actor/ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_how_it_is_cut_changes_nothing(folder: Path, minibatches: int) -> None:
+    found = []
+    for micro_tokens, row_tokens in ((64, 32), (4096, 2048), (200, 64)):
+        about = config(
+            compute={"micro_tokens": micro_tokens, "row_tokens": row_tokens},
+            algorithm={"minibatches": minibatches, "epochs": 2, "old": "recompute"},
+        )
+        learner = start(folder, about)
+        batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+        learner.learn(batch, seed=3)
+        found.append(weights(learner))
+        assert learner.updates == 2 * minibatches
+    assert (found[0] - found[1]).abs().max() < 2e-4 > (found[0] - found[2]).abs().max()
+
+
+def test_groups_that_agree_teach_nothing(folder: Path) -> None:
+    about = config()
+    same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(3)]])
+    learner = start(folder, about)
+    before = weights(learner)
+    batch = make_batch(same, about, seed=0)
+    assert batch.figures["rollout/group_all_one_frac"] == 1
+    learner.learn(batch, seed=0)
+    assert torch.equal(before, weights(learner))
+
+
+def test_an_episode_is_one_vote_however_many_rows_it_has(folder: Path) -> None:
+    whole = sample_of((9, 10, 21, 22, 23, 24), (0, 0, 1, 1, 1, 1), (-1.0,) * 4)
+    halves = [sample_of((9, 10, 21, 22), (0, 0, 1, 1), (-1.0,) * 2),
+              sample_of((9, 10, 21, 22, 23, 24), (0, 0, 0, 0, 1, 1), (-1.0,) * 2)]  # fmt: skip
+    other = sample_of((9, 10, 30), (0, 0, 1), (-2.0,))
+    gradients = []
+    for rows in ([whole], halves):
+        about = config(algorithm={"old": "rollout"}, guards={"max_kl": 1e9})
+        learner = start(folder, about)
+        made = batch_of([[episode_of(0, 1.0, rows), episode_of(1, 0.0, [other])]])
+        learner.learn(make_batch(made, about, seed=0), seed=0)
+        gradients.append(weights(learner))
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-5
+
+
+def test_a_turn_has_the_advantage_of_its_own_judgement() -> None:
+    rows = sample_of((9, 10, 21, 22, 40, 23, 24), (0, 0, 1, 1, 0, 1, 1), (-1.0,) * 4, (0, 0, 1, 1))
+    made = batch_of([[episode_of(0, 1.0, [rows], {0: 1.0, 1: -1.0}), episode_of(1, 1.0, [rows], {0: -1.0})]])
+    plain = make_batch(made, config(), seed=0)
+    assert plain.advantages.tolist() == [0.0] * 8
+    judged = make_batch(made, config(reward={"judge": "rule"}), seed=0)
+    first, second, third = judged.advantages[0].item(), judged.advantages[2].item(), judged.advantages[4].item()
+    assert first > 0 > second
+    assert judged.advantages.tolist()[:4] == [first, first, second, second]
+    assert third < 0
+    assert judged.advantages[6].item() == 0  # not judged, and its outcome is that of its group
+    assert judged.figures["reward/process_scored_frac"] == pytest.approx(3 / 4)
+
+
+def test_shuffled_rewards_are_the_same_rewards() -> None:
+    made = some_batch()
+    plain, control = (make_batch(made, config(reward={"shuffle": on}), seed=5) for on in (False, True))
+    assert plain.figures["rollout/avg_reward_submitted"] == control.figures["rollout/avg_reward_submitted"]
+    assert plain.advantages.tolist() != control.advantages.tolist()
+    again = make_batch(made, config(reward={"shuffle": True}), seed=5)
+    assert again.advantages.tolist() == control.advantages.tolist()
+
+
+def test_numbers_that_are_none_leave_the_weights_alone(folder: Path) -> None:
+    about = config()
+    learner = start(folder, about)
+    batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+    learner.parameters[3].data[0] = math.nan
+    before = [p.detach().clone() for p in learner.parameters]
+    with pytest.raises(TrainingError, match="is not a number; the weights were left"):
+        learner.learn(batch, seed=0)
+    assert all(
+        torch.equal(a.nan_to_num(7), b.detach().nan_to_num(7)) for a, b in zip(before, learner.parameters, strict=True)
+    )
+
+
+def test_a_leap_and_a_collapse_stop_the_run(folder: Path) -> None:
+    far = config(algorithm={"old": "rollout"})  # the rows claim log-probs that this policy does not give
+    with pytest.raises(TrainingError, match=r"moved .* nats a token away .*guards\.max_kl"):
+        start(folder, far).learn(make_batch(some_batch(), far, seed=0), seed=0)
+    certain = config(guards={"min_entropy": 20.0})
+    learner = start(folder, certain)
+    batch = on_policy(make_batch(some_batch(), certain, seed=0), learner.policy)
+    with pytest.raises(TrainingError, match=r"entropy of the policy fell to .*guards\.min_entropy"):
+        learner.learn(batch, seed=0)
+
+
+def test_only_adapters_are_trained_and_the_rest_is_shared(folder: Path) -> None:
+    about = config(model={"lora": {"rank": 4, "alpha": 8}})
+    learner = start(folder, about)
+    frozen = {n: p.detach().clone() for n, p in learner.policy.module.named_parameters() if not p.requires_grad}
+    assert learner.policy.trained()
+    assert all("lora_" in name for name in learner.policy.trained())
+    batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+    learner.learn(batch, seed=0)
+    now = dict(learner.policy.module.named_parameters())
+    assert all(torch.equal(now[name], tensor) for name, tensor in frozen.items())
+    assert (on_policy(batch, learner.policy).rollout_logp - batch.rollout_logp).abs().max() > 0
+
+
+def test_a_first_policy_holds_back(folder: Path) -> None:
+    free, held = config(algorithm={"epochs": 4}), config(algorithm={"epochs": 4, "kl": 50.0})
+    moved = []
+    for about in (free, held):
+        learner = start(folder, about)
+        batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+        figures = learner.learn(batch, seed=0)
+        moved.append((on_policy(batch, learner.policy).rollout_logp - batch.rollout_logp).abs().mean())
+    assert moved[1] < 0.8 * moved[0]
+    assert figures["actor/ref_kl"] > 0
+
+
+def test_imitation_learns_the_trained_ids_alone(folder: Path) -> None:
+    about = config(sft={"lr": 3e-3, "warmup": 1, "steps": 30})
+    learner = start(folder, about)
+    rows = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+    losses = [learner.imitate(rows, step=n, steps=30)["sft/loss"] for n in range(30)]
+    assert losses[-1] < 0.5 < 4 < losses[0]
+    context = [Row((9, 10, 11), (0, 1, 1))]
+    assert learner.imitate(context, step=29, steps=30)["sft/loss"] > 3

@@ -1,0 +1,174 @@
+"""Whole runs: imitation, then learning from episodes, in real boxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clawgym.errors import RunFolderError, TrainingError
+from clawgym.pool import Pool, samples_of
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.local.main import plan, train
+
+from .runs import Said, small
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a supervised run."""
+    out = tmp_path_factory.mktemp("runs") / "sft"
+    asyncio.run(train(small(), out, "sft", view=Said()))
+    return out
+
+
+async def test_imitation_leaves_a_model_that_can_be_loaded(taught: Path) -> None:
+    assert [row["step"] for row in lines(taught / "metrics.jsonl")] == [1, 2, 3, 4]
+    measured = [(row["split"], row["step"], row["greedy"]) for row in lines(taught / "evaluations.jsonl")]
+    assert measured[:3] == [("validation", n, False) for n in (0, 2, 4)]
+    assert {(split, greedy) for split, _, greedy in measured[3:]} == {("heldout", False), ("heldout", True)}
+    best = Checkpoints(taught).best()
+    assert best is not None
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {
+        file.name for file in (best / "model").iterdir()
+    }
+    assert "Measured in real boxes" in (taught / "report.html").read_text()
+
+
+async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Path) -> None:
+    stop = asyncio.Event()
+
+    class Stopping(Said):
+        def step(self, step: int, figures: Any) -> None:
+            super().step(step, figures)
+            if step == 3:
+                stop.set()
+
+    first, second = Stopping(), Said()
+    await train(small(), tmp_path / "sft", "sft", view=first, stop=stop)
+    await train(small(), tmp_path / "sft", "sft", view=second)
+    assert (first.steps, second.steps) == ([1, 2, 3], [3, 4])  # the last checkpoint was of step 2
+    assert [row["step"] for row in lines(tmp_path / "sft/metrics.jsonl")] == [1, 2, 3, 4]
+    whole, stopped = (
+        load_file(run / "checkpoints/000004/model/model.safetensors") for run in (taught, tmp_path / "sft")
+    )
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
+    config = small(model={"path": str(taught)}, rollout={"groups": 2, "group_size": 2, "staleness": 1})
+    out = tmp_path / "rl"
+    progress = await train(config, out, view=Said())
+    assert progress.step == 3
+    rows = lines(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["rollout/submitted_trajectories"] == 4
+        assert row["training/rollout_probs_diff"] < 1e-4  # the trainer computes what the engine sampled by
+        assert row["staleness/max"] <= 1
+    with Pool(out / "pool.db") as pool:
+        stats = pool.stats()["channels"]
+        assert stats["train"]["fates"]["delivered"] == 12
+        assert stats["train"]["groups"]["consumed"] == 6
+        versions = {
+            t.policy_version for e in pool.episodes(channel="train") for t in pool.turns(e.id) if e.fate == "delivered"
+        }
+        episode = next(e for e in pool.episodes(channel="train") if e.fate == "delivered")
+        assert samples_of(pool.turns(episode.id))
+    assert versions <= {0, 1, 2}
+    assert len(versions) > 1
+    parts = {row["split"] for row in lines(out / "evaluations.jsonl")}
+    assert parts == {"validation", "heldout"}
+    with pytest.raises(RunFolderError, match=r"belongs to another configuration .*optimizer\.lr"):
+        await train(config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), out,
+                    view=Said())  # fmt: skip
+    longer = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": 4})})
+    said = Said()
+    await train(longer, out, view=said)
+    assert said.steps == [4]
+
+
+async def test_adapters_are_learnt_and_sampled_by(taught: Path, tmp_path: Path) -> None:
+    best = Checkpoints(taught).best()
+    config = small(model={"path": str(best / "model"), "lora": {"rank": 2}}, budget={"steps": 2})  # type: ignore[operator]
+    out = tmp_path / "lora"
+    await train(config, out, view=Said())
+    assert all(row["training/rollout_probs_diff"] < 1e-4 for row in lines(out / "metrics.jsonl"))
+    last = Checkpoints(out).last()
+    assert last is not None
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in (last / "adapter").iterdir()}
+
+
+async def test_a_full_disk_is_said_before_anything_is_overwritten(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clawgym.trainers.local import checkpoints
+
+    config = small(model={"path": str(taught)}, budget={"steps": 1})
+    await train(config, tmp_path / "rl", view=Said())
+    before = Checkpoints(tmp_path / "rl").last()
+    usage = checkpoints.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda where: usage._replace(free=1000))
+    longer = small(model={"path": str(taught)}, budget={"steps": 2})
+    with pytest.raises(TrainingError, match=r"takes \d+ MiB and 0 are free: .* from checkpoint 000001"):
+        await train(longer, tmp_path / "rl", view=Said())
+    assert Checkpoints(tmp_path / "rl").last() == before
+    assert not list((tmp_path / "rl/checkpoints").glob(".0*"))
+    monkeypatch.undo()
+    said = Said()
+    await train(longer, tmp_path / "rl", view=said)
+    assert said.steps == [2]
+
+
+async def test_the_figures_go_to_other_trackers_too(taught: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracking = {"wandb": "offline", "tensorboard": True}
+    out = tmp_path / "tracked"
+    await train(small(model={"path": str(taught)}, tracking=tracking, budget={"steps": 1}), out, view=Said())
+    assert list(out.glob("wandb/offline-run-*/*.wandb"))
+    board = EventAccumulator(str(out / "tensorboard"))
+    board.Reload()
+    (row,) = lines(out / "metrics.jsonl")
+    (shown,) = board.Scalars("actor/grad_norm")
+    assert (shown.step, shown.value) == (1, pytest.approx(row["actor/grad_norm"]))
+
+
+async def test_what_would_be_done_is_said(tmp_path: Path) -> None:
+    about = plan(small(), "rl", tmp_path / "run")
+    assert about["tasks"] == {"demonstrations": 4, "train": 6, "validation": 2, "heldout": 2}
+    assert about["episodes_a_step"] == 4
+    assert sum(about["memory_bytes"].values()) > 0
+    assert not (tmp_path / "run").exists()
+    assert isinstance(small(), TrainConfig)
+
+
+async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_path: Path) -> None:
+    config = small(model={"path": str(taught)}, reward={"judge": "rule"}, budget={"steps": 2})
+    out = tmp_path / "judged"
+    await train(config, out, view=Said())
+    rows = lines(out / "metrics.jsonl")
+    assert all(row["judge/unscored"] >= 0 and "reward/process_mean" in row for row in rows)
+    with Pool(out / "pool.db") as pool:
+        for episode in pool.episodes(channel="train"):
+            judged, turns = pool.turn_rewards(episode.id).get("judge", {}), pool.turns(episode.id)
+            assert set(judged) <= set(range(len(turns)))
+            about = pool.about_turn_rewards(episode.id).get("judge", {})
+            assert set(about) == set(judged)
+            assert all(entry["judge"] == "rule" and entry["votes"] for entry in about.values())
+        assert not any(pool.turn_rewards(episode.id) for episode in pool.episodes(channel="validation"))
+    wrong = small(model={"path": str(taught)}, reward={"judge": "oracle"})
+    with pytest.raises(TrainingError, match=r"reward\.judge: there is no judge 'oracle': choose rule"):
+        await train(wrong, tmp_path / "wrong", view=Said())

@@ -1,0 +1,314 @@
+"""Formulas against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from clawgym.trainers import algorithms as formulas
+
+NAN = float("nan")
+
+
+def floats(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def longs(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def close(got: Tensor, *wanted: float) -> None:
+    torch.testing.assert_close(got.double(), floats(*wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_the_room_needs_no_torch() -> None:
+    code = "import sys, clawgym.trainers, clawgym.rewards; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- advantages
+
+
+def test_grpo_within_each_group_with_the_unbiased_deviation() -> None:
+    rewards, groups = floats(1, 0, 0, 3, 5), longs(4, 4, 4, -1, -1)
+    root = math.sqrt(1 / 3)
+    wanted = (2 / 3 / root, -1 / 3 / root, -1 / 3 / root, -math.sqrt(0.5), math.sqrt(0.5))
+    close(formulas.group_advantages(rewards, groups, eps=0), *wanted)
+    close(formulas.group_advantages(rewards, groups, std=False), 2 / 3, -1 / 3, -1 / 3, -1, 1)
+
+
+def test_eps_is_added_to_the_deviation() -> None:
+    close(
+        formulas.group_advantages(floats(0, 2), longs(0, 0), eps=1.0), -1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1)
+    )
+
+
+@pytest.mark.parametrize("rewards", [floats(0.1, 0.1, 0.1), floats(7), floats(0.1, 0.1, 0.1).float()])
+def test_nothing_to_compare_is_zero_exactly(rewards: Tensor) -> None:
+    groups = torch.zeros(len(rewards), dtype=torch.long)
+    for advantages in (
+        formulas.group_advantages(rewards, groups),
+        formulas.group_advantages(rewards, groups, eps=0.0),
+        formulas.rloo_advantages(rewards, groups),
+        formulas.reinforce_pp_advantages(rewards, groups, eps=0.0),
+    ):
+        assert advantages.tolist() == [0.0] * len(rewards)
+        assert advantages.dtype == rewards.dtype
+
+
+def test_rloo_is_the_distance_to_the_mean_of_the_others() -> None:
+    close(formulas.rloo_advantages(floats(1, 0, 4, 9), longs(0, 0, 0, 1)), 1 - 2, 0 - 2.5, 4 - 0.5, 0)
+
+
+def test_reinforce_pp_divides_by_the_deviation_of_the_batch() -> None:
+    # centred: 1, -1, 0, 3, -3; the sum of squares 20 over 5 - 1
+    rewards, groups = floats(2, 0, 5, 6, 0), longs(0, 0, 1, 2, 2)
+    close(formulas.reinforce_pp_advantages(rewards, groups, eps=0), *(x / math.sqrt(5) for x in (1, -1, 0, 3, -3)))
+
+
+def test_a_step_is_compared_with_the_same_step_of_the_others() -> None:
+    rewards = floats(1, 0, 1, 1, 0.5)
+    got = formulas.step_advantages(rewards, longs(0, 0, 0, 0, 0), longs(0, 1, 0, 1, 2), longs(7, 7, 9, 9, 9), eps=0)
+    # step 0: equals; step 1: 0 and 1; step 2: alone. The group: episode means 1/2 and 5/6, so 2/3; weights 1/4, 1/4,
+    # 1/6, 1/6, 1/6.
+    mean = 2 / 3
+    spread = ((1 - mean) ** 2 + mean**2) / 4 + (2 * (1 - mean) ** 2 + (0.5 - mean) ** 2) / 6
+    spread /= 1 - (2 / 16 + 3 / 36)
+    close(got, 0, -math.sqrt(0.5), 0, math.sqrt(0.5), (0.5 - mean) / math.sqrt(spread))
+    got = formulas.step_advantages(rewards, longs(0, 0, 0, 0, 0), longs(0, 1, 0, 1, 2), longs(7, 7, 9, 9, 9), std=False)
+    close(got, 0, -0.5, 0, 0.5, 0.5 - mean)
+
+
+def test_a_late_step_that_one_episode_reached_does_not_keep_its_raw_reward() -> None:
+    got = formulas.step_advantages(floats(2, 2, 2, 2), longs(0, 0, 0, 0), longs(0, 0, 1, 2), longs(0, 1, 1, 1))
+    assert got.tolist() == [0, 0, 0, 0]
+
+
+def test_outcome_and_process_are_normalised_apart_and_clip_and_coefficient_act() -> None:
+    outcome, groups, of = floats(1, 0), longs(3, 3), longs(0, 0, 1, 1)
+    process = floats(10, 20, 0, 0)
+    # one vote each: mean (15 + 0) / 2; weights 1/4
+    a = math.sqrt(0.5)
+    sd = math.sqrt((2.5**2 + 12.5**2 + 2 * 7.5**2) / 4 / (1 - 4 / 16))
+    parts = [x / sd for x in (2.5, 12.5, -7.5, -7.5)]
+    got = formulas.integrated_advantages(outcome, process, groups, of, coefficient=0.5, eps=0)
+    close(got, *(o + 0.5 * p for o, p in zip((a, a, -a, -a), parts, strict=True)))
+    got = formulas.integrated_advantages(outcome, process, groups, of, coefficient=0.5, clip=1.0, eps=0)
+    close(got, *(o + 0.5 * max(-1, min(1, p)) for o, p in zip((a, a, -a, -a), parts, strict=True)))
+    got = formulas.integrated_advantages(outcome, process, groups, of, coefficient=floats(0, 0, 0, 2), eps=0)
+    close(got, a, a, -a, -a + 2 * parts[3])
+    by_step = formulas.integrated_advantages(outcome, process, groups, of, steps=longs(0, 1, 0, 1), eps=0)
+    close(by_step, 2 * a, 2 * a, -2 * a, -2 * a)
+
+
+def test_a_step_that_was_not_judged_has_its_outcome_alone() -> None:
+    outcome, groups, of = floats(1, 0), longs(0, 0), longs(0, 0, 1)
+    valid = torch.tensor([True, False, True])
+    for steps in (None, longs(0, 1, 0)):
+        got = formulas.integrated_advantages(outcome, floats(1, NAN, -1), groups, of, steps=steps, valid=valid, eps=0)
+        close(got, math.sqrt(2), math.sqrt(0.5), -math.sqrt(2))
+    none = formulas.integrated_advantages(
+        outcome, floats(NAN, NAN, NAN), groups, of, valid=torch.zeros(3, dtype=torch.bool), eps=0
+    )
+    close(none, math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5))
+
+
+# --- weights
+
+
+def test_weights_by_token_episode_and_row() -> None:
+    episodes, rows = longs(5, 5, 5, 8), longs(0, 1, 1, 2)
+    close(formulas.token_weights(episodes, "token"), *[1 / 4] * 4)
+    close(formulas.token_weights(episodes, "episode"), 1 / 6, 1 / 6, 1 / 6, 1 / 2)
+    close(formulas.token_weights(episodes, "episode", rows=rows), 1 / 6, 1 / 6, 1 / 6, 1 / 2)
+    close(formulas.token_weights(episodes, "sequence", rows=rows), 1 / 3, 1 / 6, 1 / 6, 1 / 3)
+    close(formulas.token_weights(episodes, "seq-mean-token-sum", rows=rows), *[1 / 3] * 4)
+    close(formulas.token_weights(episodes, "seq-mean-token-sum-norm", rows=rows, norm=8), *[1 / 24] * 4)
+
+
+# --- losses
+
+
+def test_the_clipped_loss() -> None:
+    ratio = floats(1.5, 1.5, 0.5, 0.5, 1.0, 9.0)
+    gain = floats(1, -1, 1, -1, 2, 0)
+    loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0, 0, 0, 0), gain, floats(1, 2, 3, 4, 5, 0))
+    # 1: clipped at 1.28; 2 and 3: the worse of the two is the plain one; 4: clipped at 0.8
+    assert loss.item() == pytest.approx(-1.28 + 2 * 1.5 - 3 * 0.5 + 4 * 0.8 - 5 * 2)
+    assert seen["clip_fraction_low"].item() == pytest.approx(1 / 5)
+    assert seen["clip_fraction_high"].item() == pytest.approx(1 / 5)
+    assert seen["clip_fraction"].item() == pytest.approx(2 / 5)
+    assert seen["ratio_mean"].item() == pytest.approx(1.0)  # the last has weight 0: padding
+    assert seen["ratio_max"].item() == pytest.approx(1.5)
+    assert seen["approx_kl"].item() == pytest.approx(sum(r - 1 - math.log(r) for r in (1.5, 1.5, 0.5, 0.5)) / 5)
+    assert seen["tokens"].item() == 5
+    assert not any(value.requires_grad for value in seen.values())
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+    ratio, gain = floats(10, 10, 2), floats(-1, 1, -1)
+    loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0), gain, floats(1, 1, 1), dual_clip=3.0)
+    assert loss.item() == pytest.approx(3 - 1.28 + 2)
+    assert seen["dual_clip_fraction"].item() == pytest.approx(1 / 3)
+
+
+def test_importance_multiplies_and_carries_no_gradient() -> None:
+    logp, engine = floats(-1, -2).requires_grad_(), floats(-1.5, -1).requires_grad_()
+    old = floats(-1, -2).requires_grad_()
+    c = formulas.truncated_importance(old, engine, cap=1.5)
+    close(c, 1.5, math.exp(-1))
+    assert not c.requires_grad
+    loss, _ = formulas.policy_loss(logp, old, floats(1, 1), floats(0.5, 0.5), importance=c)
+    assert loss.item() == pytest.approx(-0.5 * (1.5 + math.exp(-1)))
+    loss.backward()
+    assert logp.grad is not None
+    close(logp.grad, -0.75, -0.5 * math.exp(-1))
+    assert old.grad is None
+    assert engine.grad is None
+
+
+def test_importance_of_a_row_is_the_product_of_its_tokens() -> None:
+    old, engine = floats(-1, -1, -1), floats(-1.2, -1.1, -0.5)
+    close(
+        formulas.truncated_importance(old, engine, rows=longs(3, 3, 1)),
+        *(math.exp(0.3), math.exp(0.3), math.exp(-0.5)),
+    )
+    close(formulas.truncated_importance(old, engine, rows=longs(3, 3, 1), cap=1.1), 1.1, 1.1, math.exp(-0.5))
+
+
+def test_ratios_that_overflow_stay_finite() -> None:
+    logp = torch.tensor([0.0, -300.0], requires_grad=True)
+    loss, seen = formulas.policy_loss(logp, torch.tensor([-300.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2))
+    loss.backward()
+    assert logp.grad is not None
+    assert all(torch.isfinite(x).all() for x in (loss, logp.grad, *seen.values()))
+    assert torch.isfinite(formulas.kl(torch.tensor([-300.0]), torch.tensor([0.0]))).all()
+
+
+def test_the_three_estimates_of_kl() -> None:
+    logp, other = floats(-1, -2), floats(-2, -1)
+    close(formulas.kl(logp, other, "k1"), 1, -1)
+    close(formulas.kl(logp, other, "k2"), 0.5, 0.5)
+    close(formulas.kl(logp, other, "k3"), math.exp(-1), math.e - 2)
+    assert formulas.kl(logp.bfloat16(), other.bfloat16()).dtype == torch.float32
+
+
+def test_entropy_of_uniform_certain_and_masked() -> None:
+    logits = torch.tensor([[1.0] * 4, [0.0, -1e4, -1e4, -1e4], [0.0, 0.0, -math.inf, -math.inf]], requires_grad=True)
+    got = formulas.entropy(logits)
+    close(got, math.log(4), 0, math.log(2))
+    got.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+# --- distillation
+
+
+def test_the_gap_to_the_teacher_is_clipped() -> None:
+    teacher, old = floats(-1, -5, -0.5), floats(-1.25, -1, -4).requires_grad_()
+    got = formulas.distillation_advantages(teacher, old)
+    close(got, 0.25, -1, 1)
+    assert not got.requires_grad
+    close(formulas.distillation_advantages(teacher, old, clip=9.0), 0.25, -4, 3.5)
+
+
+def test_without_a_teacher_the_term_is_dropped() -> None:
+    rl, opd = floats(1, 2, 3), floats(0.5, NAN, -1)
+    taught = torch.tensor([True, False, True])
+    close(formulas.combined(rl, opd, w_rl=2.0, w_opd=0.5, taught=taught), 2.25, 4, 5.5)
+    close(formulas.combined(rl, floats(1, 1, 1)), 2, 3, 4)
+
+
+def test_top_k_reverse_kl_with_a_tail() -> None:
+    p, q = floats(0.5, 0.2, 0.2, 0.1), floats(0.25, 0.25, 0.4, 0.1)
+    ids = longs(2, 0)
+    got = formulas.topk_reverse_kl(p.log()[None], ids[None], q.log()[ids][None])
+    close(got, 0.2 * math.log(0.2 / 0.4) + 0.5 * math.log(0.5 / 0.25) + 0.3 * math.log(0.3 / 0.35))
+
+
+def test_top_k_that_holds_everything_is_the_whole_kl() -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    teacher = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+    got = formulas.topk_reverse_kl(logits, torch.arange(7).expand(5, 7), teacher)
+    logp = logits.log_softmax(-1)
+    whole = (logp.exp() * (logp - teacher)).sum(-1)
+    torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-5)
+    mine, theirs = (torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (got, whole))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_teacher_that_rules_an_id_out_costs_nothing_where_the_policy_does_too() -> None:
+    logits = torch.tensor([[0.0, -math.inf, -1.0]], requires_grad=True)
+    got = formulas.topk_reverse_kl(logits, longs(0, 1)[None], torch.tensor([[-0.5, -math.inf]]))
+    assert torch.isfinite(got).all()
+    assert torch.isfinite(torch.autograd.grad(got.sum(), logits)[0]).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, 12.0])  # top-K mass from a tenth to all of it
+def test_single_precision_is_enough_for_the_tail(scale: float) -> None:
+    logits, other = scale * torch.randn(2, 16, 2000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logits.requires_grad_()
+    teacher, ids = (logits.detach() + other / scale).log_softmax(-1).topk(20)
+    exact, single = (
+        formulas.topk_reverse_kl(logits.to(kind), ids, teacher.to(kind)) for kind in (torch.float64, torch.float32)
+    )
+    torch.testing.assert_close(single.double(), exact, rtol=1e-3, atol=1e-4)
+    a, b = (torch.autograd.grad(loss.sum(), logits)[0] for loss in (exact, single))
+    torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+def test_overlap_of_two_sets() -> None:
+    close(formulas.topk_overlap(longs(1, 2, 3, 4)[None], longs(9, 3, 1, 8)[None]), 0.5)
+    close(formulas.topk_overlap(longs(1, 2)[None], longs(2, 1)[None]), 1)
+
+
+# --- what does not fit is said
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: formulas.group_advantages(floats(1, 2), longs(0)), "rewards .2,., groups .1,."),
+        (lambda: formulas.group_advantages(floats(1, NAN), longs(0, 0)), r"rewards\[1\] is nan: leave out"),
+        (lambda: formulas.group_advantages(floats(1, 2)[None], longs(0, 0)[None]), "flat"),
+        (lambda: formulas.step_advantages(floats(1, 2), longs(0, 0), longs(0, 0), longs(3, 3)), "same step twice"),
+        (lambda: formulas.step_advantages(floats(1, 2), longs(0, 1), longs(0, 1), longs(3, 3)), "two groups"),
+        (
+            lambda: formulas.integrated_advantages(floats(1, 2), floats(1), longs(0, 0), longs(2)),
+            r"leaves 0\.\.1",
+        ),
+        (lambda: formulas.integrated_advantages(floats(1), floats(1, 2), longs(0), longs(0)), "for every step"),
+        (lambda: formulas.token_weights(longs(0)[None]), r"flat: episodes\[mask\]"),
+        (lambda: formulas.token_weights(longs(0), "sequence"), "give rows"),
+        (lambda: formulas.token_weights(longs(0), "seq-mean-token-sum-norm", rows=longs(0)), "positive norm"),
+        (lambda: formulas.token_weights(longs(0), "seq-mean-token-sum", rows=longs(0), norm=2), "positive norm"),
+        (lambda: formulas.token_weights(longs(0), "mean"), "choose one of token"),  # type: ignore[arg-type]
+        (
+            lambda: formulas.policy_loss(floats(0), floats(0), floats(0), floats(0), dual_clip=1.0),
+            "above 1",
+        ),
+        (lambda: formulas.policy_loss(floats(0), floats(0), floats(0, 1), floats(0)), "advantages"),
+        (lambda: formulas.kl(floats(0), floats(0), "k4"), "k1, k2 or k3"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_said(call, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_empty_batches() -> None:
+    none = longs()
+    assert formulas.group_advantages(floats(), none).shape == (0,)
+    assert formulas.step_advantages(floats(), none, none, none).shape == (0,)
+    assert formulas.integrated_advantages(floats(1, 0), floats(), longs(0, 0), none).shape == (0,)
+    assert formulas.token_weights(none).shape == (0,)
+    loss, seen = formulas.policy_loss(floats().requires_grad_(), floats(), floats(), floats())
+    loss.backward()
+    assert [value.item() for value in (loss, *seen.values())] == [0] * 9

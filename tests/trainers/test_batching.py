@@ -1,0 +1,129 @@
+"""Rows of training as tensors: what is put together is computed as if it lay alone."""
+
+from __future__ import annotations
+
+from pathlib import Path as File
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
+from clawgym.trainers.local.policy import token_logprobs
+
+
+@st.composite
+def paths(draw: st.DrawFn) -> list[Path]:
+    """Rows over few ids, so that many begin alike; some are equal, some a beginning of another one."""
+    count = draw(st.integers(1, 8))
+    made = []
+    for _ in range(count):
+        ids = draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
+        if made and draw(st.booleans()):
+            ids = [*draw(st.sampled_from(made)).ids[: draw(st.integers(0, 12))], *ids]
+        mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
+        made.append(Path(tuple(ids), tuple(mask)))
+    return made
+
+
+def along(row: Packed, place: int) -> list[int]:
+    """The ids that the token at ``place`` sees, in their order."""
+    return [int(row.ids[n]) for n in row.seen()[place].nonzero()[0]]
+
+
+@given(paths(), st.integers(1, 40), st.booleans())
+@settings(max_examples=300)
+def test_every_token_sees_its_own_path_and_nothing_else(made: list[Path], row_tokens: int, share: bool) -> None:
+    rows = pack(made, row_tokens=row_tokens, share=share)
+    wanted = {}  # place of a trained token -> (what comes before it, itself)
+    place = 0
+    for path in made:
+        for at, trained in enumerate(path.mask):
+            if trained:
+                wanted[place] = list(path.ids[:at]), path.ids[at]
+                place += 1
+    found = {
+        int(place): (along(row, int(before)), int(target))
+        for row in rows
+        for before, target, place in zip(row.predicts, row.targets, row.places, strict=True)
+    }
+    assert found == wanted
+    for row in rows:
+        assert row.positions.tolist() == [len(along(row, n)) - 1 for n in range(len(row.ids))]
+        assert not share or len(row.ids) <= max(row_tokens, max(len(path.ids) for path in made))
+
+
+@given(paths())
+def test_nothing_is_stored_twice_in_one_row(made: list[Path]) -> None:
+    (row,) = pack(made, row_tokens=10**6)
+    beginnings = {path.ids[:n] for path in made for n in range(1, len(path.ids) + 1)}
+    assert len(row.ids) == len(beginnings)
+
+
+@given(paths(), st.integers(1, 30), st.integers(1, 90))
+def test_micro_batches_hold_every_row_once(made: list[Path], row_tokens: int, tokens: int) -> None:
+    rows = pack(made, row_tokens=row_tokens)
+    batches = list(micro_batches(rows, tokens=tokens))
+    assert sorted(n for batch in batches for n in batch.places.tolist()) == list(range(sum(sum(p.mask) for p in made)))
+    for batch in batches:
+        assert batch.ids.numel() <= tokens or len(batch.ids) == 1
+        assert batch.seen is None or batch.seen.diagonal(dim1=-2, dim2=-1).all()
+
+
+def test_a_row_that_trains_its_first_id_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"path 1: .* leave it out"):
+        pack([Path((1, 2), (0, 1)), Path((1, 2), (1, 1))], row_tokens=8)
+
+
+def test_log_probs_are_those_of_each_row_alone(tmp_path: File) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(9, 700, (count,), generator=generator).tolist())
+
+    opening, task = some(30), some(9)
+    rows = [opening + task + some(n) for n in (3, 17, 5, 40)]
+    made = [Path(ids, (0,) * 20 + (1,) * (len(ids) - 20)) for ids in rows] + [Path(some(25), (0,) * 5 + (1,) * 20)]
+    alone = torch.cat([_plain(model, path) for path in made])
+    for share, row_tokens, tokens in ((True, 64, 128), (True, 4096, 4096), (False, 1, 100)):
+        together = torch.zeros_like(alone)
+        for micro in micro_batches(pack(made, row_tokens=row_tokens, share=share), tokens=tokens):
+            together[micro.places] = token_logprobs(model, micro)[0].detach()
+        assert (together - alone).abs().max() < 1e-5
+
+
+def _plain(model: torch.nn.Module, path: Path) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([path.ids])).logits[0, :-1]
+    logp = logits.log_softmax(-1).gather(1, torch.tensor(path.ids[1:])[:, None])[:, 0]
+    return logp[torch.tensor(path.mask[1:]).bool()]
+
+
+def test_few_logits_at_a_time_change_nothing(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clawgym.trainers.local import policy
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
+    (micro,) = micro_batches(pack([Path(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)
+
+    def gradient(most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        monkeypatch.setattr(policy, "_LOGITS", most)
+        model.zero_grad()
+        logp, entropy = token_logprobs(model, micro, temperature=0.7)
+        logp.sum().backward()
+        return torch.cat([logp.detach(), entropy]), model.model.layers[0].mlp.up_proj.weight.grad.clone()
+
+    for a, b in zip(gradient(2**24), gradient(704 * 7), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_on_another_device_everything_goes_along() -> None:
+    (micro,) = micro_batches(pack([Path((1, 2, 3), (0, 1, 1)), Path((1, 2, 4), (0, 0, 1))], row_tokens=8), tokens=8)
+    assert isinstance(micro, MicroBatch)
+    moved = micro.to("cpu")
+    assert moved.seen is not None
+    assert torch.equal(moved.predicts, micro.predicts)

@@ -1,0 +1,55 @@
+"""One file, checked as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clawgym.errors import TrainingError
+from clawgym.trainers.config import TrainConfig, load_config, recipes
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_is_valid(name: str) -> None:
+    assert load_config(name).name
+
+
+def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\noptimizer: {lr: 1e-5}\n")
+    assert load_config(path) == TrainConfig(name="a", optimizer={"lr": 1e-5})  # type: ignore[arg-type]
+    changed = load_config(path, ["optimizer.lr=3e-4", "model.lora.rank=4", "tasks.generators=[write-word]", "seed=7"])
+    assert (changed.optimizer.lr, changed.seed, changed.tasks.generators) == (3e-4, 7, ("write-word",))
+    assert changed.model.lora is not None
+    assert changed.model.lora.rank == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("optimiser: {lr: 1}", "run.yaml: optimiser: Extra inputs"),
+        ("optimizer: {lr: -1}", r"optimizer\.lr: .* greater than 0"),
+        ("rollout: {group_size: 1}", r"rollout\.group_size"),
+        ("model: {quantize: 4bit}", "set model.lora as well"),
+        ("- a\n- b", "holds no settings but list"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(TrainingError, match=says):
+        load_config(write(tmp_path, text))
+
+
+def test_a_wrong_override_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 1\n")
+    for override, says in (("lr", "write key=value"), ("seed.x=1", "'seed' has no parts"), ("a=[", "is no YAML")):
+        with pytest.raises(TrainingError, match=says):
+            load_config(path, [override])
+    with pytest.raises(TrainingError, match="neither a recipe"):
+        load_config(tmp_path / "absent.yaml")

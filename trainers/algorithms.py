@@ -1,0 +1,357 @@
+"""The formulas of learning: advantages, weights and losses as pure functions on tensors.
+
+Letters of shapes: E episodes, N steps (turns), S trained tokens (flat over a whole batch), V vocabulary, K kept ids.
+What is elementwise over S takes padded (B, T) tensors too; a place of padding has weight 0, and :func:`policy_loss`
+reads nothing else there.
+
+Invariants: one episode is one vote in every baseline; what cannot be compared (a group of one, a group of equals) has
+advantage 0 exactly, never its raw reward; no function keeps state; advantages and importance weights carry no
+gradient. Labels (groups, episodes, rows) are any whole numbers: only which ones are equal counts. Every function
+raises :class:`ValueError` where shapes do not fit or a reward is not finite.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clawgym.trainers._baselines import (
+    centred,
+    check_episodes,
+    checked,
+    count_by,
+    distinct,
+    dtype_of,
+    index_of,
+    real,
+    same_shape,
+    sum_by,
+    votes,
+    z_score,
+)
+
+__all__ = [
+    "Aggregation",
+    "combined",
+    "distillation_advantages",
+    "entropy",
+    "group_advantages",
+    "integrated_advantages",
+    "kl",
+    "policy_loss",
+    "reinforce_pp_advantages",
+    "rloo_advantages",
+    "step_advantages",
+    "token_weights",
+    "topk_overlap",
+    "topk_reverse_kl",
+    "truncated_importance",
+]
+
+Aggregation = Literal["token", "episode", "sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+_MOST = 20.0
+"""Bound of a log-ratio before ``exp``, in nats: beyond it a ratio says only that the two policies have nothing in
+common, and a float32 would overflow."""
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6) -> Tensor:
+    """GRPO: A_e = (r_e - mean_g) / (std_g + eps), with the unbiased standard deviation of its group.
+
+    ``rewards`` (E,), ``groups`` (E,) -> (E,). ``std=False``: A_e = r_e - mean_g.
+    Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2; without the division Dr. GRPO (arXiv 2503.20783).
+    """
+    values, (group,) = checked(rewards, groups=groups)
+    return z_score(values, group, 1 / count_by(group), std, eps).to(dtype_of(rewards))
+
+
+def rloo_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """RLOO: A_e = r_e - mean of the other episodes of its group = n / (n - 1) * (r_e - mean_g). (E,), (E,) -> (E,).
+
+    Source: "Back to Basics" (arXiv 2402.14740), the RLOO estimator.
+    """
+    values, (group,) = checked(rewards, groups=groups)
+    n = count_by(group)
+    return (centred(values, group, 1 / n) * n / (n - 1).clamp(min=1)).to(dtype_of(rewards))
+
+
+def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """REINFORCE++ with the group's mean as baseline, then divided by the standard deviation over the batch.
+
+    ``rewards`` (E,), ``groups`` (E,) -> (E,). The batch's mean need not be taken off: it is 0 after the first step.
+    Source: REINFORCE++ (arXiv 2501.03262), the form with a baseline.
+    """
+    values, (group,) = checked(rewards, groups=groups)
+    gain = centred(values, group, 1 / count_by(group))
+    spread = (gain.square().sum() / max(1, len(gain) - 1)).sqrt()
+    return torch.where(gain == 0, 0.0, gain / (spread + eps)).to(dtype_of(rewards))
+
+
+def step_advantages(
+    rewards: Tensor, groups: Tensor, steps: Tensor, episodes: Tensor, *, std: bool = True, eps: float = 1e-6
+) -> Tensor:
+    """Step-wise GRPO: the reward of a step against those of the same step of the other episodes of its group.
+
+    ``rewards``, ``groups``, ``steps`` (index of the step in its episode), ``episodes``: (N,) each -> (N,).
+    In a bucket (group, step) of two or more: (r - mean) / (std + eps), unbiased. A step that only one episode reached
+    has nothing of its kind to be compared with: its baseline is that of the whole group, every step counted, each
+    episode one vote: with w_i = 1 / (episodes of g * steps of the episode), mean_g = sum w_i r_i and
+    var_g = sum w_i (r_i - mean_g)^2 / (1 - sum w_i^2), which is the unbiased variance where episodes have one step.
+    Source: OpenClaw-RL (arXiv 2603.10165), step-wise standardisation; the baseline of a bucket of one is ours.
+    """
+    values, (group, step, episode) = checked(rewards, groups=groups, steps=steps, episodes=episodes)
+    check_episodes(group, episode)
+    if len(torch.unique(torch.stack([episode, step]), dim=1)[0]) != len(values):
+        raise ValueError("an episode has the same step twice: number the steps of an episode in their order")
+    bucket = torch.unique(torch.stack([group, step]), dim=1, return_inverse=True)[1]
+    n = count_by(bucket)
+    among_equals = z_score(values, bucket, 1 / n, std, eps)
+    in_group = z_score(values, group, votes(group, episode), std, eps)
+    return torch.where(n > 1, among_equals, in_group).to(dtype_of(rewards))
+
+
+def integrated_advantages(
+    outcome: Tensor,
+    process: Tensor,
+    groups: Tensor,
+    episode_of_step: Tensor,
+    *,
+    steps: Tensor | None = None,
+    valid: Tensor | None = None,
+    coefficient: float | Tensor = 1.0,
+    clip: float | None = None,
+    std: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Outcome and process normalised apart, then added: A_t = A_outcome + coefficient * clip(A_process, -c, c).
+
+    ``outcome`` (E,), ``groups`` (E,), ``process`` (N,), ``episode_of_step`` (N,) indices into E -> (N,).
+    A_outcome is :func:`group_advantages`. A_process takes the process rewards of all steps of a group together, one
+    vote per episode (the baseline that :func:`step_advantages` falls back to); with ``steps`` (N,) it is
+    :func:`step_advantages`. A step that is not ``valid`` (N,) bool was not judged: its A_process is 0 and it is in no
+    baseline, so its ``process`` may be anything. ``coefficient`` may be a tensor (N,), one weight for each setting.
+    Apart, because in a sum of rewards the larger variance decides, and a group of equal outcomes would be judged by
+    process alone at full scale. Source: GDPO (arXiv 2601.05242), which normalises each reward alone.
+    """
+    if process.shape != episode_of_step.shape or (valid is not None and valid.shape != process.shape):
+        raise ValueError(
+            f"process {tuple(process.shape)}, episode_of_step {tuple(episode_of_step.shape)}"
+            f"{'' if valid is None else f', valid {tuple(valid.shape)}'}: give one of each for every step"
+        )
+    if len(episode_of_step) and not 0 <= int(episode_of_step.min()) <= int(episode_of_step.max()) < len(outcome):
+        raise ValueError(f"episode_of_step leaves 0..{len(outcome) - 1}: give indices into outcome")
+    judged = torch.ones_like(process, dtype=torch.bool) if valid is None else valid.bool()
+    episode = episode_of_step[judged]
+    if steps is not None:
+        scaled = step_advantages(process[judged], groups[episode], steps[judged], episode, std=std, eps=eps)
+    else:
+        values, (group, voter) = checked(process[judged], groups=groups[episode], episodes=episode)
+        scaled = z_score(values, group, votes(group, voter), std, eps)
+    if clip is not None:
+        scaled = scaled.clamp(-clip, clip)
+    added = torch.zeros_like(process, dtype=dtype_of(process))
+    added[judged] = scaled.to(added.dtype)
+    return group_advantages(outcome, groups, std=std, eps=eps)[episode_of_step] + coefficient * added
+
+
+def distillation_advantages(teacher_logp: Tensor, old_logp: Tensor, *, clip: float = 1.0) -> Tensor:
+    """On-policy distillation: A_s = clip(log pi_T(a_s | hinted) - log pi_old(a_s), -clip, clip). (S,), (S,) -> (S,).
+
+    Its mean is the negative reverse KL from the policy to the teacher where nothing is clipped.
+    Source: OpenClaw-RL (arXiv 2603.10165), on-policy distillation, with a clipped gap.
+    """
+    same_shape(teacher_logp=teacher_logp, old_logp=old_logp)
+    return (real(teacher_logp) - real(old_logp)).clamp(-clip, clip).detach()
+
+
+def combined(rl: Tensor, opd: Tensor, *, w_rl: float = 1.0, w_opd: float = 1.0, taught: Tensor | None = None) -> Tensor:
+    """w_rl * GRPO + w_opd * OPD, per token; where no teacher spoke the second term is dropped. (S,), (S,) -> (S,).
+
+    Takes advantages or losses. ``taught`` (S,) bool: where there is a teacher's log-prob; everywhere if not given.
+    What ``opd`` holds elsewhere is not read. A log-prob of 0 in its place would be a teacher that is certain of the
+    token, and the policy's own would be the noise between two engines.
+    Source: OpenClaw-RL (arXiv 2603.10165), the combined objective.
+    """
+    same_shape(rl=rl, opd=opd, **({} if taught is None else {"taught": taught}))
+    if taught is not None:
+        opd = torch.where(taught.bool(), opd, torch.zeros_like(opd))
+    return w_rl * rl + w_opd * opd
+
+
+# --- weights and losses -----------------------------------------------------------------------------------------------
+
+
+def token_weights(
+    episodes: Tensor, mode: Aggregation = "episode", *, rows: Tensor | None = None, norm: float | None = None
+) -> Tensor:
+    """What each trained token counts for, so that a loss is ``(weights * per_token).sum()``. (S,) -> (S,) float32.
+
+    ``episodes`` (S,): which episode a token is of; ``rows`` (S,): which row of training. Made once for a whole batch:
+    then the losses of micro-batches just add. For padded tensors: ``weights = zeros(B, T)``, then
+    ``weights[mask] = token_weights(episodes[mask])``.
+
+    - ``token``: 1 / S (verl's ``token-mean``; DAPO, arXiv 2503.14476, equation 12).
+    - ``episode``: 1 / (E * T_e), T_e the trained tokens of the episode: one vote, however many rows it has.
+    - ``sequence``: the same with rows (verl's ``seq-mean-token-mean``; GRPO, arXiv 2402.03300, equation 3).
+    - ``seq-mean-token-sum``: 1 / rows, as in verl. Does not sum to 1: long rows weigh more.
+    - ``seq-mean-token-sum-norm``: 1 / (rows * ``norm``), ``norm`` a constant length (verl's ``loss_scale_factor``;
+      Dr. GRPO, arXiv 2503.20783). Does not sum to 1 either.
+    """
+    if episodes.dim() != 1:
+        raise ValueError(f"episodes {tuple(episodes.shape)}: give one id for each trained token, flat: episodes[mask]")
+    if mode in ("sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
+        if rows is None:
+            raise ValueError(f"mode {mode!r} counts rows of training: give rows, one id for each token")
+        same_shape(episodes=episodes, rows=rows)
+    if mode == "token":
+        weights = torch.full(episodes.shape, 1 / max(1, episodes.numel()), dtype=torch.float64, device=episodes.device)
+    elif mode in ("episode", "sequence"):
+        voter = index_of(episodes if rows is None or mode == "episode" else rows)
+        weights = 1 / (count_by(voter) * distinct(voter))
+    elif mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm") and rows is not None:
+        if (norm is None) == mode.endswith("-norm") or (norm is not None and norm <= 0):
+            raise ValueError(f"mode {mode!r} with norm={norm}: a positive norm belongs to seq-mean-token-sum-norm")
+        voter = index_of(rows)
+        weights = torch.ones_like(voter, dtype=torch.float64) / (distinct(voter) * (norm or 1.0))
+    else:
+        raise ValueError(f"no aggregation {mode!r}: choose one of {', '.join(Aggregation.__args__)}")
+    return weights.float()
+
+
+def truncated_importance(
+    old_logp: Tensor, rollout_logp: Tensor, *, cap: float = 2.0, rows: Tensor | None = None
+) -> Tensor:
+    """Truncated importance sampling: min(pi_old / pi_rollout, cap), between the trainer's and the engine's log-probs.
+
+    (S,), (S,) -> (S,), without gradient. With ``rows`` (S,), flat only, the ratio is the product over a row, the same
+    for each of its tokens: unbiased for ``cap`` -> infinity, with the variance of long products.
+    Source: "Truncated Importance Sampling" (Ionides 2008); between engines: "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training" (2025); verl's ``rollout_is`` ``token`` and ``sequence``.
+    """
+    same_shape(old_logp=old_logp, rollout_logp=rollout_logp)
+    gap = (real(old_logp) - real(rollout_logp)).detach()
+    if rows is not None:
+        same_shape(old_logp=old_logp, rows=rows)
+        row = index_of(rows)
+        gap = sum_by(gap.double(), row)[row].to(gap.dtype)
+    return gap.clamp(max=_MOST).exp().clamp(max=cap)
+
+
+def policy_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+    importance: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped loss: sum_s w_s * c_s * max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old.
+
+    All (S,); -> (scalar, metrics). ``dual_clip`` (> 1) bounds the loss of a negative advantage by -dual_clip * A.
+    ``importance``: c_s, from :func:`truncated_importance`. Gradients flow through ``logp`` alone.
+    Metrics are scalars without gradient, over the tokens of weight other than 0: ``clip_fraction`` (tokens without
+    gradient because of a clip) = ``clip_fraction_low`` + ``clip_fraction_high``; ``dual_clip_fraction``;
+    ``ratio_mean``, ``ratio_max``; ``approx_kl``, k3 of KL(pi_old || pi); ``tokens``, to average over micro-batches by.
+    Source: PPO (arXiv 1707.06347), equation 7; two bounds: DAPO (arXiv 2503.14476), equation 10; dual clip:
+    arXiv 1912.09729.
+    """
+    same_shape(logp=logp, old_logp=old_logp, advantages=advantages, weights=weights)
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip}: give a bound above 1 (3 is usual), or None")
+    trained = weights != 0
+    logp, old = real(logp), real(old_logp).detach()
+    log_ratio = torch.where(trained, logp - old, torch.zeros_like(logp)).clamp(-_MOST, _MOST)
+    gain = torch.where(trained, advantages, torch.zeros_like(advantages)).detach()
+    ratio = log_ratio.exp()
+    plain, clipped = -gain * ratio, -gain * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(plain, clipped)
+    bounded = torch.zeros_like(trained)
+    if dual_clip is not None:
+        bounded = (gain < 0) & (losses > -gain * dual_clip)
+        losses = torch.where(bounded, -gain * dual_clip, losses)
+    if importance is not None:
+        same_shape(logp=logp, importance=importance)
+        losses = losses * torch.where(trained, importance, torch.zeros_like(importance)).detach()
+    loss = (weights.detach() * losses).sum()
+
+    with torch.no_grad():
+        tokens = trained.sum()
+        n = tokens.clamp(min=1)
+        low, high = ((clipped > plain) & (gain < 0)).sum() / n, ((clipped > plain) & (gain > 0)).sum() / n
+        return loss, {
+            "clip_fraction": low + high,
+            "clip_fraction_low": low,
+            "clip_fraction_high": high,
+            "dual_clip_fraction": bounded.sum() / n,
+            "ratio_mean": (ratio * trained).sum() / n,
+            "ratio_max": (ratio * trained).amax() if ratio.numel() else ratio.new_zeros(()),
+            "approx_kl": (ratio - 1 - log_ratio).sum() / n,
+            "tokens": tokens,
+        }
+
+
+def kl(logp: Tensor, other: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+    """Estimates of KL(pi || other) from tokens sampled by pi, elementwise. (S,), (S,) -> (S,) in nats.
+
+    With d = logp - other: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d (unbiased like k1, and never negative).
+    As a loss only k2 has the gradient of the KL in expectation. Source: "Approximating KL Divergence" (Schulman 2020).
+    """
+    same_shape(logp=logp, other=other)
+    gap = real(logp) - real(other)
+    if kind == "k1":
+        return gap
+    if kind == "k2":
+        return gap.square() / 2
+    if kind == "k3":
+        return (-gap).clamp(max=_MOST).exp() - 1 + gap
+    raise ValueError(f"no estimate {kind!r}: choose k1, k2 or k3")
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits), in nats. (S, V) -> (S,). Ids of logit -inf count 0, in the gradient too."""
+    logp = real(logits).log_softmax(-1)
+    p = logp.exp()
+    return -(p * logp.masked_fill(p == 0, 0.0)).sum(-1)
+
+
+def topk_reverse_kl(logits: Tensor, ids: Tensor, teacher_logp: Tensor) -> Tensor:
+    """Reverse KL to a teacher of whom K log-probs are known, over K + 1 bins: those ids, and all others together.
+
+    ``logits`` (S, V) of the policy, ``ids`` (S, K) distinct in each row, ``teacher_logp`` (S, K) -> (S,) in nats:
+    sum_k p_k (log p_k - log q_k) + p_tail (log p_tail - log q_tail). At most the full KL(p || q), as for any merging
+    of bins. One pass over the vocabulary; gradients through ``logits`` alone. A tail counts as one rounding step at
+    least (1.2e-7 in float32), so that K ids that hold everything give no infinity. Where no teacher spoke, leave the
+    token out before the call.
+    Source: SDFT (arXiv 2601.19897) and SDPO (arXiv 2601.20802), top-K distillation with a tail.
+    """
+    same_shape(ids=ids, teacher_logp=teacher_logp)
+    logits = real(logits)
+    log_p = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    log_q = teacher_logp.detach().to(log_p.dtype)
+    step = torch.finfo(real(teacher_logp).dtype).eps
+    log_p = torch.cat([log_p, _log_rest(log_p, step)], -1)
+    log_q = torch.cat([log_q, _log_rest(log_q, step)], -1)
+    gone = log_p.detach().exp() == 0
+    return (log_p.exp() * (log_p.masked_fill(gone, 0.0) - log_q.masked_fill(gone, 0.0))).sum(-1)
+
+
+def topk_overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Share of K ids that two top-K sets have in common, in [0, 1]. (S, K), (S, K) -> (S,); ids distinct in each row.
+
+    Source: |top-k(pi_old) & top-k(pi_T)| chooses among hints in OpenClaw-RL (arXiv 2603.10165).
+    """
+    same_shape(a=a, b=b)
+    return (a.unsqueeze(-1) == b.unsqueeze(-2)).any(-1).float().mean(-1)
+
+
+def _log_rest(logp: Tensor, step: float) -> Tensor:
+    """log(max(step, 1 - sum exp(logp))) over the last dimension, kept: (S, K) -> (S, 1)."""
+    return (1 - logp.exp().sum(-1, keepdim=True)).clamp(min=step).log()

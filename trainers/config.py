@@ -1,0 +1,342 @@
+"""What a training run is told: one YAML file, checked as a whole before anything starts.
+
+Invariant: a setting that is not known, or out of range, is refused by its name; what is left out has the value that
+stands here, and is written into the run folder with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from clawgym.errors import MissingDependency, TrainingError
+
+__all__ = ["TrainConfig", "load_config", "recipes"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scratch(_Part):
+    """A Qwen3 model of random weights, with a tokenizer trained on the demonstrations: nothing is fetched."""
+
+    hidden: PositiveInt = 192
+    layers: PositiveInt = 4
+    heads: PositiveInt = 6
+    kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    context_window: PositiveInt = 1024
+
+
+class Lora(_Part):
+    """Low-rank adapters of linear layers (arXiv 2106.09685); the weights below stay."""
+
+    rank: PositiveInt = 16
+    alpha: float = Field(default=32, gt=0)
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Model(_Part):
+    """The policy."""
+
+    path: str | None = None
+    """A folder (also ``<run>/checkpoints/best/model``) or a hub name; left out, the model is made from scratch."""
+    scratch: Scratch = Scratch()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: Lora | None = None
+    quantize: Literal["8bit", "4bit"] | None = None
+    """Of the weights below an adapter, by bitsandbytes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Model:
+        if self.quantize and self.lora is None:
+            raise ValueError("quantize: weights of 8 or 4 bits are not trained: set model.lora as well")
+        return self
+
+
+class Seeds(_Part):
+    """Instances of each generator of a pack: the first, and how many. Even seeds are for training, odd ones are held
+    out; both are counted from 0 here."""
+
+    first: int = Field(default=0, ge=0)
+    count: PositiveInt = 1
+
+
+class Tasks(_Part):
+    """What is learnt, and what is measured. No instruction and no reference solution is in two of the parts."""
+
+    set: str = "terminal-basic"
+    """A pack that is made from seeds; or the name or path of any task set, of which the parts below are slices."""
+    generators: tuple[str, ...] = ()
+    """Of a pack; empty: all of them."""
+    demonstrations: Seeds = Seeds(first=0, count=40)
+    train: Seeds = Seeds(first=1000, count=500)
+    validation: Seeds = Seeds(first=0, count=16)
+    """Chooses the best checkpoint."""
+    heldout: Seeds = Seeds(first=1000, count=64)
+    """Measured before and after, and used for nothing else."""
+
+
+class AgentPart(_Part):
+    """How an episode is played."""
+
+    name: str = "tool-loop"
+    """``tool-loop``, ``openclaw``, ``pi``, or ``package.module:Class``."""
+    protocol: Literal["tools", "text"] = "tools"
+    system_prompt: str | None = None
+    max_steps: PositiveInt = 10
+    max_tokens: PositiveInt = 512
+    """Of one reply."""
+    max_malformed: PositiveInt = 3
+    """Replies in a row with nothing to do in them, after which the episode ends."""
+
+
+class Rollout(_Part):
+    """How episodes are collected."""
+
+    groups: PositiveInt = 8
+    """Tasks of a step."""
+    group_size: int = Field(default=8, ge=2)
+    """Episodes of a task."""
+    temperature: float = Field(default=1.0, gt=0)
+    concurrency: PositiveInt = 64
+    """Episodes at once."""
+    staleness: int = Field(default=0, ge=0)
+    """Most versions that the policy may have moved on since a token was sampled; 0: collect, learn, collect."""
+    deadline: float = Field(default=600.0, gt=0)
+    """Seconds; a group does not wait longer for its slowest episode."""
+
+
+class Reward(_Part):
+    """What an episode, and a turn of it, is worth."""
+
+    score: Literal["strict", "official"] = "strict"
+    judge: str | None = None
+    """``rule``, ``model``, ``policy`` or ``head:FILE``; left out, the outcome alone."""
+    votes: PositiveInt = 3
+    coefficient: float = Field(default=1.0, ge=0)
+    """Of the process term."""
+    clip: float | None = Field(default=None, gt=0)
+    calibrate: bool = True
+    """Let the process term count for less while judge and outcomes disagree (:mod:`clawgym.rewards.calibration`)."""
+    by_step: bool = False
+    """Compare a step with the same step of the other episodes."""
+    model: str | None = None
+    base_url: str | None = None
+    """Of the judge ``model``."""
+    shuffle: bool = False
+    """A control: every episode gets the reward of another one of its step."""
+
+
+class Distillation(_Part):
+    """Hindsight distillation (OPD): the judge's hints make a teacher of the policy. Off without ``hints``."""
+
+    hints: int = Field(default=0, ge=0)
+    """Candidates that the judge is asked for, of each turn."""
+    choose: Literal["sequence", "token", "shortest"] = "sequence"
+    """Among several: by overlap of the likeliest ids of student and teacher, over a turn or for each token."""
+    top_k: PositiveInt = 4
+    clip: float = Field(default=1.0, gt=0)
+    """Of log pi_T - log pi_old, in nats."""
+    w_rl: float = Field(default=1.0, ge=0)
+    w_opd: float = Field(default=1.0, ge=0)
+
+
+class Algorithm(_Part):
+    """See :mod:`clawgym.trainers.algorithms`."""
+
+    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++"] = "grpo"
+    aggregation: Literal["token", "episode", "sequence"] = "episode"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    importance_cap: float = Field(default=2.0, gt=0)
+    """Of truncated importance sampling, between the trainer's log-probs and those of the rollout."""
+    old: Literal["rollout", "recompute"] = "recompute"
+    """The log-probs that the clip is measured from. ``rollout`` saves a forward pass, where the engine computes as the
+    trainer does."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of KL to the first policy (k3)."""
+    entropy: float = Field(default=0.0, ge=0)
+    minibatches: PositiveInt = 1
+    epochs: PositiveInt = 1
+
+
+class Optimizer(_Part):
+    """AdamW."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup: int = Field(default=0, ge=0)
+    """Steps."""
+    grad_clip: float = Field(default=1.0, gt=0)
+
+
+class Compute(_Part):
+    """What the machine does at once."""
+
+    micro_tokens: PositiveInt = 8192
+    """Tokens that go through the model at once."""
+    row_tokens: PositiveInt = 2048
+    """Rows of training that begin alike share rows of this length."""
+    threads: int | None = Field(default=None, gt=0)
+    """Of torch on a CPU, for all that this process computes."""
+    device: str | None = None
+    checkpointing: bool = False
+    """Compute activations again instead of keeping them."""
+
+
+class Sft(_Part):
+    """Supervised training, on demonstrations or on exported trajectories."""
+
+    data: str | None = None
+    """A pool, or what ``clawgym pool export`` wrote (messages, parquet); left out, demonstrations are made."""
+    steps: PositiveInt = 300
+    batch: PositiveInt = 32
+    """Rows of a step."""
+    lr: float = Field(default=1e-3, gt=0)
+    warmup: int = Field(default=30, ge=0)
+    decay: bool = True
+    """Linearly, to a tenth, over the steps."""
+    evaluate_every: PositiveInt = 50
+    shuffle_words: bool = False
+    """In each row, put other words of the pack for its words, the same one wherever it stands: teaches to copy."""
+
+
+class Evaluation(_Part):
+    """Measuring on tasks that are not learnt from."""
+
+    every: PositiveInt = 10
+    """Steps."""
+    samples: PositiveInt = 1
+    """Episodes of a task."""
+    greedy: bool = False
+    """Take the likeliest token; else sample at temperature 1."""
+
+
+class Budget(_Part):
+    """When to end."""
+
+    steps: PositiveInt = 100
+    minutes: float | None = Field(default=None, gt=0)
+    """Of learning, evaluation on the validation part left out."""
+
+
+class Guards(_Part):
+    """When to stop because learning has gone wrong."""
+
+    max_kl: float = Field(default=1.0, gt=0)
+    """Nats a token, between two updates."""
+    min_entropy: float = Field(default=1e-4, ge=0)
+    """Nats a token."""
+
+
+class Tracking(_Part):
+    """Where figures go beside ``metrics.jsonl``."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    project: str = "clawgym"
+    tensorboard: bool = False
+
+
+class TrainConfig(_Part):
+    """One training run."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainConfig:
+        if self.distillation.hints and self.reward.judge not in ("policy", "model"):
+            raise ValueError("distillation.hints: only the judges policy and model give hints: set reward.judge")
+        return self
+
+    name: str = "train"
+    seed: int = 0
+    trainer: Literal["local"] = "local"
+    backend: str = "auto"
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    agent: AgentPart = AgentPart()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    distillation: Distillation = Distillation()
+    optimizer: Optimizer = Optimizer()
+    compute: Compute = Compute()
+    sft: Sft = Sft()
+    evaluation: Evaluation = Evaluation()
+    budget: Budget = Budget()
+    guards: Guards = Guards()
+    tracking: Tracking = Tracking()
+    checkpoint_every: PositiveInt = 1
+    """Steps; the last and the best one are kept."""
+
+
+def recipes() -> tuple[str, ...]:
+    """The names of the recipes that come with the package."""
+    folder = files("clawgym.trainers") / "recipes"
+    return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The configuration in the file, or the recipe, ``source``; each of ``overrides`` is ``part.key=value`` (YAML).
+
+    Raises :class:`~clawgym.errors.TrainingError` naming the file and the field, and
+    :class:`~clawgym.errors.MissingDependency` without the extra ``train``.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependency(f"configurations are YAML ({error}): pip install 'clawgym[train]'") from error
+
+    path = Path(source).expanduser()
+    if str(source) in recipes():
+        text = (files("clawgym.trainers") / "recipes" / f"{source}.yaml").read_text("utf-8")
+    else:
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrainingError(
+                f"{source}: neither a recipe ({', '.join(recipes())}) nor a file that can be read ({error}): name one"
+            ) from error
+    try:
+        data = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise TrainingError(f"{source}: is no YAML ({error}): correct it") from error
+    if not isinstance(data, dict):
+        raise TrainingError(f"{source}: holds no settings but {type(data).__name__}: write `key: value` lines")
+    for override in overrides:
+        _put(data, override, yaml)
+    try:
+        return TrainConfig.model_validate(data)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        raise TrainingError(f"{source}: {wrong}: correct these settings (docs/training.md lists all)") from error
+
+
+def _put(data: dict[str, Any], override: str, yaml: Any) -> None:
+    name, found, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not found or not all(keys):
+        raise TrainingError(f"--set {override}: write key=value, with dots for parts (optimizer.lr=1e-5)")
+    at = data
+    for key in keys[:-1]:
+        if at.get(key) is None:
+            at[key] = {}
+        at = at[key]
+        if not isinstance(at, dict):
+            raise TrainingError(f"--set {override}: {key!r} has no parts: leave out what follows it")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise TrainingError(f"--set {override}: the value is no YAML ({error}): quote it") from error
+    # YAML 1.1 reads 1e-5 as text.
+    try:
+        value = float(value) if isinstance(value, str) else value
+    except ValueError:
+        pass
+    at[keys[-1]] = value

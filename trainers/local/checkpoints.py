@@ -1,0 +1,202 @@
+"""Checkpoints: everything that a run goes on from, and the model in the format of transformers or peft.
+
+Invariants: a checkpoint's folder appears when it is whole on disk; ``last`` names one that is whole; the one that is
+``best`` is never removed; nothing is written where it would not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from clawgym.errors import TrainingError
+from clawgym.runs import write_atomic
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.policy import Policy
+
+__all__ = ["Checkpoints", "Progress"]
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+              "preprocessor_config.json", "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+_SPARE = 64 * 2**20
+"""Bytes that stay free beside a checkpoint: for the pool and the logs."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    """Batches learnt; the policy's version."""
+    seconds: float = 0.0
+    """Of learning: rollouts and updates."""
+    best_step: int = -1
+    best_score: float = -1.0
+    tokens: int = 0
+    """Sampled and trained."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The folder ``checkpoints`` of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / "checkpoints"
+
+    def last(self) -> Path | None:
+        """The newest whole checkpoint."""
+        return self._named("last")
+
+    def best(self) -> Path | None:
+        """The one with the best score on the validation part."""
+        return self._named("best")
+
+    def at(self, step: int) -> bool:
+        """Whether the newest checkpoint is of this step, or of a later one."""
+        last = self.last()
+        return last is not None and int(last.name) >= step
+
+    def _named(self, name: str) -> Path | None:
+        try:
+            folder = self.folder / (self.folder / name).read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return folder if (folder / "state.json").exists() else None
+
+    def save(self, policy: Policy, learner: Learner, progress: Progress, *, best: bool = False) -> Path:
+        """Write a checkpoint of ``progress.step``, then let ``last`` (and ``best``) name it, then remove those that
+        nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not fit; then nothing has changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"{progress.step:06d}"
+        self._write(target, policy, learner, progress)
+        write_atomic(self.folder / "last", target.name.encode())
+        if best:
+            write_atomic(self.folder / "best", target.name.encode())
+        self._prune()
+        return target
+
+    def _write(self, target: Path, policy: Policy, learner: Learner, progress: Progress) -> None:
+        weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
+        state = dict(_flat(learner))
+        need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE
+        free = shutil.disk_usage(self.folder).free
+        if free < need:
+            raise TrainingError(
+                f"{self.folder}: a checkpoint takes {need / 2**20:.0f} MiB and {free / 2**20:.0f} are free: make room "
+                f"there and give the same command again; it goes on from checkpoint {self._last_name()}"
+            )
+        part = self.folder / f".{target.name}.{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        try:
+            self._model(part, policy, weights)
+            if state:
+                save_file(state, part / "optimizer.safetensors")
+            about = asdict(progress) | {"updates": learner.updates, "random": _random_state()}
+            (part / "state.json").write_text(json.dumps(about), "utf-8")
+            save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
+            for file in (p for p in part.rglob("*") if p.is_file()):
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            shutil.rmtree(target, ignore_errors=True)
+            part.replace(target)
+        except OSError as error:
+            raise TrainingError(
+                f"{target}: cannot be written ({error.strerror or error}): mend that and give the same command again; "
+                f"it goes on from checkpoint {self._last_name()}"
+            ) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _model(self, part: Path, policy: Policy, weights: dict[str, torch.Tensor]) -> None:
+        folder = part / ("adapter" if policy.lora else "model")
+        folder.mkdir()
+        if policy.lora:
+            save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            about = policy.module.peft_config["default"].to_dict()
+            about = {k: sorted(v) if isinstance(v, set) else v for k, v in about.items()}
+            (folder / "adapter_config.json").write_text(json.dumps(about, indent=2, default=str) + "\n", "utf-8")
+        else:
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            policy.module.config.save_pretrained(folder)
+            if policy.module.generation_config is not None:
+                policy.module.generation_config.save_pretrained(folder)
+        for name in _TOKENIZER:
+            if (policy.folder / name).exists():
+                shutil.copyfile(policy.folder / name, folder / name)
+
+    def load(self, folder: Path, policy: Policy, learner: Learner) -> Progress:
+        """Put model, optimiser and random generators where they were. Raises :class:`~clawgym.errors.TrainingError`
+        if the checkpoint is of another configuration."""
+        try:
+            about = json.loads((folder / "state.json").read_text("utf-8"))
+            load_weights(folder, policy)
+            state = load_file(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
+            _restore(learner, state)
+            torch.set_rng_state(load_file(folder / "random.safetensors")["torch"])
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise TrainingError(
+                f"{folder}: cannot be gone on from ({error}): use the configuration it was written with, or name "
+                "another --out"
+            ) from error
+        learner.updates = about.pop("updates")
+        version, numbers, gauss = about.pop("random")
+        random.setstate((version, tuple(numbers), gauss))
+        return Progress(**about)
+
+    def _prune(self) -> None:
+        kept = {p.name for p in (self.last(), self.best()) if p is not None}
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _last_name(self) -> str:
+        last = self.last()
+        return "none yet" if last is None else last.name
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """Put the trained weights of a checkpoint into ``policy``."""
+    if policy.lora:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.module, load_file(folder / "adapter" / "adapter_model.safetensors"))
+        return
+    weights = load_file(folder / "model" / "model.safetensors")
+    own = policy.trained()
+    if weights.keys() != own.keys():
+        raise ValueError(f"it has {len(weights)} weights, the model {len(own)}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
+    """The state of the optimiser as named tensors."""
+    for number, parameter in enumerate(learner.parameters):
+        for name, value in learner.optimizer.state.get(parameter, {}).items():
+            yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
+
+
+def _restore(learner: Learner, state: dict[str, torch.Tensor]) -> None:
+    for key, value in state.items():
+        number, _, name = key.partition(".")
+        parameter = learner.parameters[int(number)]
+        if name != "step" and value.shape != parameter.shape:
+            raise ValueError(f"the optimiser's {name} of weight {number} has another shape")
+        # AdamW keeps its step on the CPU; its moments where the weight is.
+        learner.optimizer.state[parameter][name] = value if name == "step" else value.to(parameter)
+
+
+def _random_state() -> list[Any]:
+    version, numbers, gauss = random.getstate()
+    return [version, list(numbers), gauss]

@@ -1,0 +1,249 @@
+"""Keeps groups of episodes coming: tasks in a fixed order, through the gateway into the pool.
+
+Invariants: which task, and which seeds, the n-th group has depends on the run's seed and n alone; no group is begun
+that would be more than ``staleness`` versions old when its turn comes; what a killed run left open is closed and made
+up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from clawgym.agents import make_agent
+from clawgym.agents.protocol import Agent
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines import OpenAIEngine, Sampling
+from clawgym.engines.protocol import Engine
+from clawgym.errors import PoolError, TrainingError
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.records import Episode, Outcome, Task
+from clawgym.rollout.collect import collect_episode, collect_here
+from clawgym.sandbox.protocol import Backend
+from clawgym.trainers.config import TrainConfig
+
+__all__ = ["Collector", "Player", "episode_seed"]
+
+INTERRUPTED = "interrupted"
+"""The cause of an episode that was under way when its run was killed."""
+_REFILLS = 1
+"""Further attempts at an episode that ended as ``infra``."""
+
+
+def episode_seed(*parts: object) -> int:
+    """31 bits of SHA-256 over ``parts``."""
+    return int.from_bytes(hashlib.sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
+
+
+class _Place:
+    """One of the places for episodes; given back once, early or at the end."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._held = False
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self.free()
+
+    def free(self) -> None:
+        if self._held:
+            self._held = False
+            self._places.release()
+
+
+class Player:
+    """Plays single episodes with the agent of a configuration."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        gateway: Gateway,
+        backend: Backend,
+        *,
+        adapter: str | None = None,
+        judging: Callable[[Task, str, Episode], Awaitable[None]] | None = None,
+    ) -> None:
+        self._config = config
+        self._gateway = gateway
+        self._backend = backend
+        self._adapter = adapter
+        self._judging = judging
+        self._slots = asyncio.Semaphore(config.rollout.concurrency)
+
+    async def play(self, task: Task, *, seed: int, sample: int = 0, group: str | None = None, channel: str = "train",
+                   greedy: bool = False, instead_of: Sequence[str] = ()) -> Episode:  # fmt: skip
+        """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``."""
+        temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
+        place = _Place(self._slots)
+
+        async def finished(session: str, episode: Episode) -> None:
+            place.free()
+            if self._judging is not None and channel == "train" and episode.outcome is not Outcome.INFRA:
+                await self._judging(task, session, episode)
+
+        async with place:
+            for old in instead_of:  # only now: a group must not look finished while it waits for this one
+                await asyncio.to_thread(self._gateway.pool.close_episode, old, outcome="infra", cause=INTERRUPTED)
+            about: dict[str, Any] = {
+                "seed": seed,
+                "sample": sample,
+                "group": group,
+                "channel": channel,
+                "adapter": self._adapter,
+                "sampling": Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
+                "keep_workspace": False,
+                "finished": finished,
+            }
+            if self._config.agent.name == "tool-loop":
+                return await collect_here(task, self._loop, self._backend, self._gateway, **about)
+            return await collect_episode(task, self._program, self._backend, self._gateway, **about)
+
+    def _loop(self, engine: Engine) -> Agent:
+        about = self._config.agent
+        return ToolLoopAgent(
+            engine, protocol=about.protocol, system_prompt=about.system_prompt, max_malformed=about.max_malformed
+        )
+
+    def _program(self, base_url: str, api_key: str) -> Agent:
+        engine = OpenAIEngine(self._gateway.model, base_url=base_url, api_key=api_key, max_retries=2)
+        return make_agent(self._config.agent.name, engine=engine)
+
+
+class Collector:
+    """Begins groups for a trainer, never too far ahead of it."""
+
+    def __init__(self, config: TrainConfig, tasks: Sequence[Task], pool: Pool, player: Player) -> None:
+        if not tasks:
+            raise TrainingError("tasks.train: there is no task to learn from: correct tasks.train")
+        self._config = config
+        self._tasks = tasks
+        self._pool = pool
+        self._player = player
+        self._begun = 0
+        self._trained = 0
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self.idle_seconds = 0.0
+        """In which nothing was collected, because learning was behind."""
+        self.infra = 0
+        """Attempts that failed for no fault of the agent, since the start."""
+        self.in_a_row = 0
+        """Of them, since the last one that did not."""
+        self.last_cause = ""
+
+    def task_of(self, number: int) -> Task:
+        """The task of the ``number``-th group: each epoch in an order of its own."""
+        epoch, place = divmod(number, len(self._tasks))
+        order = list(range(len(self._tasks)))
+        random.Random(f"{self._config.seed}:{epoch}").shuffle(order)
+        return self._tasks[order[place]]
+
+    async def run(self) -> None:
+        """Collect until cancelled. Raises what is nobody's fault but the installation's."""
+        await self._resume()
+        try:
+            while True:
+                while self._may_begin():
+                    self._begin(self._begun, dict.fromkeys(range(self._config.rollout.group_size), ()))
+                    self._begun += 1
+                self._news.clear()
+                started, idle = time.monotonic(), not self._running
+                news = asyncio.ensure_future(self._news.wait())
+                done, _ = await asyncio.wait({news, *self._running}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if idle:
+                    self.idle_seconds += time.monotonic() - started
+                for task in done - {news}:
+                    self._running.discard(task)
+                    task.result()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def advance(self, trained: int, dropped: int) -> None:
+        """``trained`` batches are learnt, and the engine samples by the newest weights; ``dropped`` groups, of all that
+        were begun, can never be learnt from."""
+        self._trained, self._dropped = trained, dropped
+        self._news.set()
+
+    def _may_begin(self) -> bool:
+        ahead = (self._trained + 1 + self._config.rollout.staleness) * self._config.rollout.groups
+        return self._begun - self._dropped < ahead
+
+    def _begin(self, number: int, samples: Mapping[int, Sequence[str]]) -> None:
+        self._running.add(asyncio.create_task(self._group(number, samples)))
+
+    async def _group(self, number: int, samples: Mapping[int, Sequence[str]]) -> None:
+        """Play the ``samples`` of a group, each instead of the episodes that it comes with."""
+        task, about = self.task_of(number), self._config.rollout
+        group = await asyncio.to_thread(
+            self._pool.open_group,
+            id=_group_id(number),
+            task_id=task.id,
+            size=about.group_size,
+            deadline=about.deadline,
+        )
+        await asyncio.gather(*(self._sample(task, group, number, n, old) for n, old in samples.items()))
+
+    async def _sample(self, task: Task, group: str, number: int, sample: int, old: Sequence[str]) -> None:
+        for attempt in range(1 + _REFILLS):
+            seed = episode_seed(self._config.seed, number, sample, attempt)
+            try:
+                episode = await self._player.play(task, seed=seed, sample=sample, group=group, instead_of=old)
+            except PoolError:
+                states = await asyncio.to_thread(self._pool.group_states)
+                if states.get(group) in ("leased", "consumed", "dropped"):  # its deadline came first
+                    return
+                raise
+            old = ()
+            if episode.outcome is not Outcome.INFRA:
+                self.in_a_row = 0
+                return
+            self.infra += 1
+            self.in_a_row += 1
+            self.last_cause = episode.error or str(episode.cause)
+
+    async def _resume(self) -> None:
+        """Finish the groups of a run that was killed."""
+        states = await asyncio.to_thread(self._pool.group_states)
+        done: dict[int, set[int]] = {}
+        under_way: dict[int, dict[int, list[str]]] = {}
+        for episode in await asyncio.to_thread(lambda: list(self._pool.episodes(channel="train"))):
+            number = _group_number(episode.group)
+            if number is None:
+                continue
+            self._begun = max(self._begun, number + 1)
+            if episode.state == "open":
+                under_way.setdefault(number, {}).setdefault(episode.sample, []).append(episode.id)
+            elif episode.outcome != "infra":
+                done.setdefault(number, set()).add(episode.sample)
+        for number in range(self._begun):
+            old = under_way.get(number, {})
+            if states.get(_group_id(number), "open") in ("open", "ready"):
+                wanted = range(self._config.rollout.group_size)
+                missing = {n: old.get(n, ()) for n in wanted if n not in done.get(number, set())}
+                if missing:
+                    self._begin(number, missing)
+            else:
+                for episode in (id for ids in old.values() for id in ids):  # too late for its group
+                    await asyncio.to_thread(self._pool.close_episode, episode, outcome="infra", cause=INTERRUPTED)
+
+
+def _group_id(number: int) -> str:
+    return f"group-{number:08d}"
+
+
+def _group_number(group: str) -> int | None:
+    head, _, digits = group.partition("-")
+    return int(digits) if head == "group" and digits.isdigit() else None

@@ -1,0 +1,224 @@
+"""``clawgym train``: collect episodes, learn from them, sample by what was learnt.
+
+Invariants: a batch is learnt once: it is acknowledged after the checkpoint that holds it is on disk, and a run that
+was killed in between fetches the same batch again; the best checkpoint is chosen on the validation part; what is held
+out is measured before the first and after the last step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from clawgym.errors import TrainingError
+from clawgym.gateway.render import Renderer
+from clawgym.pool import Pool
+from clawgym.pool.states import Batch
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import TrainingBatch, make_batch
+from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.collector import Collector
+from clawgym.trainers.local.judging import Agreement
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.parts import Parts
+from clawgym.trainers.local.policy import Policy, load_policy
+from clawgym.trainers.local.run import Run
+from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.setting import Setting, opened, pool_file
+from clawgym.trainers.local.teaching import Taught, teachers
+
+__all__ = ["train_grpo"]
+
+CONSUMER = "trainer"
+_LOOK = 0.5
+"""Seconds between two looks at whether a batch is ready."""
+_PATIENCE = 20
+"""Attempts in a row that failed for no fault of the agent, after which a run gives up."""
+
+
+async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
+    """Train until the budget is used up, or ``stop`` is set. Goes on from the last checkpoint, if there is one.
+
+    Raises :class:`~clawgym.errors.TrainingError` past a guard, and where nothing can be collected.
+    """
+    folder = base_folder(config, run.path, parts.demonstrations, ())
+    policy = load_policy(config.model, folder, config.compute, reference=config.algorithm.kl > 0, seed=config.seed)
+    learner = Learner(policy, config)
+    checkpoints = Checkpoints(run.path)
+    last = checkpoints.last()
+    progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+    run.rewind(progress.step)
+    with Pool(pool_file(run.path)) as pool:
+        async with opened(config, policy, pool, version=progress.step) as setting:
+            loop = _Loop(config, run, pool, setting, policy, learner, checkpoints, progress, parts)
+            await loop.run(stop)
+    return progress
+
+
+class _Loop:
+    """One call of :func:`train_grpo`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: Run,
+        pool: Pool,
+        setting: Setting,
+        policy: Policy,
+        learner: Learner,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        parts: Parts,
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._pool = pool
+        self._setting = setting
+        self._policy = policy
+        self._learner = learner
+        self._checkpoints = checkpoints
+        self._progress = progress
+        self._parts = parts
+        self._collector = Collector(config, parts.train, pool, setting.player)
+        self._acked = 0
+        self._renderer: Renderer | None = None
+        self._agreement = Agreement()
+        self._worth = float(progress.extra.get("process_worth", 1.0))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        progress = self._progress
+        await self._acknowledge()  # what a killed run had learnt and saved, but not said
+        if progress.step == 0 and self._checkpoints.last() is None:
+            for greedy in (False, True):
+                await self._run.measure(self._setting, "heldout", self._parts.heldout, 0, greedy=greedy)
+            await self._validate()
+        self._collector.advance(progress.step, await self._dropped())
+        collecting = asyncio.create_task(self._collector.run())
+        try:
+            while not stop.is_set() and not self._over():
+                await self._step(collecting, stop)
+        finally:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+        if self._over():
+            if self._checkpoints.last() is None or progress.step % self._config.checkpoint_every:
+                await self._validate()
+            await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
+
+    async def _acknowledge(self) -> None:
+        """Tell the pool what the newest checkpoint holds."""
+        while self._acked < self._progress.step:
+            await asyncio.to_thread(self._pool.ack, CONSUMER, self._acked)
+            self._acked += 1
+
+    def _over(self) -> bool:
+        about = self._config.budget
+        return self._progress.step >= about.steps or (
+            about.minutes is not None and self._progress.seconds >= 60 * about.minutes
+        )
+
+    async def _step(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> None:
+        config, progress = self._config, self._progress
+        started = time.monotonic()
+        fetched = await self._fetch(collecting, stop)
+        if fetched is None:
+            return
+        waited = time.monotonic() - started
+        seed = config.seed * 1_000_003 + progress.step
+        taught, said = await self._teachers(fetched)
+        make = partial(make_batch, seed=seed, worth=self._worth, taught=taught, device=self._policy.device)
+        batch = await asyncio.to_thread(make, fetched, config)
+        figures = dict(batch.figures) | self._agreed(batch) | said
+        figures |= await asyncio.to_thread(partial(self._learner.learn, batch, seed=seed))
+        versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
+        progress.step += 1
+        await self._policy.publish(self._setting.engine, progress.step)
+        seconds = time.monotonic() - started
+        progress.seconds += seconds
+        progress.tokens += int(figures["rollout/sampled_tokens"])
+        figures |= {
+            "timing/wait_for_batch": waited,
+            "timing/step": seconds,
+            "timing/learning_seconds": progress.seconds,
+            "perf/trainer_idle_ratio": waited / seconds,
+            "perf/sampled_tokens_per_second": figures["rollout/sampled_tokens"] / seconds,
+            "staleness/mean": sum(progress.step - 1 - v for v in versions) / max(1, len(versions)),
+            "staleness/max": float(max((progress.step - 1 - v for v in versions), default=0)),
+            "timing/rollouts_idle_seconds": self._collector.idle_seconds,
+            "rollout/infra": float(self._collector.infra),
+        }
+        if progress.step % config.evaluation.every == 0:
+            await self._validate()
+        elif progress.step % config.checkpoint_every == 0:
+            await asyncio.to_thread(self._checkpoints.save, self._policy, self._learner, progress)
+        self._run.log(progress.step, figures)
+        if self._checkpoints.at(progress.step):
+            await self._acknowledge()
+        self._collector.advance(progress.step, await self._dropped())
+
+    async def _teachers(self, batch: Batch) -> tuple[Taught, dict[str, float]]:
+        """The teachers of a batch, where there are any to be."""
+        about = self._config.distillation
+        if not about.hints:
+            return {}, {}
+        self._renderer = self._renderer or Renderer(self._policy.folder)
+        return await teachers(batch, about, self._pool, self._renderer, self._policy)
+
+    def _agreed(self, batch: TrainingBatch) -> dict[str, float]:
+        """How far judge and outcomes agree; from the next step on, process counts for that much."""
+        found = self._agreement.add(batch)
+        if found is None:
+            return {}
+        figures = {"reward/process_worth": self._worth}
+        for name in ("auc", "pearson", "spearman"):
+            if (value := getattr(found, name)) is not None:
+                figures[f"reward/process_{name}"] = value
+        if self._config.reward.calibrate:
+            self._worth = self._progress.extra["process_worth"] = found.weight
+        if self._setting.judge is not None:
+            judge = self._setting.judge.pool
+            figures |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
+        return figures
+
+    async def _fetch(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> Batch | None:
+        """The batch of this step; ``None`` if the run is to stop. Raises what ended the collection."""
+        about = self._config.rollout
+        while not stop.is_set():
+            batch = await asyncio.to_thread(
+                partial(
+                    self._pool.fetch,
+                    CONSUMER,
+                    self._progress.step,
+                    groups=about.groups,
+                    policy_version=self._progress.step,
+                    max_staleness=about.staleness,
+                    lease_seconds=24 * 3600,
+                )
+            )
+            if batch is not None:
+                return batch
+            self._collector.advance(self._progress.step, await self._dropped())
+            done, _ = await asyncio.wait({collecting}, timeout=_LOOK)
+            if done:
+                collecting.result()
+            if self._collector.in_a_row >= _PATIENCE:
+                raise TrainingError(
+                    f"{self._collector.in_a_row} attempts in a row failed for no fault of the policy "
+                    f"({self._collector.last_cause}): run `clawgym doctor`, mend it, and give the same command again"
+                )
+        return None
+
+    async def _dropped(self) -> int:
+        stats = await asyncio.to_thread(self._pool.stats)
+        return stats["channels"].get("train", {}).get("groups", {}).get("dropped", 0)
+
+    async def _validate(self) -> None:
+        await self._run.validate(
+            self._setting,
+            self._parts.validation,
+            self._progress,
+            self._checkpoints,
+            self._policy,
+            self._learner,
+        )

@@ -1,0 +1,120 @@
+"""Process rewards while training: turns are judged once their box is closed, beside the episodes that still run.
+
+Invariants: no box and no place for an episode is held while a judge thinks; a turn that could not be judged has no
+process reward, and its episode is learnt from by its outcome; what a judge is worth is measured by how the episodes
+ended, all the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from clawgym.engines import OpenAIEngine
+from clawgym.errors import TrainingError
+from clawgym.gateway.server import Gateway
+from clawgym.records import Episode, Task
+from clawgym.rewards.calibration import WINDOW, Calibration, Judged, calibrate
+from clawgym.rewards.head import HeadJudge
+from clawgym.rewards.judge import JudgePool
+from clawgym.rewards.model import ModelJudge, policy_engine
+from clawgym.rewards.rules import RuleJudge
+from clawgym.rewards.states import Judgeable
+from clawgym.rewards.votes import Judge, Judgement, rewards_of
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import PROCESS, TrainingBatch
+
+__all__ = ["Agreement", "Judging", "judging"]
+
+_SETTING = "run"
+"""A run has tasks of one setting."""
+
+
+class Judging:
+    """Gives the turns of an episode their process rewards."""
+
+    def __init__(self, gateway: Gateway, judge: Judge) -> None:
+        self._gateway = gateway
+        self.pool = JudgePool(judge)
+
+    async def __call__(self, task: Task, session: str, episode: Episode) -> None:
+        """Judge what the pool has of ``session``, before it is closed."""
+        turns = await self._gateway.run_in_pool("turns", session)
+        shown = [sha for turn in turns for sha in turn.images]
+        images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
+        found = await self.pool.judge_episode(task, replace(episode, turns=turns), id=session, images=images)
+        rewards, about = rewards_of(found)
+        if rewards:
+            await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
+
+
+class _OfPolicy:
+    """The policy as its own judge: each turn in a session of its own, which nobody trains on."""
+
+    name = "policy"
+    version = "policy"
+
+    def __init__(self, gateway: Gateway, votes: int, hints: int) -> None:
+        self._gateway = gateway
+        self._votes, self._hints = votes, hints
+
+    async def judge(self, asked: Judgeable) -> Judgement:
+        """See :class:`~clawgym.rewards.votes.Judge`."""
+        weights = str(getattr(self._gateway.engine, "policy_version", ""))
+        async with policy_engine(self._gateway) as engine:
+            return await ModelJudge(engine, votes=self._votes, hints=self._hints, weights=weights).judge(asked)
+
+
+@contextlib.asynccontextmanager
+async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judging | None]:
+    """The judge that ``reward.judge`` names; ``None`` where none is wanted. Raises
+    :class:`~clawgym.errors.TrainingError` for one that cannot be."""
+    if config.reward.judge is None:
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        made = Judging(gateway, _judge(config, gateway, stack))
+        await stack.enter_async_context(made.pool)
+        yield made
+
+
+def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitStack) -> Judge:
+    about, hints = config.reward, config.distillation.hints
+    kind, _, rest = (about.judge or "").partition(":")
+    match kind:
+        case "rule":
+            return RuleJudge()
+        case "policy":
+            return _OfPolicy(gateway, about.votes, hints)
+        case "head":
+            try:
+                return HeadJudge.load(Path(rest).expanduser())
+            except ValueError as error:
+                raise TrainingError(f"reward.judge: {error}") from error
+        case "model":
+            if not about.model:
+                raise TrainingError("reward.judge is 'model': name it with reward.model, and reward.base_url")
+            engine = OpenAIEngine(about.model, base_url=about.base_url)
+            stack.push_async_callback(engine.aclose)
+            return ModelJudge(engine, votes=about.votes, hints=hints)
+    raise TrainingError(f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model or head:FILE")
+
+
+class Agreement:
+    """How far process and outcome agree in the episodes that were learnt from, and so what process is worth."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Judged] = deque(maxlen=WINDOW)
+
+    def add(self, batch: TrainingBatch) -> Calibration | None:
+        """Count a batch in; ``None`` while nothing was judged."""
+        for member in batch.episodes:
+            judged: Sequence[float] = list(member.turn_rewards.get(PROCESS, {}).values())
+            if judged:
+                score = min(1.0, max(0.0, member.episode.reward or 0.0))
+                self._seen.append(Judged(_SETTING, fmean(judged), score, member.episode.outcome == "solved"))
+        return calibrate(self._seen).get(_SETTING)

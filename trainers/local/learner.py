@@ -1,0 +1,223 @@
+"""One step of learning: a batch of the pool in, changed weights and figures out.
+
+Invariants: what a token counts for is fixed over the whole mini-batch before the first forward pass, so the result does
+not depend on how it was cut into micro-batches; the order of everything is that of the batch and of a seeded generator;
+weights change only if loss and gradient are finite.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clawgym.errors import TrainingError
+from clawgym.trainers import algorithms
+from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import TrainingBatch
+from clawgym.trainers.local.policy import Policy, token_logprobs
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """Owns the optimiser of a policy."""
+
+    def __init__(self, policy: Policy, config: TrainConfig, *, lr: float | None = None, warmup: int = 0) -> None:
+        self.policy = policy
+        self._config = config
+        self.lr = config.optimizer.lr if lr is None else lr
+        self._warmup = warmup or config.optimizer.warmup
+        self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
+        about = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=self.lr, betas=about.betas, weight_decay=about.weight_decay
+        )
+        self.updates = 0
+        """Steps of the optimiser so far."""
+
+    def learn(self, batch: TrainingBatch, *, seed: int) -> dict[str, float]:
+        """Update the policy on a batch. Returns figures; raises :class:`~clawgym.errors.TrainingError` for numbers that
+        are no numbers and past a guard, before the weights are changed by them."""
+        config, about = self._config, self._config.algorithm
+        started = time.perf_counter()
+        rng = random.Random(seed)
+        old, mismatch = self._old(batch)
+        importance = None
+        if about.old == "recompute":
+            importance = algorithms.truncated_importance(old, batch.rollout_logp, cap=about.importance_cap)
+        advantages, taught = self._advantages(batch, old)
+        batch = replace(batch, advantages=advantages)
+        figures = _Figures()
+        figures.set("opd/tokens_taught_frac", taught)
+        figures.add("training/rollout_probs_diff", mismatch, 1)
+        members = list(range(len(batch.episodes)))
+        for _ in range(about.epochs):
+            rng.shuffle(members)
+            share = math.ceil(len(members) / about.minibatches)
+            for start in range(0, len(members), share):
+                part = batch.of_episodes(members[start : start + share])
+                self._update(batch, part, old, importance, figures)
+        seconds = time.perf_counter() - started
+        figures.set("timing/update", seconds)
+        figures.set("perf/update_tokens_per_second", batch.computed_tokens / seconds)
+        if not figures.mean("actor/entropy") >= config.guards.min_entropy:
+            raise TrainingError(
+                f"the entropy of the policy fell to {figures.mean('actor/entropy'):.2g} nats a token "
+                f"(guards.min_entropy is {config.guards.min_entropy:g}): go on from an earlier checkpoint with a lower "
+                "optimizer.lr, or with algorithm.entropy"
+            )
+        return figures.all()
+
+    def imitate(self, paths: Sequence[Path], *, step: int, steps: int) -> dict[str, float]:
+        """One step of supervised training: mean cross-entropy over the trained tokens."""
+        about = self._config.sft
+        decay = 1 - 0.9 * step / max(1, steps) if about.decay else 1.0
+        self._set_lr(about.lr * min(1.0, (step + 1) / max(1, about.warmup)) * decay)
+        count = sum(sum(path.mask) for path in paths)
+        figures, started = _Figures(), time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        rows = self._rows(paths)
+        for micro in self._micro(rows):
+            logp, _ = token_logprobs(self.policy.module, micro)
+            loss = -logp.sum() / count
+            loss.backward()
+            figures.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
+        figures.set("sft/grad_norm", self._step())
+        figures.set("sft/lr", self.optimizer.param_groups[0]["lr"])
+        figures.set("timing/update", time.perf_counter() - started)
+        return figures.all()
+
+    def _old(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probs that the ratio is taken to, (S,), and how far they are from the engine's: mean difference of
+        the probabilities."""
+        if self._config.algorithm.old == "rollout":
+            return batch.rollout_logp, torch.tensor(0.0)
+        old = torch.zeros_like(batch.rollout_logp)
+        with torch.no_grad():
+            for micro in self._micro(batch.rows):
+                old[micro.places] = token_logprobs(self.policy.module, micro, temperature=batch.temperature)[0]
+        return old, (old.exp() - batch.rollout_logp.exp()).abs().mean()
+
+    def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """(S,) advantages with the teachers' part in them, and the share of tokens that had a teacher."""
+        about, spoken = self._config.distillation, batch.teacher_logp.isfinite()
+        if not about.hints:
+            return batch.advantages, 0.0
+        opd = algorithms.distillation_advantages(torch.where(spoken, batch.teacher_logp, old), old, clip=about.clip)
+        both = algorithms.combined(batch.advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
+        return both, float(spoken.float().mean()) if len(spoken) else 0.0
+
+    def _update(
+        self,
+        batch: TrainingBatch,
+        part: torch.Tensor,
+        old: torch.Tensor,
+        importance: torch.Tensor | None,
+        figures: _Figures,
+    ) -> None:
+        """One step of the optimiser on the tokens ``part`` (S',) of a batch."""
+        about = self._config.algorithm
+        weights = torch.zeros_like(old)
+        weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
+        self._set_lr(self.lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
+        self.optimizer.zero_grad(set_to_none=True)
+        used = set(batch.row[part].tolist())
+        rows = batch.rows if len(part) == len(old) else self._rows([batch.paths[n] for n in sorted(used)])
+        places = None if rows is batch.rows else batch.places_of(sorted(used))
+        for micro in self._micro(rows):
+            at = micro.places if places is None else places[micro.places]
+            logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
+            loss, said = algorithms.policy_loss(
+                logp,
+                old[at],
+                batch.advantages[at],
+                weights[at],
+                clip_low=about.clip_low,
+                clip_high=about.clip_high,
+                dual_clip=about.dual_clip,
+                importance=None if importance is None else importance[at],
+            )
+            count = len(at)
+            if about.kl and self.policy.reference is not None:
+                with torch.no_grad():
+                    first, _ = token_logprobs(self.policy.reference, micro, temperature=batch.temperature)
+                apart = algorithms.kl(logp, first, "k3")
+                loss = loss + about.kl * (weights[at] * apart).sum()
+                figures.add("actor/ref_kl", apart.detach().mean(), count)
+            if about.entropy:
+                loss = loss - about.entropy * (weights[at] * entropy).sum()
+            loss.backward()
+            figures.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
+            figures.sum("actor/pg_loss", loss.detach())
+            for name, value in said.items():
+                if name == "ratio_max":
+                    figures.most("actor/ratio_max", value)
+                elif name != "tokens":
+                    figures.add(f"actor/{name}", value, count)
+        kl = figures.mean("actor/approx_kl")
+        if kl > self._config.guards.max_kl:
+            raise TrainingError(
+                f"the policy moved {kl:.3g} nats a token away within one step (guards.max_kl is "
+                f"{self._config.guards.max_kl:g}): go on from the last checkpoint with a lower optimizer.lr"
+            )
+        figures.most("actor/grad_norm", torch.tensor(self._step()))
+        figures.set("actor/lr", self.optimizer.param_groups[0]["lr"])
+
+    def _step(self) -> float:
+        """Apply the gradient; its norm before it was clipped."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._config.optimizer.grad_clip))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                "the gradient is not a number; the weights were left as they were: go on from the last checkpoint with "
+                "a lower optimizer.lr, or with model.dtype=float32"
+            )
+        self.optimizer.step()
+        self.updates += 1
+        return norm
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _rows(self, paths: Sequence[Path]) -> list[Packed]:
+        return pack(paths, row_tokens=self._config.compute.row_tokens)
+
+    def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:
+        for micro in micro_batches(rows, tokens=self._config.compute.micro_tokens):
+            yield micro.to(self.policy.device)
+
+
+class _Figures:
+    """Figures of a step, averaged over its tokens."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._plain: dict[str, float] = {}
+
+    def add(self, name: str, value: torch.Tensor, count: int) -> None:
+        total, n = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (total + (float(value) * count if count else 0.0), n + count)
+
+    def sum(self, name: str, value: torch.Tensor) -> None:
+        self._plain[name] = self._plain.get(name, 0.0) + float(value)
+
+    def most(self, name: str, value: torch.Tensor) -> None:
+        self._plain[name] = max(self._plain.get(name, -math.inf), float(value))
+
+    def set(self, name: str, value: float) -> None:
+        self._plain[name] = value
+
+    def mean(self, name: str) -> float:
+        total, n = self._sums.get(name, (0.0, 0.0))
+        return total / n if n else 0.0
+
+    def all(self) -> dict[str, Any]:
+        return {**self._plain, **{name: self.mean(name) for name in self._sums}}

@@ -1,0 +1,96 @@
+"""One training run, from its configuration to its report.
+
+Invariant: the same call on the same folder goes on where the last one ended, however that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.checkpoints import Progress
+from clawgym.trainers.local.grpo import train_grpo
+from clawgym.trainers.local.parts import load_parts
+from clawgym.trainers.local.run import Run
+from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.sft import train_sft
+from clawgym.trainers.local.tracking import View
+
+__all__ = ["Method", "plan", "train"]
+
+Method = Literal["rl", "sft"]
+
+
+async def train(
+    config: TrainConfig, out: Path, method: Method = "rl", *, view: View, stop: asyncio.Event | None = None
+) -> Progress:
+    """Train as ``config`` says, into the run folder ``out``; ends early, with a checkpoint, once ``stop`` is set.
+
+    Raises :class:`~clawgym.errors.TrainingError` where learning went wrong or cannot begin, and
+    :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's."""
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
+    parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
+    with Run.open(out, config, method, parts, view) as run:
+        work = train_sft if method == "sft" else train_grpo
+        return await work(config, run, parts, stop=stop or asyncio.Event())
+
+
+def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
+    """What :func:`train` would do, and the memory that it needs, without doing it."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    parts = load_parts(config.tasks, config.agent)
+    auto: Any = AutoModelForCausalLM
+    if config.model.path is None:
+        about: Any = config.model.scratch
+        layers, hidden, vocab = about.layers, about.hidden, 2048
+        heads = (2 * about.heads + 2 * about.kv_heads) * about.head_dim
+        weights = layers * hidden * (heads + 9 * hidden) + vocab * hidden
+        kv = 2 * about.kv_heads * about.head_dim * layers
+    else:
+        shape = AutoConfig.from_pretrained(base_folder(config, out, (), ()))
+        with init_empty_weights():
+            weights = sum(p.numel() for p in auto.from_config(shape).parameters())
+        text = shape.get_text_config()
+        layers, hidden, vocab = text.num_hidden_layers, text.hidden_size, text.vocab_size
+        head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+        kv = 2 * text.num_key_value_heads * head * layers
+    size = 4 if config.model.dtype == "float32" else 2
+    below = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
+    trained = weights
+    if config.model.lora is not None:  # two thin matrices for each of seven layers of about hidden x 2 hidden
+        trained = layers * len(config.model.lora.targets) * config.model.lora.rank * 3 * hidden
+    tokens = config.compute.micro_tokens
+    kept = 2 if config.compute.checkpointing else 16
+    memory = {
+        "weights of the policy": weights * below,
+        "weights of the engine": (trained if config.model.lora else weights) * size,
+        "gradients and AdamW": trained * (size + 2 * size),
+        "activations of a micro-batch": tokens * hidden * layers * kept * size,
+        "logits": 2**24 * 4 * 3,
+        "keys and values of rollouts": min(2**18, config.rollout.concurrency * 4096) * kv * size,
+    }
+    if config.algorithm.kl and config.model.lora is None:
+        memory["weights of the first policy"] = weights * size
+    sizes = {name: len(getattr(parts, name)) for name in ("demonstrations", "train", "validation", "heldout")}
+    return {
+        "method": method,
+        "out": str(out),
+        "device": config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "weights": weights,
+        "trained": trained,
+        "tasks": sizes,
+        "left_out": dict(parts.left_out),
+        "steps": config.sft.steps if method == "sft" else config.budget.steps,
+        "minutes": None if method == "sft" else config.budget.minutes,
+        "episodes_a_step": None if method == "sft" else config.rollout.groups * config.rollout.group_size,
+        "boxes_at_once": config.rollout.concurrency,
+        "memory_bytes": {name: int(value) for name, value in memory.items()},
+    }

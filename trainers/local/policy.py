@@ -1,0 +1,193 @@
+"""The model that is trained, beside the one that is sampled from; and the forward pass of training.
+
+Invariants: the two never share a weight that is trained, so nothing changes under a token that is being sampled; logits
+exist for trained tokens only, and for a bounded number of them at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from clawgym.engines.transformers import TransformersEngine
+from clawgym.errors import MissingDependency, TrainingError
+from clawgym.trainers.batching import MicroBatch
+from clawgym.trainers.config import Compute, Model
+
+__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
+
+ADAPTER = "policy"
+"""The name of the LoRA adapter in the engine."""
+
+_LOGITS = 2**24
+"""Most logits that exist at a time (in float32: 64 MiB)."""
+
+
+class Policy:
+    """A transformers model, or one with LoRA adapters (then only these are trained)."""
+
+    def __init__(self, module: Any, folder: Path, *, reference: Any = None) -> None:
+        self.module = module
+        self.folder = folder
+        """Of the model it was loaded from: its tokenizer and chat template."""
+        self.reference = reference
+        """The first policy, for a KL term; ``None`` where nobody asked for one."""
+
+    @property
+    def lora(self) -> bool:
+        """Whether adapters are trained."""
+        return hasattr(self.module, "peft_config")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The trained weights, under the names that the engine and a checkpoint know them by. Not copied."""
+        if self.lora:
+            from peft import get_peft_model_state_dict
+
+            return get_peft_model_state_dict(self.module)
+        weights = {name: p.detach() for name, p in self.module.named_parameters()}
+        return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
+
+    def engine(self, **options: Any) -> TransformersEngine:
+        """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied."""
+        shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+        inner = copy.deepcopy(self.module, shared)
+        if self.lora:
+            inner = inner.unload()
+        inner = inner.requires_grad_(False).eval() if not self.lora else inner.eval()
+        return TransformersEngine(inner, tokenizer=self.folder, **options)
+
+    async def publish(self, engine: TransformersEngine, version: int) -> None:
+        """Let the engine sample by these weights as ``version``."""
+        weights = {name: tensor.clone() for name, tensor in self.trained().items()}
+        if self.lora:
+            config = self.module.peft_config["default"].to_dict()
+            await engine.load_adapter(ADAPTER, weights, version, config=config)
+        else:
+            await engine.update_weights(weights, version)
+
+
+def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool = False, seed: int = 0) -> Policy:
+    """The policy that ``model`` describes, from ``folder`` (a model's, in the format of transformers).
+
+    Raises :class:`~clawgym.errors.TrainingError` if it cannot be loaded or has nothing to train, and
+    :class:`~clawgym.errors.MissingDependency` without the packages that this takes.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = compute.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "attn_implementation": "sdpa"}
+    if model.quantize:
+        options["quantization_config"] = _quantized(model)
+        options["device_map"] = {"": device}
+    auto: Any = AutoModelForCausalLM
+    try:
+        module = auto.from_pretrained(folder, local_files_only=folder.is_dir(), **options)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise TrainingError(
+            f"model.path {folder}: cannot be loaded ({error}): check the folder and model.dtype"
+        ) from error
+    if not model.quantize:
+        module = module.to(device)
+    first = copy.deepcopy(module).requires_grad_(False).eval() if reference and model.lora is None else None
+    if model.lora is not None:
+        module = _with_adapters(module, model, seed)
+    if compute.checkpointing:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        base_of(module).enable_input_require_grads()
+    module.train()
+    for part in module.modules():  # dropout would sample by another policy than the one that is trained
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return Policy(module, folder, reference=first)
+
+
+def _with_adapters(module: Any, model: Model, seed: int) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingDependency(f"model.lora needs peft ({error}): pip install 'clawgym[local]'") from error
+    assert model.lora is not None
+    about = peft.LoraConfig(
+        r=model.lora.rank,
+        lora_alpha=model.lora.alpha,  # type: ignore[arg-type]
+        target_modules=list(model.lora.targets),
+        task_type="CAUSAL_LM",
+    )
+    if model.quantize:
+        module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return peft.get_peft_model(module, about)
+        except ValueError as error:
+            raise TrainingError(f"model.lora.targets: {error}: name linear layers of this model") from error
+
+
+def _quantized(model: Model) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingDependency(f"model.quantize needs bitsandbytes ({error}): pip install bitsandbytes") from error
+    if model.quantize == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, model.dtype)
+    )
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model, with adapters where they are."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
+    """(S, H) what the model makes of the tokens that predict a trained one."""
+    inner = base_of(model)
+    hidden = inner.model(
+        input_ids=batch.ids,
+        position_ids=batch.positions,
+        attention_mask=batch.seen,
+        use_cache=False,
+    ).last_hidden_state
+    return hidden.flatten(0, 1)[batch.predicts]
+
+
+def token_logprobs(model: Any, batch: MicroBatch, *, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S,) log-probs of ``batch.targets`` at ``temperature``, in nats over the whole vocabulary, as the ledger has
+    them; and the entropy (S,) of these distributions, without gradient. Both in float32."""
+    hidden, head = hidden_states(model, batch), base_of(model).get_output_embeddings()
+    step = max(1, _LOGITS // head.weight.shape[0])
+    logps: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    for start in range(0, len(hidden), step):
+        part = hidden[start : start + step], batch.targets[start : start + step]
+        if len(hidden) > step and torch.is_grad_enabled():
+            logp, entropy = checkpoint(_of_hidden, head, *part, temperature, use_reentrant=False)  # type: ignore[misc]
+        else:
+            logp, entropy = _of_hidden(head, *part, temperature)
+        logps.append(logp)
+        entropies.append(entropy)
+    if not logps:
+        empty = hidden.new_zeros(0, dtype=torch.float32)
+        return empty, empty
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def _of_hidden(
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(hidden).float() / temperature
+    logp = logits.log_softmax(-1)
+    with torch.no_grad():
+        entropy = -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, targets[:, None])[:, 0], entropy

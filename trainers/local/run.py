@@ -1,0 +1,167 @@
+"""The folder of a training run: configuration, receipt, figures, measurements, report.
+
+Invariants: a figure is a line that is whole or not there; figures of steps that are done again, after a run was killed,
+take the place of the old ones; one process at a time writes a folder, and only with the configuration it began with
+(budget, tracking and what the machine does at once may change).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from clawgym.errors import TrainingError
+from clawgym.records import Task, TaskSet
+from clawgym.runs import RunFolder, make_receipt, repair_tail, write_atomic
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.checkpoints import Checkpoints, Progress, load_weights
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.parts import Parts
+from clawgym.trainers.local.policy import Policy
+from clawgym.trainers.local.setting import Measured, Setting
+from clawgym.trainers.local.tracking import Tracker, View, sinks
+
+__all__ = ["EVALUATIONS", "METRICS", "Run"]
+
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+_FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
+"""Settings that a run may go on with changed."""
+
+
+class Run:
+    """Writes what a run says of itself. Use as a context manager."""
+
+    def __init__(self, folder: RunFolder, config: TrainConfig, method: str, view: View) -> None:
+        self.folder = folder
+        self.path = folder.path
+        self.config = config
+        self.method = method
+        self._view = view
+        for name in (METRICS, EVALUATIONS):
+            if (self.path / name).exists():
+                repair_tail(self.path / name)
+        self._sinks: Sequence[Tracker] = sinks(config, self.path, method)
+
+    @classmethod
+    def open(cls, path: Path, config: TrainConfig, method: str, parts: Parts, view: View) -> Self:
+        """Begin a run at ``path``, or go on with one. Raises :class:`~clawgym.errors.RunFolderError` as
+        :meth:`~clawgym.runs.RunFolder.open` does."""
+        settings = config.model_dump(mode="json")
+        fixed = {name: value for name, value in settings.items() if name not in _FREE}
+        receipt = make_receipt(
+            "train",
+            TaskSet(f"{config.tasks.set}:heldout", parts.heldout),
+            agent={"name": config.agent.name, "protocol": config.agent.protocol},
+            seed=config.seed,
+            samples=config.evaluation.samples,
+            config={"method": method, **fixed, "parts": parts.about()},
+        )
+        folder = RunFolder.open(path, receipt)
+        try:
+            import yaml
+
+            folder.write("config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+            return cls(folder, config, method, view)
+        except BaseException:
+            folder.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for sink in self._sinks:
+                sink.close()
+            from clawgym.trainers.local.report import render
+
+            self.folder.write("report.html", render(self.path).encode())
+        finally:
+            self.folder.close()
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches."""
+        self._view.say(text)
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """The figures of a step."""
+        row = {"step": step, "time": time.time(), **figures}
+        self._line(METRICS, row)
+        self._view.step(step, figures)
+        for sink in self._sinks:
+            sink.log(step, figures)
+
+    def rewind(self, step: int) -> None:
+        """Forget figures of steps after ``step``: they are done again."""
+        for name in (METRICS, EVALUATIONS):
+            path = self.path / name
+            if path.exists():
+                rows = [row for row in map(json.loads, path.read_text("utf-8").splitlines()) if row["step"] <= step]
+                write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    async def measure(self, setting: Setting, part: str, tasks: Sequence[Task], step: int, *,
+                      greedy: bool | None = None) -> Measured:  # fmt: skip
+        """The score of the engine's policy on a part, written down."""
+        about = self.config.evaluation
+        greedy = about.greedy if greedy is None else greedy
+        samples = 1 if greedy else about.samples
+        started = time.monotonic()
+        self._view.measuring(part, len(tasks) * samples)
+        score = await setting.measure(tasks, samples=samples, greedy=greedy, channel=part)
+        found = score.estimate
+        row: dict[str, Any] = {
+            "step": step,
+            "task_set": self.config.tasks.set,
+            "split": part,
+            "score": found.value,
+            "low": found.low,
+            "high": found.high,
+            "episodes": len(tasks) * samples,
+            "samples": samples,
+            "greedy": greedy,
+            "by_generator": score.by_generator,
+            "infra": score.infra,
+            "seconds": time.monotonic() - started,
+        }
+        self._line(EVALUATIONS, row)
+        self._view.measured(row)
+        name = f"eval/{part}{'_greedy' if greedy else ''}"
+        for sink in self._sinks:
+            sink.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
+        return score
+
+    async def validate(
+        self,
+        setting: Setting,
+        tasks: Sequence[Task],
+        progress: Progress,
+        checkpoints: Checkpoints,
+        policy: Policy,
+        learner: Learner,
+    ) -> None:
+        """Measure on the validation part, and save a checkpoint; the best so far is kept."""
+        score = await self.measure(setting, "validation", tasks, progress.step)
+        better = score.estimate.value > progress.best_score
+        if better:
+            progress.best_score, progress.best_step = score.estimate.value, progress.step
+        await asyncio.to_thread(checkpoints.save, policy, learner, progress, best=better)
+
+    async def measure_best(
+        self, setting: Setting, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
+    ) -> None:
+        """The score of the best checkpoint on what is held out, sampled and greedy."""
+        best = checkpoints.best()
+        if best is None:
+            raise TrainingError(f"{self.path}: no checkpoint is there to measure: train first")
+        load_weights(best, policy)
+        await policy.publish(setting.engine, int(best.name))
+        for greedy in (False, True):
+            await self.measure(setting, "heldout", tasks, int(best.name), greedy=greedy)
+
+    def _line(self, name: str, row: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

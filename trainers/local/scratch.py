@@ -1,0 +1,59 @@
+"""The folder of the model that a run begins with; made from scratch where none is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import TrainingError
+from clawgym.records import Task
+from clawgym.tasks.packs._seeded import FIRST, WORDS
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.checkpoints import Checkpoints
+
+__all__ = ["base_folder"]
+
+_MOST_IDS = 8192
+
+
+def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
+    """The folder ``model.path``, or the best checkpoint of the run in it; a hub's name as it is; or ``run/base``, which
+    is made once: a random model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``."""
+    if config.model.path is not None:
+        given = Path(config.model.path).expanduser()
+        if not given.is_dir() and (given.is_absolute() or config.model.path.startswith((".", "~"))):
+            raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
+        best = Checkpoints(given).best()
+        return given if best is None else best / "model"
+    folder = run / "base"
+    if not folder.exists():
+        about = config.model.scratch
+        make_tiny_model(
+            folder,
+            seed=config.seed,
+            hidden=about.hidden,
+            layers=about.layers,
+            heads=about.heads,
+            kv_heads=about.kv_heads,
+            head_dim=about.head_dim,
+            context_window=about.context_window,
+            vocab=_MOST_IDS,
+            corpus=_texts(tasks, said),
+            spread=0.05,
+        )
+    return folder
+
+
+def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for word in (*WORDS, *FIRST):
+        for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
+            yield from (form, form)
+    yield from (task.instruction for task in tasks)
+    for row in said:
+        for message in row["messages"]:
+            yield str(message.get("content") or "")
+            yield from (str(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+        yield json.dumps(row.get("tools") or "")

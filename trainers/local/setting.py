@@ -1,0 +1,131 @@
+"""What a training run stands on while it runs: pool, engine, gateway, boxes.
+
+Invariant: whatever ends the run, boxes and listeners are gone before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawgym.agents.demonstrate import DemonstrationEngine
+from clawgym.engines.transformers import TransformersEngine
+from clawgym.errors import TrainingError
+from clawgym.evaluation.statistics import Estimate, rate
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.records import Outcome, Task
+from clawgym.sandbox import backend as make_backend
+from clawgym.sandbox.protocol import Backend
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.collector import Player, episode_seed
+from clawgym.trainers.local.judging import Judging, judging
+from clawgym.trainers.local.policy import ADAPTER, Policy
+
+__all__ = ["Measured", "Setting", "demonstrate", "opened", "pool_file"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A policy's score on a part."""
+
+    estimate: Estimate
+    by_generator: dict[str, float]
+    infra: int
+    """Episodes without a result; they are in no score."""
+
+
+class Setting:
+    """An engine that samples by a policy, behind a gateway, and boxes to act in."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        pool: Pool,
+        backend: Backend,
+        engine: TransformersEngine,
+        gateway: Gateway,
+        player: Player,
+        judge: Judging | None,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.backend = backend
+        self.engine = engine
+        self.gateway = gateway
+        self.player = player
+        self.judge = judge
+
+    async def measure(self, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str) -> Measured:
+        """The share of strict successes: every task ``samples`` times, the same seeds each time it is asked."""
+
+        async def one(task: Task, sample: int) -> tuple[Task, float | None]:
+            seed = episode_seed(self.config.seed, "measure", task.content_hash, sample)
+            for attempt in range(3):
+                episode = await self.player.play(
+                    task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy
+                )
+                if episode.outcome is not Outcome.INFRA and episode.result is not None:
+                    return task, episode.result.strict
+            return task, None
+
+        results = await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples)))
+        by_task: dict[str, list[float]] = {}
+        by_generator: dict[str, list[float]] = {}
+        for task, score in results:
+            if score is not None:
+                by_task.setdefault(task.id, []).append(score)
+                by_generator.setdefault(str(task.metadata.get("generator") or "all"), []).append(score)
+        estimate = rate(list(by_task.values()))
+        if estimate is None:
+            raise TrainingError("no episode could be graded: run `clawgym doctor`, and look at the pool's causes")
+        means = {name: sum(values) / len(values) for name, values in sorted(by_generator.items())}
+        return Measured(estimate, means, sum(score is None for _, score in results))
+
+
+@contextlib.asynccontextmanager
+async def opened(config: TrainConfig, policy: Policy, pool: Pool, *, version: int = 0) -> AsyncIterator[Setting]:
+    """A setting whose engine samples by ``policy`` as ``version``."""
+    async with contextlib.AsyncExitStack() as stack:
+        backend = make_backend(config.backend)
+        stack.push_async_callback(backend.aclose)
+        await backend.probe()
+        engine = policy.engine(max_batch=config.rollout.concurrency, policy_version=version)
+        stack.push_async_callback(engine.aclose)
+        await policy.publish(engine, version)
+        gateway = await stack.enter_async_context(Gateway(engine, pool))
+        await gateway.listen()
+        judge = await stack.enter_async_context(judging(config, gateway))
+        player = Player(config, gateway, backend, adapter=ADAPTER if policy.lora else None, judging=judge)
+        yield Setting(config, pool, backend, engine, gateway, player, judge)
+
+
+async def demonstrate(config: TrainConfig, tasks: Sequence[Task], pool: Pool) -> int:
+    """Let the reference solutions be said by a model that knows them, in real boxes, into the pool's channel
+    ``demonstrations``. Returns how many were solved; what is there already is not made again."""
+    known = {e.task_id for e in pool.episodes(channel="demonstrations", state="closed") if e.outcome == "solved"}
+    missing = [task for task in tasks if task.id not in known]
+    solved = len(tasks) - len(missing)
+    if not missing:
+        return solved
+    backend = make_backend(config.backend)
+    try:
+        await backend.probe()
+        engine = DemonstrationEngine(missing, config.agent.protocol)
+        async with Gateway(engine, pool) as gateway:
+            await gateway.listen()
+            player = Player(config, gateway, backend)
+            episodes = await asyncio.gather(
+                *(player.play(task, seed=config.seed, channel="demonstrations") for task in missing)
+            )
+    finally:
+        await backend.aclose()
+    return solved + sum(episode.outcome is Outcome.SOLVED for episode in episodes)
+
+
+def pool_file(run: Path) -> Path:
+    """The pool of a run."""
+    return run / "pool.db"
