@@ -46,20 +46,25 @@ def learnt(out: Path) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
-    steps = KILLS + 2
+    steps = 8 * KILLS  # more than are learnt between the kills, so that each of them finds a trainer at work
     config = small(
         budget={"steps": steps}, evaluation={"every": 100}, rollout={"groups": 1, "group_size": 2, "staleness": 1}
     )
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), config.model_dump_json()]
     rng = random.Random(8)
-    for number in range(KILLS):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while len(learnt(tmp_path / "run")) <= number and process.poll() is None:
-            time.sleep(0.05)
-        time.sleep(rng.random())
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()[-2000:]  # type: ignore[union-attr]
-        process.stderr.close()  # type: ignore[union-attr]
+    killed = 0
+    for _ in range(KILLS):
+        before = len(learnt(tmp_path / "run"))
+        with open(tmp_path / "said", "w+") as said:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+            while len(learnt(tmp_path / "run")) <= before and process.poll() is None:
+                time.sleep(0.05)
+            time.sleep(rng.random())
+            process.send_signal(signal.SIGKILL)
+            ended = process.wait()
+            assert ended in (0, -signal.SIGKILL), (said.seek(0), said.read())[1][-2000:]
+        killed += ended == -signal.SIGKILL
+    assert killed
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
 
