@@ -31,6 +31,8 @@ LONGEST = (
     "envs/test_openclaw.py",
     "evaluation/test_escape.py",
     "agents/openclaw/test_openclaw.py",
+    "invariants/test_training_parts_killed.py",
+    "trainers/local/test_programs.py",
     "invariants/test_nothing_left.py",
     "invariants/test_faults_engine.py",
     "invariants/test_ray_nodes.py",

@@ -1,20 +1,25 @@
 """Rows of training to tensors: what several rows begin with in common is computed once.
 
 Invariant: a token sees exactly what it saw when it was sampled, at the position it had then: the tokens before it on
-its own path, however many paths lie in one row of tensors.
+its own path, however many paths lie in one row of tensors. A path with images has a row, and a micro-batch, of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from clawgym.records import common_prefix
+from clawgym.records import Image, common_prefix
 
 __all__ = ["MicroBatch", "Packed", "Path", "micro_batches", "pack"]
+
+
+_PAIRS = 512
+"""So many pairs of tokens in attention cost what a token costs in all the rest of a layer: less in a small model, more
+in a large one (``benchmarks/train.py update``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class Path:
     """(T,)"""
     mask: tuple[int, ...]
     """(T,) 1 where an id is trained; never the first."""
+    images: tuple[Image, ...] = ()
+    """In the order of their places, each of which is one id here, as in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Packed:
     """(S',) int64: that token."""
     places: np.ndarray
     """(S',) int64: its place among all trained tokens of the batch, path after path."""
+    images: tuple[Image, ...] = ()
+    """Of its only path."""
 
     @property
     def plain(self) -> bool:
@@ -76,20 +85,31 @@ class MicroBatch:
     """(S,) int64"""
     places: torch.Tensor
     """(S,) int64: into the trained tokens of the whole batch."""
+    images: tuple[Image, ...] = ()
+    """Of its only row; the model cannot run it before they are read."""
+    features: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the model takes in place of ``positions`` and ``seen`` once they are."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """On another device."""
-        return MicroBatch(*(None if t is None else t.to(device) for t in self._tensors()))  # type: ignore[arg-type]
-
-    def _tensors(self) -> tuple[torch.Tensor | None, ...]:
-        return self.ids, self.positions, self.seen, self.predicts, self.targets, self.places
+        return replace(
+            self,
+            ids=self.ids.to(device),
+            positions=self.positions.to(device),
+            seen=None if self.seen is None else self.seen.to(device),
+            predicts=self.predicts.to(device),
+            targets=self.targets.to(device),
+            places=self.places.to(device),
+            features={name: tensor.to(device) for name, tensor in self.features.items()},
+        )
 
 
 def pack(paths: Sequence[Path], *, row_tokens: int, share: bool = True) -> list[Packed]:
     """All ``paths`` in rows of at most ``row_tokens`` tokens (one that is longer has a row of its own).
 
     Paths that begin alike come to lie side by side, so that their common beginning is stored and computed once in each
-    row; with ``share`` false, each path is a row. The trained tokens are numbered path after path, in the order given.
+    row; one that shares too little for the length of the row begins another. With ``share`` false, each path is a row.
+    The trained tokens are numbered path after path, in the order given.
     Raises :class:`ValueError` for a path whose first id is trained: nothing predicts it.
     """
     starts = np.cumsum([0, *(sum(path.mask) for path in paths)])
@@ -100,7 +120,8 @@ def pack(paths: Sequence[Path], *, row_tokens: int, share: bool = True) -> list[
     building: _Building | None = None
     for number in sorted(range(len(paths)), key=lambda n: paths[n].ids):
         path = paths[number]
-        if building is not None and share and building.size + building.fresh(path) <= row_tokens:
+        alone = not share or path.images or (building is not None and building.images)
+        if building is not None and not alone and building.welcomes(path, row_tokens):
             building.add(path, int(starts[number]))
             continue
         if building is not None:
@@ -117,6 +138,7 @@ class _Building:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
+        self.images: tuple[Image, ...] = ()
         self._positions: list[int] = []
         self._attach: list[tuple[int, int, int]] = []
         self._predicts: list[int] = []
@@ -126,16 +148,17 @@ class _Building:
         self._where: list[int] = []
         """The place in the row of each token of the last path."""
 
-    @property
-    def size(self) -> int:
-        return len(self.ids)
-
-    def fresh(self, path: Path) -> int:
-        """How many tokens ``path`` would add."""
-        return len(path.ids) - common_prefix(self._last, path.ids)
+    def welcomes(self, path: Path, row_tokens: int) -> bool:
+        """Whether ``path`` fits, and costs less here than in a row of its own: what it shares is not computed again,
+        but attention is over all pairs of a row, whether they see each other or not."""
+        shared, size = common_prefix(self._last, path.ids), len(self.ids)
+        fresh = len(path.ids) - shared
+        pairs = fresh * (2 * size + fresh) - len(path.ids) ** 2
+        return size + fresh <= row_tokens and pairs <= shared * _PAIRS
 
     def add(self, path: Path, place: int) -> None:
         shared, start = common_prefix(self._last, path.ids), len(self.ids)
+        self.images = path.images
         new = path.ids[shared:]
         self.ids += new
         self._positions += range(shared, len(path.ids))
@@ -150,14 +173,22 @@ class _Building:
 
     def done(self) -> Packed:
         arrays = (np.array(x, np.int64) for x in (self._predicts, self._targets, self._places))
-        return Packed(np.array(self.ids, np.int64), np.array(self._positions, np.int64), tuple(self._attach), *arrays)
+        tokens = np.array(self.ids, np.int64), np.array(self._positions, np.int64)
+        return Packed(*tokens, tuple(self._attach), *arrays, images=self.images)
 
 
 def micro_batches(rows: Sequence[Packed], *, tokens: int) -> Iterator[MicroBatch]:
-    """Rows of like length together, at most ``tokens`` in each micro-batch, filling included (or one row)."""
+    """Rows of like length together, at most ``tokens`` in each micro-batch, filling included (or one row), and never
+    filled up to more than twice their length. Rows with images come last, each alone."""
+    yield from _grouped([row for row in rows if not row.images], tokens)
+    yield from (_together([row]) for row in rows if row.images)
+
+
+def _grouped(rows: Sequence[Packed], tokens: int) -> Iterator[MicroBatch]:
     held: list[Packed] = []
     for row in sorted(rows, key=lambda row: (row.plain, -len(row.ids))):
-        if held and (row.plain != held[0].plain or (len(held) + 1) * len(held[0].ids) > tokens):
+        full = held and (len(held) + 1) * len(held[0].ids) > tokens
+        if held and (full or row.plain != held[0].plain or 2 * len(row.ids) < len(held[0].ids)):
             yield _together(held)
             held = []
         held.append(row)
@@ -184,4 +215,5 @@ def _together(rows: Sequence[Packed]) -> MicroBatch:
         None if seen is None else torch.from_numpy(seen),
         torch.from_numpy(flat),
         *map(torch.from_numpy, others),
+        images=rows[0].images,
     )

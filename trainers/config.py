@@ -86,14 +86,25 @@ class AgentPart(_Part):
     """How an episode is played."""
 
     name: str = "tool-loop"
-    """``tool-loop``, ``openclaw``, ``pi``, or ``package.module:Class``."""
+    """``tool-loop``, ``openclaw``, ``openclaw-dense``, ``pi``, or ``package.module:Class``."""
+    prompt: Literal["reference", "slim"] | None = None
+    """What OpenClaw is told (docs/openclaw.md)."""
     protocol: Literal["tools", "text"] = "tools"
+    """This, ``system_prompt`` and ``max_malformed`` are the tool loop's; programs have their own."""
     system_prompt: str | None = None
     max_steps: PositiveInt = 10
     max_tokens: PositiveInt = 512
     """Of one reply."""
     max_malformed: PositiveInt = 3
     """Replies in a row with nothing to do in them, after which the episode ends."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> AgentPart:
+        if self.name != "tool-loop" and (self.protocol, self.system_prompt) != ("tools", None):
+            raise ValueError(f"protocol and system_prompt are the tool loop's: leave them out for {self.name}")
+        if self.prompt is not None and not self.name.startswith("openclaw"):
+            raise ValueError(f"prompt is OpenClaw's: leave it out for {self.name}")
+        return self
 
 
 class Rollout(_Part):
@@ -117,7 +128,8 @@ class Reward(_Part):
 
     score: Literal["strict", "official"] = "strict"
     judge: str | None = None
-    """``rule``, ``model``, ``policy`` or ``head:FILE``; left out, the outcome alone."""
+    """``rule``, ``model``, ``policy``, ``complaints`` (of simulated people) or ``head:FILE``; left out, the outcome
+    alone."""
     votes: PositiveInt = 3
     coefficient: float = Field(default=1.0, ge=0)
     """Of the process term."""
@@ -150,7 +162,9 @@ class Distillation(_Part):
 class Algorithm(_Part):
     """See :mod:`clawgym.trainers.algorithms`."""
 
-    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++"] = "grpo"
+    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "binary"] = "grpo"
+    """``binary``: the majority of the judge's votes on a turn is the advantage of that turn, as it stands: no outcome,
+    no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has 0."""
     aggregation: Literal["token", "episode", "sequence"] = "episode"
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
@@ -174,7 +188,9 @@ class Optimizer(_Part):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: int = Field(default=0, ge=0)
-    """Steps."""
+    """Updates in which the rate rises."""
+    decay: bool = False
+    """Linearly, to a tenth, over the budget: what a large rate has shaken settles again."""
     grad_clip: float = Field(default=1.0, gt=0)
 
 
@@ -218,6 +234,8 @@ class Evaluation(_Part):
     """Episodes of a task."""
     greedy: bool = False
     """Take the likeliest token; else sample at temperature 1."""
+    canary: int = Field(default=8, ge=0)
+    """Tasks of the validation part on which attacks and cheap policies are watched."""
 
 
 class Budget(_Part):
@@ -250,8 +268,12 @@ class TrainConfig(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
-        if self.distillation.hints and self.reward.judge not in ("policy", "model"):
-            raise ValueError("distillation.hints: only the judges policy and model give hints: set reward.judge")
+        if self.distillation.hints and self.reward.judge not in ("policy", "model", "complaints"):
+            raise ValueError(
+                "distillation.hints: only the judges policy and model give hints, and complaints: set reward.judge"
+            )
+        if self.algorithm.advantage == "binary" and self.reward.judge is None:
+            raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")
         return self
 
     name: str = "train"

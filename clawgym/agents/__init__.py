@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from clawgym.agents.noop import NoopAgent
 from clawgym.agents.oracle import OracleAgent
@@ -18,6 +18,9 @@ from clawgym.agents.sloppy import SloppyAgent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import Budget, Engine, OpenAIEngine, Prices, RateLimits, Sampling
 from clawgym.errors import AgentError
+
+if TYPE_CHECKING:
+    from clawgym.gateway.server import Gateway
 
 __all__ = [
     "NAMES",
@@ -45,6 +48,7 @@ def make_agent(
     base_url: str | None = None,
     api_key: str | None = None,
     engine: Engine | None = None,
+    gateway: Gateway | None = None,
     protocol: Literal["tools", "text"] | None = None,
     sampling: Sampling | None = None,
     prices: Prices | None = None,
@@ -60,14 +64,15 @@ def make_agent(
     script. ``tool-loop``, ``openclaw`` and ``pi`` take a ``model`` behind an OpenAI-compatible ``base_url`` (or any
     ``engine``), and the rest, and so does ``openclaw-dense``, which is one OpenClaw for all tasks (weaker isolation:
     docs/openclaw.md); ``protocol`` is the tool loop's, ``prompt`` is OpenClaw's, and ``version`` is OpenClaw's
-    for ``pi`` too, which is a part of it. A class is a :class:`~clawgym.agents.blackbox.Claw` that is made without
+    for ``pi`` too, which is a part of it. Programs (all but ``tool-loop``) also take a running ``gateway`` instead of a
+    model, whose pool then has their episodes. A class is a :class:`~clawgym.agents.blackbox.Claw` that is made without
     arguments; it takes what ``pi`` does but a version, and its module is imported, so name none that you do not trust.
 
     Raises :class:`~clawgym.errors.AgentError` for an unknown name, and for an option the agent does not take.
     """
     given = {key: value for key, value in locals().items() if key != "name" and value is not None}
     if ":" in name:
-        make, takes = partial(_make_claw, name), _MODEL
+        make, takes = partial(_make_claw, name), _CLAW
     elif name in _MAKERS:
         make, takes = _MAKERS[name]
     else:
@@ -128,22 +133,27 @@ def _make_claw(path: str, given: dict[str, Any]) -> Agent:
     if not (isinstance(kind, type) and all(hasattr(kind, part) for part in ("spec", "start", "receipt"))):
         raise AgentError(f"agent {path!r} is no Claw: give it spec(), start() and receipt() (docs/new-agent.md)")
     claw = kind(**{key: given.pop(key) for key in ("version", "prompt", "image") if key in given})
-    sampling = given.pop("sampling", None)
-    return BlackBoxAgent(claw, _engine_of(claw.name, given), sampling=sampling)
+    sampling, gateway = given.pop("sampling", None), given.pop("gateway", None)
+    if gateway is None:
+        return BlackBoxAgent(claw, _engine_of(claw.name, given), sampling=sampling)
+    if given:
+        raise AgentError(f"gateway= has a model already: leave {', '.join(sorted(given))} out")
+    return BlackBoxAgent(claw, gateway=gateway, sampling=sampling)
 
 
 _MODEL = frozenset({"model", "base_url", "api_key", "engine", "sampling", "prices", "budget", "limits"})
+_CLAW = _MODEL | {"gateway"}
 _MAKERS: dict[str, tuple[Callable[[dict[str, Any]], Agent], frozenset[str]]] = {
     "noop": (lambda given: NoopAgent(), frozenset()),
     "oracle": (lambda given: OracleAgent(), frozenset()),
     "replay": (_make_replay, frozenset({"source"})),
     "script": (_make_script, frozenset({"source"})),
     "sloppy": (lambda given: SloppyAgent(), frozenset()),
-    "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _MODEL | {"version", "prompt", "image"}),
+    "openclaw": (partial(_make_claw, "clawgym.agents.openclaw.claw:OpenClaw"), _CLAW | {"version", "prompt", "image"}),
     "openclaw-dense": (
         partial(_make_claw, "clawgym.agents.openclaw.dense:DenseOpenClaw"),
-        _MODEL | {"version", "prompt"},
+        _CLAW | {"version", "prompt"},
     ),
-    "pi": (partial(_make_claw, "clawgym.agents.pi:Pi"), _MODEL | {"version"}),
+    "pi": (partial(_make_claw, "clawgym.agents.pi:Pi"), _CLAW | {"version"}),
     "tool-loop": (_make_tool_loop, _MODEL | {"protocol"}),
 }

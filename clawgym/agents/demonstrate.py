@@ -7,7 +7,7 @@ the results that an episode has.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from clawgym.agents.oracle import solution_name
@@ -38,20 +38,30 @@ def reference_calls(task: Task) -> list[ToolCall]:
             "<<" in line or line[0].isspace() or line.rstrip().endswith(("\\", "do", "then", "{")) for line in lines
         )
         calls = [bash_call(text) for text in (["\n".join(lines)] if whole else lines)]
-    if not calls or closing(calls[-1]) is None:
-        calls.append(ToolCall("call_end", "submit", {"message": ""}))
-    return calls
+    return _submitted(calls)
+
+
+def _submitted(calls: Sequence[ToolCall]) -> list[ToolCall]:
+    if calls and closing(calls[-1]) is not None:
+        return list(calls)
+    return [*calls, ToolCall("call_end", "submit", {"message": ""})]
 
 
 class DemonstrationEngine:
     """A :class:`~clawgym.engines.protocol.TextEngine` that answers each task, known by its instruction, with its
-    reference solution, one call a reply; ``protocol`` is the tool loop's."""
+    reference solution, or with other ``calls``, one a reply; ``protocol`` is the tool loop's."""
 
     name = "demonstration"
 
-    def __init__(self, tasks: Iterable[Task], protocol: Literal["tools", "text"] = "tools") -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        protocol: Literal["tools", "text"] = "tools",
+        *,
+        calls: Callable[[Task], Sequence[ToolCall]] = reference_calls,
+    ) -> None:
         self._protocol = protocol
-        self._calls = {task.instruction: reference_calls(task) for task in tasks}
+        self._calls = {task.instruction: _submitted(calls(task)) for task in tasks}
 
     async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncIterator[Delta]:
         """See :class:`~clawgym.engines.protocol.TextEngine`."""

@@ -31,7 +31,8 @@ class AgentContext:
     record_turn: Callable[[Turn], None] = lambda turn: None
     """Call once per model call that has exact tokens."""
     session: Mapping[str, Any] = field(default_factory=dict)
-    """How an agent that has a gateway opens its session there (``channel``, ``group``, ``sampling``, ...)."""
+    """How an agent that has a gateway opens its session there (``channel``, ``group``, ``sampling``, ...).
+    ``opening()`` is awaited just before, and ``finished(session id, episode)`` before its episode is closed."""
 
     @property
     def rng(self) -> random.Random:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import leaderboard, ledger, openclaw, pool, push, tasks
+from clawgym.cli import bench, leaderboard, ledger, openclaw, pool, push, tasks
 from clawgym.cli.attack import attack
 from clawgym.cli.audit import audit_command
 from clawgym.cli.compare import compare_command
@@ -38,6 +38,7 @@ app.command("audit")(audit_command)
 app.command("doctor")(doctor)
 app.command("gateway")(gateway_command)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(bench.app, name="bench")
 app.add_typer(leaderboard.app, name="leaderboard")
 app.add_typer(pool.app, name="pool")
 app.add_typer(ledger.app, name="ledger")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,15 @@ from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.errors import EngineError
 
-__all__ = ["load_model", "prepare", "read_weights", "set_weights"]
+__all__ = ["load_model", "prepare", "read_weights", "sees", "set_weights"]
+
+
+def sees(model: str | Path) -> bool:
+    """Whether the folder ``model`` has a model that reads images."""
+    try:
+        return "vision_config" in json.loads(Path(model, "config.json").read_text())
+    except (OSError, ValueError):
+        return False
 
 
 def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:

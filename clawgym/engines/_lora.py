@@ -116,10 +116,11 @@ def _fitting(
         )
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     weight = layer.weight
+    kind = weight.dtype if weight.is_floating_point() else torch.float32  # weights of 8 or 4 bits
     # A copy: the caller may train on with the tensors that were given.
     return (
-        a.detach().to(weight.device, weight.dtype, copy=True),
-        (b.detach().to(weight.device, torch.float32) * scale).to(weight.dtype),
+        a.detach().to(weight.device, kind, copy=True),
+        (b.detach().to(weight.device, torch.float32) * scale).to(kind),
     )
 
 
@@ -154,7 +155,8 @@ class AdapterHooks:
                 pair = adapter.layers.get(name)
                 if pair is not None:
                     a, b = pair
-                    output[0].index_add_(0, places, (args[0][0, places] @ a.T) @ b.T)
+                    added = (args[0][0, places].to(a.dtype) @ a.T) @ b.T
+                    output[0].index_add_(0, places, added.to(output.dtype))
             return output
 
         return hook

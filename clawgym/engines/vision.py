@@ -5,7 +5,8 @@ has the one placeholder that the chat template writes; what the model reads inst
 and of the processor's settings alone (:class:`ImageReader`), so that a trainer that reads the same ledger makes the
 same of it.
 
-Invariants: as of :mod:`clawgym.engines.transformers`, but one sequence at a time, and no prompt is kept.
+Invariants: as of :mod:`clawgym.engines.transformers`, but one sequence at a time, and no prompt is kept; the
+placeholder is never sampled, for the next prompt would take it for an image (log-probs still are over all ids).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import io
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ try:
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    from clawgym.engines._load import sees, set_weights
     from clawgym.engines._sample import sample
 except ImportError as error:
     raise MissingDependency(
@@ -39,14 +41,6 @@ except ImportError as error:
 __all__ = ["ImageReader", "VisionEngine", "expanded", "sees"]
 
 _MOST_PIXELS = 2**25
-
-
-def sees(model: str | Path) -> bool:
-    """Whether the folder ``model`` has a model that reads images."""
-    try:
-        return "vision_config" in json.loads(Path(model, "config.json").read_text())
-    except (OSError, ValueError):
-        return False
 
 
 def expanded(ids: Sequence[int], counts: Sequence[int], placeholder: int) -> list[int]:
@@ -107,30 +101,34 @@ def _opened(image: Image) -> PIL.Image.Image:
 class VisionEngine:
     """A :class:`~clawgym.engines.protocol.TokenEngine` for models of the Qwen-VL family (``docs/engines.md``).
 
-    ``model`` is a folder. Raises :class:`EngineError` if it cannot be loaded, or reads images in another way.
+    ``model`` is a folder, or a module that is already loaded, with ``tokenizer`` naming the folder of its tokenizer and
+    image processor; nobody else may run it, or change it but by :meth:`update_weights`. Raises :class:`EngineError` if
+    it cannot be loaded, or reads images in another way.
     """
 
     name = "transformers-vision"
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | torch.nn.Module,
         *,
+        tokenizer: str | Path | None = None,
         device: str | None = None,
         dtype: torch.dtype | str | None = None,
         context_window: int | None = None,
         policy_version: int = 0,
     ) -> None:
-        self._source = self.tokenizer = str(model)
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        auto: Any = transformers.AutoModelForImageTextToText
-        kind = dtype or (torch.float32 if self._device.type == "cpu" else "auto")
-        try:
-            self._model: Any = auto.from_pretrained(str(model), dtype=kind).to(self._device).eval()
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
+        if isinstance(model, torch.nn.Module):
+            if tokenizer is None:
+                raise EngineError("a loaded module does not say what its tokenizer is: give tokenizer=FOLDER")
+            self._model: Any = model.eval()
+            self._source = type(model).__name__
+        else:
+            self._model, self._source = _loaded(model, device, dtype), str(model)
+        self.tokenizer = str(tokenizer if tokenizer is not None else model)
+        self._device = next(self._model.parameters()).device
         config = self._model.config
-        self.images = ImageReader(model)
+        self.images = ImageReader(self.tokenizer)
         self.placeholder: int = config.image_token_id
         text = config.get_text_config()
         self.context_window = context_window or int(text.max_position_embeddings)
@@ -174,7 +172,10 @@ class VisionEngine:
             new, cache, loop = ids, None, asyncio.get_running_loop()
             for count in range(1, most + 1):
                 logits, cache = await loop.run_in_executor(self._thread, self._forward, new, cache, features)
-                (token,), (logprob,) = sample(logits, [temperature], [top_k], [top_p], [rng.random()])
+                drawn = logits.float().clone()
+                drawn[:, self.placeholder] = -math.inf
+                (token,), _ = sample(drawn, [temperature], [top_k], [top_p], [rng.random()])
+                logprob = float((logits[0].float() / (temperature or 1.0)).log_softmax(-1)[token])
                 if math.isnan(logprob):
                     raise EngineError("the model gives no finite numbers: its weights are damaged", retryable=False)
                 reason = "stop" if token in stop_ids else "length" if count == most else None
@@ -182,6 +183,24 @@ class VisionEngine:
                 if reason is not None:
                     return
                 new, features = [token], {}
+
+    async def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Change the weights that are named. A reply that is under way ends on the old ones, and is waited for.
+
+        Raises :class:`EngineError` for weights that do not fit; then nothing has changed."""
+        mine = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
+        wrong = [name for name, tensor in weights.items() if name not in mine or mine[name].shape != tensor.shape]
+        if wrong:
+            raise EngineError(
+                f"the model has no weight {wrong[0]!r} of this shape: these weights are for another model"
+            )
+
+        def change() -> None:
+            set_weights(self._model, weights)
+            self.policy_version = version
+
+        async with self._turn:
+            await asyncio.get_running_loop().run_in_executor(self._thread, change)
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[int], cache: Any, features: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -210,3 +229,13 @@ class VisionEngine:
     async def aclose(self) -> None:
         """End the thread."""
         await asyncio.to_thread(self._thread.shutdown)
+
+
+def _loaded(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    auto: Any = transformers.AutoModelForImageTextToText
+    kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
+    try:
+        return auto.from_pretrained(str(model), dtype=kind).to(where).eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error

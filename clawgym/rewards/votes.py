@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from clawgym.rewards.integrated import process_of
+from clawgym.rewards.integrated import majority, process_of
 from clawgym.rewards.states import Judgeable
 
 __all__ = ["LONGEST_HINT", "SHORTEST_HINT", "Judge", "Judgement", "Vote", "hint_of", "rewards_of", "verdict_of"]
@@ -109,9 +109,13 @@ def hint_of(text: str, marker: str) -> str | None:
     return passage if SHORTEST_HINT <= len(passage) <= LONGEST_HINT else None
 
 
-def rewards_of(judgements: Mapping[int, Judgement]) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
+def rewards_of(
+    judgements: Mapping[int, Judgement], *, by_majority: bool = False
+) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
     """Scores, and where they come from, by turn, as :meth:`~clawgym.pool.Pool.set_turn_rewards` takes them.
 
-    A turn without a valid vote is left out: it is unscored, not 0."""
-    scored: Sequence[tuple[int, float]] = [(n, j.score) for n, j in judgements.items() if j.score is not None]
+    ``by_majority``: the vote that most agree in, for binary RL (:func:`~clawgym.rewards.integrated.majority`), instead
+    of their mean. A turn without a valid vote is left out: it is unscored, not 0."""
+    given = {n: majority(j.votes) if by_majority else j.score for n, j in judgements.items()}
+    scored: Sequence[tuple[int, float]] = [(n, value) for n, value in given.items() if value is not None]
     return dict(scored), {turn: judgements[turn].about() for turn, _ in scored}

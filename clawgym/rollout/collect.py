@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from clawgym.agents.protocol import Agent
+from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.engines.protocol import Engine
 from clawgym.errors import ClawGymError
 from clawgym.gateway.here import SessionEngine
@@ -20,9 +20,10 @@ from clawgym.records import Episode, Outcome, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["collect_episode", "collect_here"]
+__all__ = ["collect_episode", "collect_here", "collect_resident"]
 
 Finished = Callable[[str, Episode], Awaitable[None]]
+Opening = Callable[[], Awaitable[None]]
 
 
 async def collect_episode(
@@ -81,6 +82,48 @@ async def collect_here(
         finished,
         {"seed": seed, "sample": sample, "group": group, "channel": channel, **session},
     )
+
+
+async def collect_resident(
+    task: Task,
+    agent: ResidentAgent,
+    backend: Backend,
+    gateway: Gateway,
+    *,
+    opening: Opening | None = None,
+    finished: Finished | None = None,
+    seed: int,
+    sample: int = 0,
+    keep_workspace: bool = True,
+    **session: Any,
+) -> Episode:
+    """:func:`collect_episode` for a program that lives in the boxes of ``agent`` and speaks to ``gateway``. The agent
+    serves many episodes and stays the caller's to close.
+
+    The session opens when the program is up and its work begins; ``opening`` is awaited just before. Where that never
+    came, the attempt has a session all the same, closed as ``infra``, so that its group does not wait for it."""
+    came = False
+
+    async def opens() -> None:
+        nonlocal came
+        if opening is not None:
+            await opening()
+        came = True
+
+    about = {"channel": "train", **session}
+    episode = await run_episode(
+        task, agent, backend, seed=seed, sample=sample, keep_workspace=keep_workspace,
+        session={**about, "opening": opens, "finished": finished},
+    )  # fmt: skip
+    if not came:
+        if opening is not None:
+            await opening()
+        about |= {"task_id": task.id, "task_hash": task.content_hash, "seed": seed, "sample": sample}
+        opened = await gateway.open_session(**about)
+        if finished is not None:
+            await finished(opened.id, episode)
+        await gateway.settle(opened.id, episode)
+    return episode
 
 
 async def _collect(

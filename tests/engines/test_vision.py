@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -93,6 +94,45 @@ async def test_it_ends_where_it_is_told_to(engine: Any) -> None:
     await anext(stream)
     await stream.aclose()
     assert await said(engine)
+
+
+async def test_a_place_for_an_image_is_never_sampled(engine: Any) -> None:
+    head = engine._model.get_output_embeddings().weight
+    (likeliest,) = await said(engine, max_tokens=1, temperature=0.0)
+    with torch.no_grad():
+        head[engine.placeholder] = 4 * head[likeliest.ids[0]]
+    (tokens,) = await said(engine, max_tokens=1, temperature=0.0)
+    expected = whole(engine, list(PROMPT), (ONE, OTHER))[-1]
+    assert int(expected.argmax()) == engine.placeholder
+    assert tokens.ids[0] == int(expected.argsort(descending=True)[1])
+    assert tokens.logprobs[0] == pytest.approx(float(expected[tokens.ids[0]]), abs=1e-5)
+
+
+async def test_a_reply_is_sampled_by_one_version(engine: Any, folder: Path) -> None:
+    before = await said(engine)
+    stream = engine.generate(PROMPT, Sampling(max_tokens=6, seed=3), images=(ONE, OTHER))
+    begun = [await anext(stream)]
+    weights = {name: tensor * 1.1 for name, tensor in engine._model.state_dict().items()}
+    change = asyncio.create_task(engine.update_weights(weights, 7))
+    begun += [tokens async for tokens in stream]
+    assert begun == before
+    await change
+    after = await said(engine)
+    assert {tokens.policy_version for tokens in after} == {7} == {engine.receipt()["policy_version"]}
+    assert after[0].logprobs != before[0].logprobs
+    for wrong in ({"nothing": torch.zeros(1)}, {next(iter(weights)): torch.zeros(1)}):
+        with pytest.raises(EngineError, match="for another model"):
+            await engine.update_weights(wrong, 8)
+    assert await said(engine) == after
+
+
+async def test_a_module_that_is_loaded_needs_its_folder(engine: Any, folder: Path) -> None:
+    before = await said(engine)
+    with pytest.raises(EngineError, match="tokenizer=FOLDER"):
+        vision.VisionEngine(engine._model)
+    made = vision.VisionEngine(engine._model, tokenizer=folder)
+    assert [tokens.ids for tokens in await said(made)] == [tokens.ids for tokens in before]
+    await made.aclose()
 
 
 async def test_what_cannot_be_read_is_refused(engine: Any, folder: Path, tmp_path: Path) -> None:

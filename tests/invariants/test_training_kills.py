@@ -44,6 +44,30 @@ def learnt(out: Path) -> list[int]:
         return []
 
 
+def check_learnt(out: Path, steps: int) -> None:
+    """Every step has its figures and its batch, and each group that was delivered was delivered once, whole."""
+    assert learnt(out) == list(range(1, steps + 1))
+    last = Checkpoints(out).last()
+    assert last is not None
+    assert int(last.name) == steps
+    assert not list((out / "checkpoints").glob(".*"))
+    with Pool(out / "pool.db") as pool:
+        delivered: dict[str, int] = {}
+        for step in range(steps):
+            batch = pool.fetch("trainer", step)
+            assert batch is not None
+            assert batch.acked
+            for group in batch.groups:
+                delivered[group.id] = delivered.get(group.id, 0) + 1
+                assert len(group.episodes) == 2  # what was under way at a kill was played again
+        assert set(delivered.values()) == {1}
+        # Every episode of a group that was learnt has an end, and was either in a batch or made up for.
+        for episode in pool.episodes(channel="train"):
+            if episode.group in delivered:
+                assert episode.state == "closed"
+                assert episode.fate == "delivered" or episode.outcome == "infra"
+
+
 @pytest.mark.timeout(600)
 def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
     steps = 8 * KILLS  # more than are learnt between the kills, so that each of them finds a trainer at work
@@ -68,23 +92,4 @@ def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
 
-    assert learnt(tmp_path / "run") == list(range(1, steps + 1))
-    last = Checkpoints(tmp_path / "run").last()
-    assert last is not None
-    assert int(last.name) == steps
-    assert not list((tmp_path / "run/checkpoints").glob(".*"))
-    with Pool(tmp_path / "run/pool.db") as pool:
-        delivered: dict[str, int] = {}
-        for step in range(steps):
-            batch = pool.fetch("trainer", step)
-            assert batch is not None
-            assert batch.acked
-            for group in batch.groups:
-                delivered[group.id] = delivered.get(group.id, 0) + 1
-                assert len(group.episodes) == 2  # what was under way at a kill was played again
-        assert set(delivered.values()) == {1}
-        # Every episode of a group that was learnt has an end, and was either in a batch or made up for.
-        for episode in pool.episodes(channel="train"):
-            if episode.group in delivered:
-                assert episode.state == "closed"
-                assert episode.fate == "delivered" or episode.outcome == "infra"
+    check_learnt(tmp_path / "run", steps)

@@ -58,9 +58,18 @@ def test_every_token_sees_its_own_path_and_nothing_else(made: list[Path], row_to
 
 @given(paths())
 def test_nothing_is_stored_twice_in_one_row(made: list[Path]) -> None:
+    opening = tuple(range(100, 200))  # long enough to be worth one row
+    made = [Path(opening + path.ids, (0,) * 100 + path.mask) for path in made]
     (row,) = pack(made, row_tokens=10**6)
     beginnings = {path.ids[:n] for path in made for n in range(1, len(path.ids) + 1)}
     assert len(row.ids) == len(beginnings)
+
+
+@pytest.mark.parametrize(("shared", "own", "rows"), [(0, 50, 16), (10, 300, 16), (600, 32, 1), (200, 100, 2)])
+def test_rows_grow_only_by_what_is_shared(shared: int, own: int, rows: int) -> None:
+    """Unrelated paths in one row would make attention dearer and save nothing."""
+    made = [Path((*range(shared), *range(at, at + own)), (0,) * (shared + own)) for at in range(1000, 17000, 1000)]
+    assert len(pack(made, row_tokens=10**6)) == rows
 
 
 @given(paths(), st.integers(1, 30), st.integers(1, 90))
@@ -71,6 +80,7 @@ def test_micro_batches_hold_every_row_once(made: list[Path], row_tokens: int, to
     for batch in batches:
         assert batch.ids.numel() <= tokens or len(batch.ids) == 1
         assert batch.seen is None or batch.seen.diagonal(dim1=-2, dim2=-1).all()
+    assert sum(batch.ids.numel() for batch in batches) <= 2 * sum(len(row.ids) for row in rows)
 
 
 def test_a_row_that_trains_its_first_id_is_refused() -> None:

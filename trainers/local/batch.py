@@ -15,13 +15,14 @@ from statistics import fmean
 
 import torch
 
+from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode
-from clawgym.records import Sample
+from clawgym.records import Image, Sample
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["TrainingBatch", "figures_of", "make_batch"]
+__all__ = ["TrainingBatch", "figures_of", "images_of", "make_batch"]
 
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
@@ -51,7 +52,7 @@ class TrainingBatch:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that go through the model in a forward pass."""
+        """Tokens that go through the model in a forward pass, an image counted as one."""
         return sum(len(row.ids) for row in self.rows)
 
     def of_episodes(self, chosen: Sequence[int]) -> torch.Tensor:
@@ -67,6 +68,12 @@ class TrainingBatch:
         return wanted[self.row].nonzero()[:, 0]
 
 
+def images_of(batch: Batch, pool: Pool) -> dict[str, Image]:
+    """By digest, what the rows of a batch show. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
+    members = (e for group in batch.groups for e in group.episodes)
+    return {sha: pool.image(sha) for sha in {sha for e in members for sample in e.samples for sha in sample.images}}
+
+
 def make_batch(
     batch: Batch,
     config: TrainConfig,
@@ -74,12 +81,13 @@ def make_batch(
     seed: int,
     worth: float = 1.0,
     taught: Mapping[tuple[str, int], Sequence[float]] | None = None,
+    images: Mapping[str, Image] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
     """The tensors of a batch. Groups whose episodes are all alike stay in it with advantage 0, and are counted.
 
     ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``taught``: (episode, turn) ->
-    the teacher's log-prob of each sampled id."""
+    the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
     members = [(number, e) for number, group in enumerate(batch.groups) for e in group.episodes]
     episodes = tuple(e for _, e in members)
     scores = torch.tensor([score_of(e, config) for e in episodes])
@@ -100,7 +108,7 @@ def make_batch(
     for number, member in enumerate(episodes):
         for sample in member.samples:
             row += [len(paths)] * len(sample.logprobs)
-            paths.append(Path(sample.ids, sample.mask))
+            paths.append(Path(sample.ids, sample.mask, tuple((images or {})[sha] for sha in sample.images)))
             owner += [number] * len(sample.logprobs)
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
@@ -151,6 +159,14 @@ def _advantages(
     given = [episodes[n].turn_rewards.get(PROCESS, {}).get(t) for n, t in turns]
     valid = torch.tensor([value is not None for value in given])
     process = torch.tensor([0.0 if value is None else float(value) for value in given])
+    judged = process[valid]
+    figures = {
+        "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
+        "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
+        "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
+    }
+    if config.algorithm.advantage == "binary":
+        return dict(zip(turns, process.tolist(), strict=True)), figures
     position = _positions(turns) if config.reward.by_step else None
     mixed = algorithms.integrated_advantages(
         outcome,
@@ -163,12 +179,6 @@ def _advantages(
         clip=config.reward.clip,
         std=config.algorithm.advantage != "dr-grpo",
     )
-    judged = process[valid]
-    figures = {
-        "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
-        "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
-        "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
-    }
     return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
 
 

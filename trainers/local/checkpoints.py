@@ -26,7 +26,10 @@ from clawgym.trainers.local.policy import Policy
 __all__ = ["Checkpoints", "Progress"]
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-              "preprocessor_config.json", "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+              "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+              "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+_COPY = "weight"
+"""Of a weight in float32 that the model holds in less."""
 _SPARE = 64 * 2**20
 """Bytes that stay free beside a checkpoint: for the pool and the logs."""
 
@@ -185,6 +188,8 @@ def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
     for number, parameter in enumerate(learner.parameters):
         for name, value in learner.optimizer.state.get(parameter, {}).items():
             yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
+    for number, copy, _ in learner.copies():
+        yield f"{number}.{_COPY}", copy.cpu()
 
 
 def _restore(learner: Learner, state: dict[str, torch.Tensor]) -> None:
@@ -193,6 +198,10 @@ def _restore(learner: Learner, state: dict[str, torch.Tensor]) -> None:
         parameter = learner.parameters[int(number)]
         if name != "step" and value.shape != parameter.shape:
             raise ValueError(f"the optimiser's {name} of weight {number} has another shape")
+        if name == _COPY:
+            with torch.no_grad():
+                parameter.copy_(value)
+            continue
         # AdamW keeps its step on the CPU; its moments where the weight is.
         learner.optimizer.state[parameter][name] = value if name == "step" else value.to(parameter)
 

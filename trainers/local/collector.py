@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from clawgym.agents import make_agent
-from clawgym.agents.protocol import Agent
+from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.agents.tool_loop import ToolLoopAgent
-from clawgym.engines import OpenAIEngine, Sampling
+from clawgym.engines import Sampling
 from clawgym.engines.protocol import Engine
 from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
-from clawgym.rollout.collect import collect_episode, collect_here
+from clawgym.rollout.collect import collect_here, collect_resident
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
 
@@ -61,7 +61,9 @@ class _Place:
 
 
 class Player:
-    """Plays single episodes with the agent of a configuration."""
+    """Plays single episodes with the agent of a configuration. To be closed before ``gateway`` and ``backend`` are.
+
+    Raises :class:`~clawgym.errors.AgentError` for an agent that is not there, or cannot be trained."""
 
     def __init__(
         self,
@@ -78,6 +80,17 @@ class Player:
         self._adapter = adapter
         self._judging = judging
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
+        self._program: ResidentAgent | None = None
+        """What lives in its boxes; ``None``: the tool loop, which lives here."""
+        if config.agent.name != "tool-loop":
+            made = make_agent(config.agent.name, gateway=gateway, prompt=config.agent.prompt)
+            assert isinstance(made, ResidentAgent)
+            self._program = made
+
+    async def aclose(self) -> None:
+        """Close the boxes that wait."""
+        if self._program is not None:
+            await self._program.aclose()
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, group: str | None = None, channel: str = "train",
                    greedy: bool = False, instead_of: Sequence[str] = ()) -> Episode:  # fmt: skip
@@ -90,9 +103,11 @@ class Player:
             if self._judging is not None and channel == "train" and episode.outcome is not Outcome.INFRA:
                 await self._judging(task, session, episode)
 
-        async with place:
-            for old in instead_of:  # only now: a group must not look finished while it waits for this one
+        async def opening() -> None:  # only now: a group must not look finished while it waits for this one
+            for old in instead_of:
                 await asyncio.to_thread(self._gateway.pool.close_episode, old, outcome="infra", cause=INTERRUPTED)
+
+        async with place:
             about: dict[str, Any] = {
                 "seed": seed,
                 "sample": sample,
@@ -103,19 +118,18 @@ class Player:
                 "keep_workspace": False,
                 "finished": finished,
             }
-            if self._config.agent.name == "tool-loop":
-                return await collect_here(task, self._loop, self._backend, self._gateway, **about)
-            return await collect_episode(task, self._program, self._backend, self._gateway, **about)
+            if self._program is not None:
+                return await collect_resident(
+                    task, self._program, self._backend, self._gateway, opening=opening, **about
+                )
+            await opening()
+            return await collect_here(task, self._loop, self._backend, self._gateway, **about)
 
     def _loop(self, engine: Engine) -> Agent:
         about = self._config.agent
         return ToolLoopAgent(
             engine, protocol=about.protocol, system_prompt=about.system_prompt, max_malformed=about.max_malformed
         )
-
-    def _program(self, base_url: str, api_key: str) -> Agent:
-        engine = OpenAIEngine(self._gateway.model, base_url=base_url, api_key=api_key, max_retries=2)
-        return make_agent(self._config.agent.name, engine=engine)
 
 
 class Collector:

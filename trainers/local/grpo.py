@@ -16,7 +16,8 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import TrainingBatch, make_batch
+from clawgym.trainers.local.batch import TrainingBatch, images_of, make_batch
+from clawgym.trainers.local.canary import Canaries
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress
 from clawgym.trainers.local.collector import Collector
 from clawgym.trainers.local.judging import Agreement
@@ -84,6 +85,8 @@ class _Loop:
         self._acked = 0
         self._renderer: Renderer | None = None
         self._agreement = Agreement()
+        judge = None if setting.judge is None else setting.judge.pool
+        self._canaries = Canaries(config, parts.validation, pool, setting.backend, judge)
         self._worth = float(progress.extra.get("process_worth", 1.0))
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -112,11 +115,14 @@ class _Loop:
             await asyncio.to_thread(self._pool.ack, CONSUMER, self._acked)
             self._acked += 1
 
+    def _used(self) -> float:
+        """The share of the budget that is used up, in [0, 1]."""
+        about, progress = self._config.budget, self._progress
+        minutes = 0.0 if about.minutes is None else progress.seconds / (60 * about.minutes)
+        return min(1.0, max(progress.step / about.steps, minutes))
+
     def _over(self) -> bool:
-        about = self._config.budget
-        return self._progress.step >= about.steps or (
-            about.minutes is not None and self._progress.seconds >= 60 * about.minutes
-        )
+        return self._used() >= 1.0
 
     async def _step(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> None:
         config, progress = self._config, self._progress
@@ -127,10 +133,13 @@ class _Loop:
         waited = time.monotonic() - started
         seed = config.seed * 1_000_003 + progress.step
         taught, said = await self._teachers(fetched)
-        make = partial(make_batch, seed=seed, worth=self._worth, taught=taught, device=self._policy.device)
+        images = await asyncio.to_thread(images_of, fetched, self._pool)
+        make = partial(
+            make_batch, seed=seed, worth=self._worth, taught=taught, images=images, device=self._policy.device
+        )
         batch = await asyncio.to_thread(make, fetched, config)
         figures = dict(batch.figures) | self._agreed(batch) | said
-        figures |= await asyncio.to_thread(partial(self._learner.learn, batch, seed=seed))
+        figures |= await asyncio.to_thread(partial(self._learner.learn, batch, seed=seed, done=self._used()))
         versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
         progress.step += 1
         await self._policy.publish(self._setting.engine, progress.step)
@@ -149,7 +158,7 @@ class _Loop:
             "rollout/infra": float(self._collector.infra),
         }
         if progress.step % config.evaluation.every == 0:
-            await self._validate()
+            figures |= await self._validate()
         elif progress.step % config.checkpoint_every == 0:
             await asyncio.to_thread(self._checkpoints.save, self._policy, self._learner, progress)
         self._run.log(progress.step, figures)
@@ -213,7 +222,12 @@ class _Loop:
         stats = await asyncio.to_thread(self._pool.stats)
         return stats["channels"].get("train", {}).get("groups", {}).get("dropped", 0)
 
-    async def _validate(self) -> None:
+    async def _validate(self) -> dict[str, float]:
+        """Measure on the validation part, and save a checkpoint; the figures of the canaries."""
+        seen = self._progress.extra.setdefault("canary", {})
+        figures, warnings = await self._canaries.look(seen)
+        for text in warnings:
+            self._run.say(f"warning: {text}")
         await self._run.validate(
             self._setting,
             self._parts.validation,
@@ -222,3 +236,4 @@ class _Loop:
             self._policy,
             self._learner,
         )
+        return figures

@@ -17,6 +17,7 @@ from statistics import fmean
 from clawgym.engines import OpenAIEngine
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
+from clawgym.personal.judge import ComplaintJudge
 from clawgym.records import Episode, Task
 from clawgym.rewards.calibration import WINDOW, Calibration, Judged, calibrate
 from clawgym.rewards.head import HeadJudge
@@ -37,17 +38,18 @@ _SETTING = "run"
 class Judging:
     """Gives the turns of an episode their process rewards."""
 
-    def __init__(self, gateway: Gateway, judge: Judge) -> None:
+    def __init__(self, gateway: Gateway, judge: Judge, *, by_majority: bool = False) -> None:
         self._gateway = gateway
+        self._by_majority = by_majority
         self.pool = JudgePool(judge)
 
-    async def __call__(self, task: Task, session: str, episode: Episode) -> None:
+    async def __call__(self, task: Task | str, session: str, episode: Episode) -> None:
         """Judge what the pool has of ``session``, before it is closed."""
         turns = await self._gateway.run_in_pool("turns", session)
         shown = [sha for turn in turns for sha in turn.images]
         images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
         found = await self.pool.judge_episode(task, replace(episode, turns=turns), id=session, images=images)
-        rewards, about = rewards_of(found)
+        rewards, about = rewards_of(found, by_majority=self._by_majority)
         if rewards:
             await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
 
@@ -77,7 +79,8 @@ async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judgin
         yield None
         return
     async with contextlib.AsyncExitStack() as stack:
-        made = Judging(gateway, _judge(config, gateway, stack))
+        binary = config.algorithm.advantage == "binary"
+        made = Judging(gateway, _judge(config, gateway, stack), by_majority=binary)
         await stack.enter_async_context(made.pool)
         yield made
 
@@ -88,6 +91,8 @@ def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitSta
     match kind:
         case "rule":
             return RuleJudge()
+        case "complaints":
+            return ComplaintJudge()
         case "policy":
             return _OfPolicy(gateway, about.votes, hints)
         case "head":
@@ -101,7 +106,9 @@ def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitSta
             engine = OpenAIEngine(about.model, base_url=about.base_url)
             stack.push_async_callback(engine.aclose)
             return ModelJudge(engine, votes=about.votes, hints=hints)
-    raise TrainingError(f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model or head:FILE")
+    raise TrainingError(
+        f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model, complaints or head:FILE"
+    )
 
 
 class Agreement:

@@ -34,7 +34,10 @@ class Learner:
         self._config = config
         self.lr = config.optimizer.lr if lr is None else lr
         self._warmup = warmup or config.optimizer.warmup
-        self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
+        self._trained = [p for p in policy.module.parameters() if p.requires_grad]
+        self.parameters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
+        """What the optimiser changes: the weights themselves, or copies of them in float32 where they are held in less:
+        steps of 1e-6 are smaller than the distance between two numbers of bfloat16."""
         about = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=self.lr, betas=about.betas, weight_decay=about.weight_decay
@@ -42,9 +45,10 @@ class Learner:
         self.updates = 0
         """Steps of the optimiser so far."""
 
-    def learn(self, batch: TrainingBatch, *, seed: int) -> dict[str, float]:
-        """Update the policy on a batch. Returns figures; raises :class:`~clawgym.errors.TrainingError` for numbers that
-        are no numbers and past a guard, before the weights are changed by them."""
+    def learn(self, batch: TrainingBatch, *, seed: int, done: float = 0.0) -> dict[str, float]:
+        """Update the policy on a batch, after the share ``done`` in [0, 1] of the budget. Returns figures; raises
+        :class:`~clawgym.errors.TrainingError` for numbers that are no numbers and past a guard, before the weights are
+        changed by them."""
         config, about = self._config, self._config.algorithm
         started = time.perf_counter()
         rng = random.Random(seed)
@@ -57,12 +61,14 @@ class Learner:
         figures = _Figures()
         figures.set("opd/tokens_taught_frac", taught)
         figures.add("training/rollout_probs_diff", mismatch, 1)
+        lr = self.lr * (1 - 0.9 * done) if config.optimizer.decay else self.lr
         members = list(range(len(batch.episodes)))
         for _ in range(about.epochs):
             rng.shuffle(members)
             share = math.ceil(len(members) / about.minibatches)
             for start in range(0, len(members), share):
                 part = batch.of_episodes(members[start : start + share])
+                self._set_lr(lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
                 self._update(batch, part, old, importance, figures)
         seconds = time.perf_counter() - started
         figures.set("timing/update", seconds)
@@ -82,7 +88,7 @@ class Learner:
         self._set_lr(about.lr * min(1.0, (step + 1) / max(1, about.warmup)) * decay)
         count = sum(sum(path.mask) for path in paths)
         figures, started = _Figures(), time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradient()
         rows = self._rows(paths)
         for micro in self._micro(rows):
             logp, _ = token_logprobs(self.policy.module, micro)
@@ -126,8 +132,7 @@ class Learner:
         about = self._config.algorithm
         weights = torch.zeros_like(old)
         weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
-        self._set_lr(self.lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradient()
         used = set(batch.row[part].tolist())
         rows = batch.rows if len(part) == len(old) else self._rows([batch.paths[n] for n in sorted(used)])
         places = None if rows is batch.rows else batch.places_of(sorted(used))
@@ -172,16 +177,31 @@ class Learner:
 
     def _step(self) -> float:
         """Apply the gradient; its norm before it was clipped."""
+        for _, copy, weight in self.copies():
+            copy.grad = None if weight.grad is None else weight.grad.float()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._config.optimizer.grad_clip))
         if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradient()
             raise TrainingError(
                 "the gradient is not a number; the weights were left as they were: go on from the last checkpoint with "
                 "a lower optimizer.lr, or with model.dtype=float32"
             )
         self.optimizer.step()
+        with torch.no_grad():
+            for _, copy, weight in self.copies():
+                weight.copy_(copy)
         self.updates += 1
         return norm
+
+    def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """The copies in float32: the place in ``parameters``, the copy, and the weight."""
+        for number, (copy, weight) in enumerate(zip(self.parameters, self._trained, strict=True)):
+            if copy is not weight:
+                yield number, copy, weight
+
+    def _forget_gradient(self) -> None:
+        for each in (*self.parameters, *self._trained):
+            each.grad = None
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -192,7 +212,7 @@ class Learner:
 
     def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:
         for micro in micro_batches(rows, tokens=self._config.compute.micro_tokens):
-            yield micro.to(self.policy.device)
+            yield self.policy.ready(micro)
 
 
 class _Figures:

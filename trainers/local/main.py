@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from clawgym.engines._load import sees
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Progress
 from clawgym.trainers.local.grpo import train_grpo
@@ -42,40 +43,49 @@ async def train(
 
 
 def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
-    """What :func:`train` would do, and the memory that it needs, without doing it."""
+    """What :func:`train` would do, and the memory that it needs, without doing it (``docs/training.md``: what the
+    estimate was compared with)."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     parts = load_parts(config.tasks, config.agent)
-    auto: Any = AutoModelForCausalLM
     if config.model.path is None:
         about: Any = config.model.scratch
-        layers, hidden, vocab = about.layers, about.hidden, 2048
+        layers, hidden, inner, vocab = about.layers, about.hidden, 3 * about.hidden, 2048
         heads = (2 * about.heads + 2 * about.kv_heads) * about.head_dim
         weights = layers * hidden * (heads + 9 * hidden) + vocab * hidden
         kv = 2 * about.kv_heads * about.head_dim * layers
+        window = about.context_window
     else:
-        shape = AutoConfig.from_pretrained(base_folder(config, out, (), ()))
+        folder = base_folder(config, out, (), ())
+        shape = AutoConfig.from_pretrained(folder)
+        auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
         with init_empty_weights():
             weights = sum(p.numel() for p in auto.from_config(shape).parameters())
         text = shape.get_text_config()
         layers, hidden, vocab = text.num_hidden_layers, text.hidden_size, text.vocab_size
+        inner = getattr(text, "intermediate_size", None) or 4 * hidden
         head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
         kv = 2 * text.num_key_value_heads * head * layers
+        window = text.max_position_embeddings
     size = 4 if config.model.dtype == "float32" else 2
     below = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
     trained = weights
     if config.model.lora is not None:  # two thin matrices for each of seven layers of about hidden x 2 hidden
         trained = layers * len(config.model.lora.targets) * config.model.lora.rank * 3 * hidden
+    # What a step keeps of a trained weight: a gradient, two moments, and a copy where the weight is not in float32.
+    # Adapters are in float32 whatever is below them.
+    step = 12 if size == 4 or config.model.lora else size + 12
     tokens = config.compute.micro_tokens
-    kept = 2 if config.compute.checkpointing else 16
+    layer = 24 * hidden + 5 * inner  # numbers that a layer keeps of a token for the backward pass
+    kept = layers * hidden + layer if config.compute.checkpointing else layers * layer
     memory = {
         "weights of the policy": weights * below,
         "weights of the engine": (trained if config.model.lora else weights) * size,
-        "gradients and AdamW": trained * (size + 2 * size),
-        "activations of a micro-batch": tokens * hidden * layers * kept * size,
-        "logits": 2**24 * 4 * 3,
-        "keys and values of rollouts": min(2**18, config.rollout.concurrency * 4096) * kv * size,
+        "gradients and AdamW": trained * step,
+        "activations of a micro-batch": tokens * kept * size,
+        "logits": min(2**24, tokens * vocab) * 4 * 6,
+        "keys and values of rollouts": min(2**18, config.rollout.concurrency * min(4096, window)) * kv * size,
     }
     if config.algorithm.kl and config.model.lora is None:
         memory["weights of the first policy"] = weights * size

@@ -7,16 +7,21 @@ exist for trained tokens only, and for a bounded number of them at a time.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from clawgym.engines._load import sees
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.trainers.batching import MicroBatch
 from clawgym.trainers.config import Compute, Model
+
+if TYPE_CHECKING:
+    from clawgym.engines.vision import ImageReader, VisionEngine
 
 __all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
 
@@ -30,12 +35,18 @@ _LOGITS = 2**24
 class Policy:
     """A transformers model, or one with LoRA adapters (then only these are trained)."""
 
-    def __init__(self, module: Any, folder: Path, *, reference: Any = None) -> None:
+    def __init__(self, module: Any, folder: Path, *, reference: Any = None, reader: ImageReader | None = None) -> None:
         self.module = module
         self.folder = folder
         """Of the model it was loaded from: its tokenizer and chat template."""
         self.reference = reference
         """The first policy, for a KL term; ``None`` where nobody asked for one."""
+        self._reader = reader
+
+    @property
+    def adapter(self) -> str | None:
+        """What to ask the engine for; ``None`` where the weights that it samples by are changed themselves."""
+        return ADAPTER if self.lora and self._reader is None else None
 
     @property
     def lora(self) -> bool:
@@ -55,23 +66,64 @@ class Policy:
         weights = {name: p.detach() for name, p in self.module.named_parameters()}
         return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
 
-    def engine(self, **options: Any) -> TransformersEngine:
-        """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied."""
+    def engine(self, *, max_batch: int = 64, policy_version: int = 0) -> TransformersEngine | VisionEngine:
+        """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied.
+
+        A model that reads images samples one sequence at a time, through the adapters where there are any."""
         shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
         inner = copy.deepcopy(self.module, shared)
+        if self._reader is not None:
+            from clawgym.engines.vision import VisionEngine
+
+            inner = base_of(inner).requires_grad_(False)
+            return VisionEngine(inner, tokenizer=self.folder, policy_version=policy_version)
         if self.lora:
             inner = inner.unload()
         inner = inner.requires_grad_(False).eval() if not self.lora else inner.eval()
-        return TransformersEngine(inner, tokenizer=self.folder, **options)
+        return TransformersEngine(inner, tokenizer=self.folder, max_batch=max_batch, policy_version=policy_version)
 
-    async def publish(self, engine: TransformersEngine, version: int) -> None:
+    async def publish(self, engine: TransformersEngine | VisionEngine, version: int) -> None:
         """Let the engine sample by these weights as ``version``."""
+        if not isinstance(engine, TransformersEngine):
+            named = base_of(self.module).named_parameters()
+            await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
+            return
         weights = {name: tensor.clone() for name, tensor in self.trained().items()}
         if self.lora:
             config = self.module.peft_config["default"].to_dict()
             await engine.load_adapter(ADAPTER, weights, version, config=config)
         else:
             await engine.update_weights(weights, version)
+
+    def ready(self, batch: MicroBatch) -> MicroBatch:
+        """``batch`` on this policy's device, with its images read as the engine read them.
+
+        Raises :class:`~clawgym.errors.TrainingError` for images that this model cannot read, and for places without
+        an image."""
+        if self._reader is not None:
+            batch = _read(batch, self._reader, self.module.config.image_token_id)
+        elif batch.images:
+            raise TrainingError("there are images in these episodes, and this model reads none: correct model.path")
+        return batch.to(self.device)
+
+
+def _read(batch: MicroBatch, reader: ImageReader, placeholder: int) -> MicroBatch:
+    place = batch.ids == placeholder
+    if int(place.sum()) != len(batch.images):
+        raise TrainingError(
+            f"a row has {int(place.sum())} places for images, and {len(batch.images)} images: learn from episodes that "
+            "the gateway recorded (imitation of what was seen is not there yet)"
+        )
+    if not batch.images:
+        return batch
+    features, counts = reader(batch.images)
+    repeats = torch.ones_like(batch.ids[0])
+    repeats[place[0]] = torch.tensor(counts)
+    ids = batch.ids[0].repeat_interleave(repeats)[None]
+    predicts = (repeats.cumsum(0) - 1)[batch.predicts]
+    return replace(
+        batch, ids=ids, predicts=predicts, features={**features, "mm_token_type_ids": (ids == placeholder).int()}
+    )
 
 
 def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool = False, seed: int = 0) -> Policy:
@@ -80,14 +132,14 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
     Raises :class:`~clawgym.errors.TrainingError` if it cannot be loaded or has nothing to train, and
     :class:`~clawgym.errors.MissingDependency` without the packages that this takes.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     device = compute.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "attn_implementation": "sdpa"}
     if model.quantize:
         options["quantization_config"] = _quantized(model)
         options["device_map"] = {"": device}
-    auto: Any = AutoModelForCausalLM
+    auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
     try:
         module = auto.from_pretrained(folder, local_files_only=folder.is_dir(), **options)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -106,7 +158,12 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
     for part in module.modules():  # dropout would sample by another policy than the one that is trained
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
-    return Policy(module, folder, reference=first)
+    reader = None
+    if sees(folder):
+        from clawgym.engines.vision import ImageReader
+
+        reader = ImageReader(folder)
+    return Policy(module, folder, reference=first, reader=reader)
 
 
 def _with_adapters(module: Any, model: Model, seed: int) -> Any:
@@ -153,12 +210,9 @@ def base_of(model: Any) -> Any:
 def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
     """(S, H) what the model makes of the tokens that predict a trained one."""
     inner = base_of(model)
-    hidden = inner.model(
-        input_ids=batch.ids,
-        position_ids=batch.positions,
-        attention_mask=batch.seen,
-        use_cache=False,
-    ).last_hidden_state
+    # With images, the model makes their positions itself, which are not those of a text.
+    where = batch.features or {"position_ids": batch.positions, "attention_mask": batch.seen}
+    hidden = inner.model(input_ids=batch.ids, use_cache=False, **where).last_hidden_state
     return hidden.flatten(0, 1)[batch.predicts]
 
 

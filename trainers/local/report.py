@@ -25,6 +25,8 @@ _CURVES: Sequence[tuple[str, Sequence[str]]] = (
      ("rollout/group_mixed_frac", "rollout/group_all_zero_frac", "rollout/group_all_one_frac")),
     ("Process rewards: mean, scored, zero",
      ("reward/process_mean", "reward/process_scored_frac", "reward/process_zero_frac")),
+    ("Process rewards of canaries: honest work, looking only, attacks",
+     ("canary/process_reference", "canary/process_look", "canary/process_attack")),
     ("Loss", ("sft/loss", "actor/pg_loss")),
     ("Entropy, nats a token", ("actor/entropy",)),
     ("KL of an update, nats a token", ("actor/approx_kl",)),

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clawgym.agents.demonstrate import DemonstrationEngine
 from clawgym.engines.transformers import TransformersEngine
@@ -23,7 +24,10 @@ from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.collector import Player, episode_seed
 from clawgym.trainers.local.judging import Judging, judging
-from clawgym.trainers.local.policy import ADAPTER, Policy
+from clawgym.trainers.local.policy import Policy
+
+if TYPE_CHECKING:
+    from clawgym.engines.vision import VisionEngine
 
 __all__ = ["Measured", "Setting", "demonstrate", "opened", "pool_file"]
 
@@ -46,7 +50,7 @@ class Setting:
         config: TrainConfig,
         pool: Pool,
         backend: Backend,
-        engine: TransformersEngine,
+        engine: TransformersEngine | VisionEngine,
         gateway: Gateway,
         player: Player,
         judge: Judging | None,
@@ -99,18 +103,25 @@ async def opened(config: TrainConfig, policy: Policy, pool: Pool, *, version: in
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         await gateway.listen()
         judge = await stack.enter_async_context(judging(config, gateway))
-        player = Player(config, gateway, backend, adapter=ADAPTER if policy.lora else None, judging=judge)
+        player = Player(config, gateway, backend, adapter=policy.adapter, judging=judge)
+        stack.push_async_callback(player.aclose)
         yield Setting(config, pool, backend, engine, gateway, player, judge)
 
 
 async def demonstrate(config: TrainConfig, tasks: Sequence[Task], pool: Pool) -> int:
     """Let the reference solutions be said by a model that knows them, in real boxes, into the pool's channel
-    ``demonstrations``. Returns how many were solved; what is there already is not made again."""
+    ``demonstrations``. Returns how many were solved; what is there already is not made again. Raises
+    :class:`~clawgym.errors.TrainingError` for an agent that is a program: the solutions are calls of our tools."""
     known = {e.task_id for e in pool.episodes(channel="demonstrations", state="closed") if e.outcome == "solved"}
     missing = [task for task in tasks if task.id not in known]
     solved = len(tasks) - len(missing)
     if not missing:
         return solved
+    if config.agent.name != "tool-loop":
+        raise TrainingError(
+            f"reference solutions are no calls of {config.agent.name}: make demonstrations with another agent "
+            "(agent.name tool-loop), or name what was exported from a pool with sft.data"
+        )
     backend = make_backend(config.backend)
     try:
         await backend.probe()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class _Stay:
 
     booted: Booted
     opened: bool = False
+    finished: Callable[[str, Episode], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -109,6 +110,8 @@ class BlackBoxAgent:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         stay = self._stays.pop(box.id)
         if stay.opened:
+            if stay.finished is not None:
+                await stay.finished(stay.booted.opened.id, episode)
             await stay.booted.gateway.settle(stay.booted.opened.id, episode)
         return replace(episode, usage=stay.usage, files={**episode.files, **stay.files})
 
@@ -137,6 +140,9 @@ class BlackBoxAgent:
 
     async def _open_session(self, context: AgentContext, stay: _Stay) -> None:
         about = {"channel": "eval", "sampling": self._sampling, **context.session}
+        opening, stay.finished = about.pop("opening", None), about.pop("finished", None)
+        if opening is not None:
+            await opening()
         if about["sampling"].seed is None:
             about["sampling"] = replace(about["sampling"], seed=context.seed & 0x7FFFFFFF)
         task = context.task

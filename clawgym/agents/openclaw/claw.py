@@ -33,6 +33,7 @@ _MEMORY_MB, _PIDS, _DISK_MB = 1024, 64, 64
 _BOOT_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
 _FOREVER = 7 * 86400.0
+_LEAST_CONTEXT = 16_000
 _SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size=4"], 256_000
 """A third less memory. Seen to hold a conversation of 1.5 MB, some 390,000 tokens; more than that is not known."""
 
@@ -80,7 +81,13 @@ class OpenClaw:
         )
 
     async def start(self, box: Sandbox, link: ModelLink) -> RunningOpenClaw:
-        """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
+        """See :class:`~clawgym.agents.blackbox.protocol.Claw`. Raises :class:`~clawgym.errors.AgentError` for a model
+        that OpenClaw refuses."""
+        if link.context_window < _LEAST_CONTEXT:
+            raise AgentError(
+                f"OpenClaw works with no model of fewer than {_LEAST_CONTEXT} tokens, and this one has "
+                f"{link.context_window}: give another model, or use the agent tool-loop or pi"
+            )
         token = secrets.token_urlsafe(24)
         config = self.config(link, token, box.spec.workdir, box.spec.limits.agent_seconds)
         await box.put([TaskFile("openclaw.json", json.dumps(config, indent=1).encode())], f"{HOME}/.openclaw")

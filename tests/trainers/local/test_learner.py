@@ -65,6 +65,13 @@ def test_what_was_rewarded_becomes_likelier(folder: Path) -> None:
     assert figures["actor/ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
+def test_the_rate_rises_at_first_and_falls_with_the_budget(folder: Path) -> None:
+    about = config(optimizer={"lr": 1e-3, "warmup": 2, "decay": True})
+    learner, batch = start(folder, about), make_batch(some_batch(), about, seed=0)
+    rates = [learner.learn(batch, seed=0, done=done)["actor/lr"] for done in (0.0, 0.0, 0.5, 1.0)]
+    assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
+
+
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_how_it_is_cut_changes_nothing(folder: Path, minibatches: int) -> None:
     found = []

@@ -155,6 +155,40 @@ async def test_what_would_be_done_is_said(tmp_path: Path) -> None:
     assert isinstance(small(), TrainConfig)
 
 
+def memory(tmp_path: Path, **parts: Any) -> dict[str, int]:
+    return dict(plan(small(**parts), "rl", tmp_path / "run")["memory_bytes"])
+
+
+async def test_the_memory_that_is_planned_grows_with_what_it_is_for(tmp_path: Path) -> None:
+    plain = memory(tmp_path)
+    weights = 4 * plan(small(), "rl", tmp_path / "run")["weights"]
+    assert plain["weights of the policy"] == plain["weights of the engine"] == weights
+    assert plain["gradients and AdamW"] == 3 * weights
+    wider = memory(tmp_path, model={"scratch": {**small().model.scratch.model_dump(), "hidden": 64}})
+    assert all(wider[name] >= size for name, size in plain.items())
+    longer = memory(tmp_path, compute={"micro_tokens": 2048, "row_tokens": 256})
+    assert longer["activations of a micro-batch"] == 2 * plain["activations of a micro-batch"]
+    assert memory(tmp_path, compute={"micro_tokens": 10**6})["logits"] == 2**24 * 4 * 6
+    deep = small().model.scratch.model_dump() | {"layers": 8}
+    kept, again = (memory(tmp_path, model={"scratch": deep}, compute={"checkpointing": on}) for on in (False, True))
+    assert again["activations of a micro-batch"] < kept["activations of a micro-batch"] / 4
+    half = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "dtype": "bfloat16"})
+    assert half["weights of the policy"] == weights / 2
+    assert half["gradients and AdamW"] == 3.5 * weights  # with the copies in float32
+    assert "weights of the first policy" in memory(tmp_path, algorithm={"kl": 0.1})
+
+
+async def test_what_a_model_that_sees_would_need_is_said(tmp_path: Path) -> None:
+    from clawgym.engines.tiny import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "sees", vision=True)
+    about = plan(small(model={"path": str(folder)}), "rl", tmp_path / "run")
+    assert about["weights"] > sum(
+        t.numel() for n, t in load_file(folder / "model.safetensors").items() if "visual" in n
+    )
+    assert all(about["memory_bytes"].values())
+
+
 async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_path: Path) -> None:
     config = small(model={"path": str(taught)}, reward={"judge": "rule"}, budget={"steps": 2})
     out = tmp_path / "judged"

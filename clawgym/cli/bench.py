@@ -1,0 +1,123 @@
+"""``clawgym bench``: experiments that answer one question each, into a run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from clawgym.trainers.config import TrainConfig
+
+__all__ = ["app"]
+
+_COLUMNS = ("method", "seeds", "before", "learning", "after", "change", "against random", "all right", "content",
+            "stable after")  # fmt: skip
+
+app = typer.Typer(help="Experiments that answer one question each.", no_args_is_help=True)
+
+
+@app.callback()
+def _top() -> None: ...
+
+
+@app.command("personal")
+def personal(
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model, or run of `clawgym train`; made by imitation by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="binary, opd, combined or random; may be repeated. All by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Of people, requests and sampling, from 0 on.")] = 3,
+    config: Annotated[str, typer.Option("--config", "-c", help="A YAML file, or a recipe's name.")] = "personal-cpu",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, with dots for parts; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/personal"),
+) -> None:
+    """Does a policy learn a person's style from what they say to its replies?
+
+    The same command continues an interrupted run; what is finished is kept.
+    """
+    from clawgym.errors import MissingDependency, TrainingError
+    from clawgym.trainers.config import load_config
+
+    overrides = [*(settings or ()), *([] if model is None else [f'model.path="{model}"'])]
+    chosen = load_config(config, overrides)
+    try:
+        from clawgym.trainers.local.personal import METHODS
+    except ImportError as error:
+        raise MissingDependency(
+            f"this bench needs torch and transformers ({error}): pip install 'clawgym[train]'"
+        ) from error
+    if unknown := sorted(set(method or ()) - set(METHODS)):
+        raise TrainingError(f"there is no method {unknown[0]!r}: choose among {', '.join(METHODS)}")
+    wanted = [name for name in METHODS if name in (method or METHODS)]
+    raise typer.Exit(asyncio.run(_run(chosen, out, wanted, seeds)))
+
+
+async def _run(config: TrainConfig, out: Path, methods: list[Any], seeds: int) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from clawgym.cli.eval import stop_on_signals
+    from clawgym.trainers.local.personal import bench
+
+    console = Console(stderr=True)
+    stop = asyncio.Event()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        stop_on_signals(stop, lambda text: console.print(text, markup=False))
+        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        told = _told(progress, say)
+        results = await bench(config, out, methods=methods, seeds=seeds, told=told, say=say, stop=stop)
+    _show(results)
+    console.print(f"report: {out / 'report.md'}", markup=False, highlight=False, soft_wrap=True)
+    if stop.is_set():
+        again = "clawgym " + shlex.join(sys.argv[1:])
+        console.print(f"Stopped. Continue with:\n  {again}", markup=False, soft_wrap=True)
+        return 130
+    return 0
+
+
+def _told(progress: Any, say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """A bar on a terminal, else a line for each tenth."""
+    bar = progress.add_task("starting")
+
+    def told(what: str, done: int, total: int) -> None:
+        progress.update(bar, description=what, completed=done, total=total)
+        if progress.disable and (done == total or done % max(1, total // 10) == 0):
+            say(f"{what} ({done} of {total})")
+
+    return told
+
+
+def _show(results: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from clawgym.trainers.local.personal_report import by_method, shown
+
+    table = Table(*_COLUMNS)
+    for method, row in by_method(results).items():
+        stable = ", ".join("never" if n is None else str(n) for n in row["stable"])
+        table.add_row(
+            method,
+            str(row["seeds"]),
+            f"{row['before'][0]:.2f}",
+            shown(row["learning"]),
+            shown(row["after"]),
+            shown(row["change"], sign=True),
+            "" if row["against_random"] is None else shown(row["against_random"], sign=True),
+            shown(row["right"]),
+            shown(row["content"]),
+            stable,
+        )
+    Console().print(table)

@@ -1,0 +1,107 @@
+"""Learning in bfloat16: small steps add up, and what is sampled stays near to what is learnt from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clawgym.engines.protocol import Sampling
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.records import Sample
+from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import TrainingBatch, make_batch
+from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.main import train
+from clawgym.trainers.local.policy import load_policy
+
+from .batches import batch_of, episode_of
+from .runs import Said, small
+
+ROWS = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("m") / "model", spread=0.05)
+
+
+def start(folder: Path, **parts: Any) -> Learner:
+    model = {"dtype": "bfloat16", **parts.pop("model", {})}
+    about = TrainConfig.model_validate({"model": model, **parts})
+    return Learner(load_policy(about.model, folder, about.compute), about, lr=parts.get("sft", {}).get("lr"))
+
+
+async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
+    """What an engine of the policy samples, as a batch."""
+    engine = learner.policy.engine()
+    await learner.policy.publish(engine, 0)
+    members = []
+    for number in range(4):
+        prompt = (9, 300, 400 + number // 2)
+        given = Sampling(max_tokens=12, seed=number)
+        stream = engine.generate(prompt, given, adapter=learner.policy.adapter)
+        said = [tokens async for tokens in stream]
+        new = [token for tokens in said for token in tokens.ids]
+        logprobs = tuple(value for tokens in said for value in tokens.logprobs)
+        count = len(new)
+        mask = (0, 0, 0, *[1] * count)
+        row = Sample((0,), (*prompt, *new), mask, logprobs, (0,) * count, (0,) * count)
+        members.append(episode_of(number, float(number % 2), [row]))
+    await engine.aclose()
+    return make_batch(batch_of([members[:2], members[2:]]), about, seed=0)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+async def test_what_is_sampled_is_near_to_what_is_learnt_from(folder: Path, lora: Any) -> None:
+    about = TrainConfig.model_validate({"model": {"dtype": "bfloat16", "lora": lora}, "optimizer": {"lr": 1e-3}})
+    learner = Learner(load_policy(about.model, folder, about.compute), about)
+    assert learner.policy.module.get_input_embeddings().weight.dtype == torch.bfloat16
+    before = {name: tensor.clone() for name, tensor in learner.policy.trained().items()}
+    figures = learner.learn(await rolled_out(learner, about), seed=0)
+    assert figures["training/rollout_probs_diff"] < 1e-4  # a probability is about 2e-3; in float32 it is below 1e-6
+    assert figures["actor/grad_norm"] > 0
+    assert any(not torch.equal(before[name], tensor) for name, tensor in learner.policy.trained().items())
+
+
+def test_steps_that_are_smaller_than_its_numbers_add_up(folder: Path) -> None:
+    about: dict[str, Any] = {"sft": {"lr": 1e-5, "warmup": 1, "decay": False}}
+    gained = []
+    for dtype in ("bfloat16", "float32"):
+        learner = start(folder, model={"dtype": dtype}, **about)
+        losses = [learner.imitate(ROWS, step=0, steps=1)["sft/loss"] for _ in range(40)]
+        gained.append(losses[0] - losses[-1])
+    assert gained[0] == pytest.approx(gained[1], rel=0.3)
+
+
+def test_a_checkpoint_goes_on_exactly(folder: Path, tmp_path: Path) -> None:
+    about: dict[str, Any] = {"sft": {"lr": 2e-5, "warmup": 1, "steps": 20}}
+    whole, first, second = (start(folder, **about) for _ in range(3))
+    for step in range(6):
+        whole.imitate(ROWS, step=step, steps=20)
+    for step in range(3):
+        first.imitate(ROWS, step=step, steps=20)
+    kept = Checkpoints(tmp_path)
+    second.policy.folder = folder
+    second_progress = kept.load(kept.save(first.policy, first, Progress(step=3)), second.policy, second)
+    assert second_progress.step == 3
+    for step in range(3, 6):
+        second.imitate(ROWS, step=step, steps=20)
+    there = whole.policy.trained()
+    assert all(torch.equal(there[name], tensor) for name, tensor in second.policy.trained().items())
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters, second.parameters, strict=True))
+
+
+async def test_whole_runs(tmp_path: Path) -> None:
+    model = {"dtype": "bfloat16", "scratch": small().model.scratch.model_dump()}
+    sft = {"steps": 1, "batch": 4, "evaluate_every": 1}
+    await train(small(model=model, sft=sft), tmp_path / "sft", "sft", view=Said())
+    model = {"dtype": "bfloat16", "path": str(tmp_path / "sft")}
+    await train(small(model=model, budget={"steps": 1}), tmp_path / "rl", view=Said())
+    (row,) = map(json.loads, (tmp_path / "rl/metrics.jsonl").read_text().splitlines())
+    assert row["training/rollout_probs_diff"] < 2e-3

@@ -1,0 +1,235 @@
+"""A model that sees is trained on what it was shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines import Completion
+from clawgym.engines.protocol import Engine, Image, Sampling
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import TrainingError
+from clawgym.pool import Pool
+from clawgym.pool.states import Batch
+from clawgym.records import Desktop, Episode, Limits, Sample, Task, ToolCall
+from clawgym.rollout.collect import collect_here
+from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import micro_batches, pack
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import images_of, make_batch
+from clawgym.trainers.local.collector import Collector, Player
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.policy import Policy, load_policy
+from clawgym.trainers.local.setting import Setting, opened
+
+from ...desktop.conftest import programs
+from ...engines.test_vision import ONE, OTHER, PROMPT, SHOWN
+from ...verifiers.tasks_for_tests import task
+from .batches import batch_of, episode_of
+from .runs import small
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("PIL.Image")
+
+__all__ = ["programs"]
+
+IMAGES = {image.sha256: image for image in (ONE, OTHER)}
+SAID_WELL = b"""
+import json, os
+path = os.environ.get("OPENCLAW_REWARD_PAYLOAD", "/payload/openclaw_reward_payload.json")
+print(json.dumps({"well": float(json.load(open(path))["final_message"] == "well")}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("m") / "sees", vision=True, spread=0.1)
+
+
+def config(folder: Path, **model: Any) -> TrainConfig:
+    return small(
+        model={"path": str(folder), **model},
+        agent={"max_steps": 6, "max_tokens": 8},
+        rollout={"groups": 1, "group_size": 2, "concurrency": 2},
+        optimizer={"lr": 1e-2},
+    )
+
+
+async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed: int) -> Sample:
+    """A reply of the engine as a row."""
+    given = Sampling(max_tokens=6, seed=seed)
+    said = [tokens async for tokens in engine.generate(ids, given, images=images)]
+    new = [token for tokens in said for token in tokens.ids]
+    count, logprobs = len(new), tuple(value for tokens in said for value in tokens.logprobs)
+    versions = tuple(tokens.policy_version for tokens in said)
+    mask = (*[0] * len(ids), *[1] * count)
+    shown = tuple(image.sha256 for image in images)
+    return Sample((0,), (*ids, *new), mask, logprobs, versions, (0,) * count, shown)
+
+
+async def rolled_out(engine: Any, seed: int = 0) -> Batch:
+    """Two pictures, the other way round, one picture, and none."""
+    asked = ((PROMPT, (ONE, OTHER)), (PROMPT, (OTHER, ONE)), ((1, 300, *SHOWN, 303), (OTHER,)), ((1, 300, 303), ()))
+    rows = [await sampled(engine, ids, images, seed + n) for n, (ids, images) in enumerate(asked)]
+    return batch_of([[episode_of(n, float(n % 2), [row]) for n, row in enumerate(rows)]])
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}])
+async def test_what_was_seen_is_learnt_from_and_sampled_by(folder: Path, model: dict[str, Any]) -> None:
+    about = config(folder, **model)
+    policy = load_policy(about.model, folder, about.compute)
+    learner = Learner(policy, about)
+    engine = policy.engine(policy_version=0)
+    assert policy.adapter is None
+    before: dict[str, Any] = {}
+    for step in range(2):
+        await policy.publish(engine, step)
+        fetched = await rolled_out(engine, seed=10 * step)
+        assert {v for e in fetched.groups[0].episodes for s in e.samples for v in s.policy_versions} == {step}
+        batch = make_batch(fetched, about, seed=0, images=IMAGES)
+        before = {name: tensor.clone() for name, tensor in policy.trained().items()}
+        figures = await asyncio.to_thread(learner.learn, batch, seed=0)
+        assert figures["training/rollout_probs_diff"] < 1e-5
+    assert sum(not torch.equal(before[name], now) for name, now in policy.trained().items()) > len(before) // 2
+    stale = make_batch(await rolled_out(engine), about, seed=0, images=IMAGES)  # sampled before the last step
+    assert learner.learn(stale, seed=0)["training/rollout_probs_diff"] > 1e-4
+    await engine.aclose()
+
+
+async def test_one_forward_pass_needs_the_images_it_was_sampled_with(folder: Path) -> None:
+    about = config(folder)
+    learner = Learner(load_policy(about.model, folder, about.compute), about)
+    engine = learner.policy.engine()
+    fetched = await rolled_out(engine)
+    await engine.aclose()
+    other = make_batch(fetched, about, seed=0, images={ONE.sha256: OTHER, OTHER.sha256: ONE})
+    assert learner.learn(other, seed=0)["training/rollout_probs_diff"] > 1e-5
+    with pytest.raises(TrainingError, match="3 places for images, and 0 images"):
+        learner.imitate([Row((1, *SHOWN, *SHOWN, *SHOWN, 9), (*[0] * 10, 1))], step=0, steps=1)
+
+
+def test_a_row_with_images_is_alone() -> None:
+    rows = [Row((1, 2, 3), (0, 1, 1)), Row((1, 2, 4), (0, 0, 1), (ONE,)), Row((1, 2, 4), (0, 0, 1), (OTHER,)),
+            Row((1, 2, 5), (0, 0, 1))]  # fmt: skip
+    made = list(micro_batches(pack(rows, row_tokens=64), tokens=64))
+    assert [micro.images for micro in made if micro.images] == [(ONE,), (OTHER,)]
+    assert sorted(int(place) for micro in made for place in micro.places) == [0, 1, 2, 3, 4]
+    for micro in made:
+        assert len(micro.images) == 0 or micro.ids.tolist() == [[1, 2, 4]]
+
+
+def test_a_model_that_reads_text_refuses_images(tmp_path: Path) -> None:
+    reads = make_tiny_model(tmp_path / "reads")
+    about = config(reads)
+    policy = load_policy(about.model, reads, about.compute)
+    (micro,) = micro_batches(pack([Row((1, 2, 4), (0, 0, 1), (ONE,))], row_tokens=64), tokens=64)
+    with pytest.raises(TrainingError, match="this model reads none"):
+        policy.ready(micro)
+
+
+class Led:
+    """The policy, led to two screens and to the end by calls that it did not sample."""
+
+    name = "led"
+
+    def __init__(self, engine: Engine, last: str) -> None:
+        self._engine = engine
+        self._calls: list[dict[str, Any] | None] = [
+            {"action": "screenshot"},
+            None,
+            {"action": "mouse_move", "coordinate": [100, 100]},
+            None,
+            {"action": "done", "text": last},
+        ]
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
+    ) -> Completion:
+        call = self._calls.pop(0)
+        if call is None:
+            return await self._engine.complete(messages, tools=tools, sampling=sampling)
+        return Completion("", (ToolCall("led", "computer_use", call),))
+
+    def receipt(self) -> dict[str, Any]:
+        return self._engine.receipt()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+class Leading(Player):
+    """Plays with :class:`Led`; the first episode of a group ends well."""
+
+    def __init__(self, about: TrainConfig, setting: Setting) -> None:
+        super().__init__(about, setting.gateway, setting.backend)
+        self._about, self._setting = about, setting
+
+    async def play(self, task: Task, *, seed: int, sample: int = 0, **session: Any) -> Episode:
+        session.pop("instead_of", None)
+        sampling = Sampling(temperature=1.0, max_tokens=self._about.agent.max_tokens)
+        return await collect_here(
+            task,
+            lambda engine: ToolLoopAgent(Led(engine, "badly" if sample else "well")),
+            self._setting.backend,
+            self._setting.gateway,
+            seed=seed,
+            sample=sample,
+            sampling=sampling,
+            **session,
+        )
+
+
+async def fetched(pool: Pool, step: int, collecting: asyncio.Task[None]) -> Batch:
+    """The batch of a step, as soon as it is there."""
+    while not collecting.done():
+        batch = await asyncio.to_thread(pool.fetch, "trainer", step, groups=1, policy_version=step, max_staleness=0)
+        if batch is not None:
+            return batch
+        await asyncio.wait({collecting}, timeout=0.1)
+    collecting.result()
+    raise AssertionError("nothing more is collected")
+
+
+@pytest.mark.usefixtures("programs")
+async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_path: Path) -> None:
+    about = config(folder)
+    limits = Limits(max_steps=6, memory_mb=1024, pids=256, setup_seconds=90)
+    looks = task(
+        SAID_WELL, id="look", inputs=(), limits=limits, desktop=Desktop(width=320, height=240), instruction="Look."
+    )
+    policy: Policy = load_policy(about.model, folder, about.compute)
+    learner = Learner(policy, about)
+    with Pool(tmp_path / "pool.db") as pool:
+        async with opened(about, policy, pool) as setting:
+            collector = Collector(about, [looks], pool, Leading(about, setting))
+            collecting = asyncio.create_task(collector.run())
+            try:
+                for step in range(2):
+                    ready = await fetched(pool, step, collecting)
+                    members = ready.groups[0].episodes
+                    assert [member.episode.outcome for member in members] == ["solved", "failed"]
+                    samples = [sample for member in members for sample in member.samples]
+                    assert {v for sample in samples for v in sample.policy_versions} == {step}
+                    assert all(sample.images for sample in samples)
+                    assert max(len(sample.images) for sample in samples) == 2
+                    batch = make_batch(ready, about, seed=0, images=images_of(ready, pool))
+                    before = {name: tensor.clone() for name, tensor in policy.trained().items()}
+                    figures = await asyncio.to_thread(learner.learn, batch, seed=0)
+                    # The trainer computes what the engine sampled by; in the second step, the weights of the first.
+                    assert figures["training/rollout_probs_diff"] < 1e-5
+                    assert figures["actor/grad_norm"] > 0
+                    seeing = {n: p.grad for n, p in policy.module.named_parameters() if ".visual." in n}
+                    assert all(grad is not None and grad.isfinite().all() for grad in seeing.values())
+                    assert sum(bool(grad.abs().max() > 0) for grad in seeing.values()) > len(seeing) / 2
+                    changed = {name for name, now in policy.trained().items() if not torch.equal(now, before[name])}
+                    assert any(".visual.patch_embed" in name for name in changed)
+                    await policy.publish(setting.engine, step + 1)
+                    collector.advance(step + 1, 0)
+            finally:
+                collecting.cancel()
+                await asyncio.gather(collecting, return_exceptions=True)

@@ -1,0 +1,362 @@
+"""``clawgym bench personal``: does a policy take on a person's style from what the person says to its replies?
+
+Invariants: everything is learnt from conversations that went through the gateway, by the trainer of ``clawgym train``;
+the judge reads what the person said and nothing else; scores are of requests that were never talked about; a cell
+(method, seed) that is finished is never done again, and every method meets the same person with the same requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+import torch
+
+from clawgym.engines import Sampling
+from clawgym.errors import TrainingError
+from clawgym.evaluation.paired import difference
+from clawgym.evaluation.statistics import bootstrap, mean, rate
+from clawgym.gateway.here import SessionEngine
+from clawgym.gateway.render import Renderer
+from clawgym.gateway.server import Gateway
+from clawgym.personal.corpus import conversations, habits, write
+from clawgym.personal.judge import ComplaintJudge
+from clawgym.personal.rules import RULES
+from clawgym.personal.sessions import Session, sessions_to_stable, talk
+from clawgym.personal.users import Request, Score, User, requests, user_of
+from clawgym.pool import Pool
+from clawgym.pool.states import Batch
+from clawgym.rewards.hints import with_hint
+from clawgym.rewards.rules import DegradedJudge
+from clawgym.rewards.scoring import TorchScorer
+from clawgym.runs import RunFolder, make_receipt
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import make_batch
+from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.collector import episode_seed
+from clawgym.trainers.local.judging import Judging
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.personal_report import hints_in_words, report
+from clawgym.trainers.local.policy import Policy, base_of, load_policy
+from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.setting import pool_file
+from clawgym.trainers.local.supervised import row_of
+from clawgym.trainers.local.teaching import teachers
+
+__all__ = ["METHODS", "Method", "bench", "config_of"]
+
+Method = Literal["binary", "opd", "combined", "random"]
+METHODS: tuple[Method, ...] = get_args(Method)
+THRESHOLD = 0.8
+"""Of the mean score of first replies, from which on a policy is stable."""
+
+Told = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, of how much."""
+
+_CONSUMER = "personal"
+_UNSEEN = 10**6
+"""Added to seeds, for requests that are imitated or checked, and that no person asks."""
+_KNOWN = 400
+"""Conversations that the tokenizer of a model from scratch is trained on."""
+_FREE = ("budget", "compute", "guards", "tracking", "checkpoint_every")
+"""Settings of which a change does not matter to what is finished; the steps of learning do."""
+
+
+def config_of(config: TrainConfig, method: Method, seed: int) -> TrainConfig:
+    """The configuration of a cell: binary RL on the votes, distillation from the hints, or the sum of both."""
+    hints = 1 if method in ("opd", "combined") else 0
+    given = config.model_dump()
+    given["seed"] = seed
+    given["reward"]["judge"] = ComplaintJudge.name
+    given["algorithm"]["advantage"] = "binary"
+    given["distillation"] |= {"hints": hints, "w_rl": 0.0 if method == "opd" else 1.0, "w_opd": 1.0}
+    return TrainConfig.model_validate(given)
+
+
+async def bench(
+    config: TrainConfig,
+    out: Path,
+    *,
+    methods: Sequence[Method] = METHODS,
+    seeds: int = 3,
+    told: Told,
+    say: Callable[[str], None],
+    stop: asyncio.Event,
+) -> dict[str, Any]:
+    """Run what is missing of ``methods`` x ``seeds`` into the folder ``out``; returns the content of ``results.json``.
+
+    ``say`` is first told whether the policy uses hints at all. Ends early once ``stop`` is set. Raises
+    :class:`~clawgym.errors.RunFolderError` for a folder of other settings, and
+    :class:`~clawgym.errors.TrainingError` where the model cannot be loaded.
+    """
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
+    settings = config.model_dump(mode="json")
+    fixed = {name: value for name, value in settings.items() if name not in _FREE} | {"steps": config.budget.steps}
+    with RunFolder.open(out, make_receipt("bench", config={"bench": "personal", **fixed})) as folder:
+        model = await _imitated(config, out, told, stop)
+        if model is not None and "hints" not in folder.latest:
+            folder.append({"key": "hints", **await _hints(config, model)})
+            _write(folder)
+        say(hints_in_words(folder.latest.get("hints")))
+        for seed, method in itertools.product(range(seeds), methods):
+            if model is None or stop.is_set():
+                break
+            key = f"{method}-{seed}"
+            if key not in folder.latest:
+                row = await _cell(config_of(config, method, seed), method, model, out / "cells" / key, told, stop)
+                if row is not None:
+                    folder.append({"key": key, **row})
+                    _write(folder)
+        return _write(folder)
+
+
+def _write(folder: RunFolder) -> dict[str, Any]:
+    rows = folder.latest
+    results = {"hints": rows.get("hints"), "cells": [row for key, row in rows.items() if key != "hints"]}
+    folder.write_json("results.json", results)
+    folder.write("report.md", report(results).encode())
+    return results
+
+
+# --- the first policy -------------------------------------------------------------------------------------------------
+
+
+async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Event) -> Path | None:
+    """The folder of the model that every cell begins with; ``None`` if the work was stopped before it was there."""
+    if config.model.path is not None:
+        return base_folder(config, out, (), ())
+    run = out / "sft"
+    checkpoints = Checkpoints(run)
+    if (best := checkpoints.best()) is not None:
+        return best / "model"
+    known = [{"messages": said} for said in itertools.islice(conversations(_UNSEEN), _KNOWN)]
+    folder = base_folder(config, run, (), known)
+    policy = load_policy(config.model, folder, config.compute, seed=config.seed)
+    learner = Learner(policy, config, lr=config.sft.lr)
+    last = checkpoints.last()
+    progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+    renderer, steps, batch = Renderer(folder), config.sft.steps, config.sft.batch
+    made = itertools.islice(conversations(_UNSEEN + config.seed), progress.step * batch, None)
+    while progress.step < steps and not stop.is_set():
+        rows = [row_of(renderer, said) for said in itertools.islice(made, batch)]
+        figures = await asyncio.to_thread(learner.imitate, rows, step=progress.step, steps=steps)
+        progress.step += 1
+        told(f"imitation, loss {figures['sft/loss']:.3f}", progress.step, steps)
+        if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
+            checkpoints.save(policy, learner, progress, best=progress.step == steps)
+    best = checkpoints.best()
+    return None if best is None else best / "model"
+
+
+async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Whether the policy uses hints: how much likelier, in nats a reply, a hint makes a reply that does what it says,
+    and one that does not, on held-out requests."""
+    policy = load_policy(config.model, folder, config.compute, seed=config.seed)
+    renderer = Renderer(folder)
+    scorer = TorchScorer(policy.module if policy.lora else base_of(policy.module))
+    rng = random.Random(f"hints {config.seed}")
+    gaps: dict[str, list[float]] = {"right": [], "wrong": []}
+    by_rule: dict[str, list[float]] = {name: [] for name in RULES}
+    rules = itertools.cycle(RULES.values())
+    for request, rule in zip(_heldout(_UNSEEN, config.tasks.heldout.count), rules, strict=False):
+        asked = {"role": "user", "content": request.text}
+        kept = habits(rng)
+        for kind, keeps in (("right", kept | {rule.name}), ("wrong", kept - {rule.name})):
+            reply = {"role": "assistant", "content": write(request, keeps, rng)}
+            likely = []
+            for message in (asked, with_hint(asked, rule.instruction)):
+                row = row_of(renderer, [message, reply])
+                start = row.mask.index(1)
+                likely.append(float((await scorer.score(row.ids[:start], row.ids[start:])).logprobs.sum()))
+            gaps[kind].append(likely[1] - likely[0])
+        by_rule[rule.name].append(gaps["right"][-1] - gaps["wrong"][-1])
+    found: dict[str, Any] = {"by_rule": {name: fmean(gap) for name, gap in by_rule.items() if gap}}
+    for kind, values in gaps.items():
+        low, high = bootstrap(values)
+        found[kind] = {"nats": fmean(values), "low": low, "high": high, "requests": len(values)}
+    return found
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+
+
+class _Talks:
+    """A policy behind a gateway, and a person who talks to it."""
+
+    def __init__(
+        self, config: TrainConfig, user: User, pool: Pool, gateway: Gateway, policy: Policy, judging: Judging
+    ) -> None:
+        self.config = config
+        self.user = user
+        self.pool = pool
+        self._gateway = gateway
+        self._adapter = policy.adapter
+        self._judging = judging
+
+    async def session(self, request: Request, number: int, *, channel: str, turns: int) -> Session:
+        """One conversation, recorded and, on the channel ``train``, judged."""
+        about = self.config
+        sampling = Sampling(temperature=about.rollout.temperature, max_tokens=about.agent.max_tokens)
+        seed = partial(episode_seed, about.seed, channel, number)
+        opened = await self._gateway.open_session(
+            channel=channel, task_id=request.text, seed=seed(), agent="person", adapter=self._adapter, sampling=sampling
+        )
+        engine = SessionEngine(self._gateway, opened)
+        session = await talk(engine, self.user, request, turns=turns, sampling=sampling, seed=seed)
+        episode = session.episode()
+        if channel == "train":
+            await self._judging("", opened.id, episode)
+        await self._gateway.close_session(opened.id, outcome=episode.outcome, reward=float(session.content))
+        return session
+
+    async def measure(self) -> list[list[Score]]:
+        """Scores of first replies to held-out requests: one inner list for each."""
+        samples = self.config.evaluation.samples
+        asked = list(_heldout(self.config.seed, self.config.tasks.heldout.count))
+        found = await self._together(asked * samples, 0, channel="heldout", turns=1)
+        return [[session.scores[0] for session in found[n :: len(asked)]] for n in range(len(asked))]
+
+    async def train(self, asked: Sequence[Request], first: int) -> list[Session]:
+        """Conversations to learn from, in order; ``first`` is the number of the first one."""
+        return await self._together(asked, first, channel="train", turns=self.config.agent.max_steps)
+
+    async def _together(self, asked: Sequence[Request], first: int, *, channel: str, turns: int) -> list[Session]:
+        room = asyncio.Semaphore(self.config.rollout.concurrency)
+
+        async def one(number: int, request: Request) -> Session:
+            async with room:
+                return await self.session(request, number, channel=channel, turns=turns)
+
+        return await asyncio.gather(*(one(first + n, request) for n, request in enumerate(asked)))
+
+
+@asynccontextmanager
+async def _talks(
+    config: TrainConfig, method: Method, user: User, policy: Policy, run: Path
+) -> AsyncIterator[tuple[_Talks, Any]]:
+    """A person to talk to, and the engine that answers; the pool is ``run/pool.db``, made anew."""
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    judge = ComplaintJudge()
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(Pool(pool_file(run)))
+        engine = policy.engine(max_batch=config.rollout.concurrency)
+        stack.push_async_callback(engine.aclose)
+        await policy.publish(engine, 0)
+        gateway = await stack.enter_async_context(Gateway(engine, pool))
+        chosen = judge if method != "random" else DegradedJudge(judge, 0.5, seed=config.seed)
+        judging = Judging(gateway, chosen, by_majority=True)
+        await stack.enter_async_context(judging.pool)
+        yield _Talks(config, user, pool, gateway, policy, judging), engine
+
+
+async def _cell(
+    config: TrainConfig, method: Method, model: Path, run: Path, told: Told, stop: asyncio.Event
+) -> dict[str, Any] | None:
+    """Measure, talk and learn, measure again; ``None`` if it was stopped on the way."""
+    started = time.monotonic()
+    user = user_of(config.seed)
+    policy = load_policy(config.model, model, config.compute, seed=config.seed)
+    learner, renderer = Learner(policy, config), Renderer(model)
+    asked = requests(config.seed)
+    sessions: list[Session] = []
+    figures: dict[str, float] = {}
+    ended = None
+    async with _talks(config, method, user, policy, run) as (talks, engine):
+        before = await talks.measure()
+        for step in range(config.budget.steps):
+            if stop.is_set():
+                return None
+            found = await talks.train(list(itertools.islice(asked, config.rollout.groups)), len(sessions))
+            sessions += found
+            batch = await _fetched(config, talks.pool, step)
+            try:
+                figures = await _learn(config, batch, talks.pool, renderer, policy, learner, step)
+            except TrainingError as error:  # a policy that falls apart is a result
+                ended = str(error)
+            await policy.publish(engine, step + 1)
+            score = fmean(session.scores[0].total for session in found)
+            told(f"{method}, seed {config.seed}: first replies {score:.2f}", step + 1, config.budget.steps)
+            if ended is not None:
+                break
+        after = await talks.measure()
+    first = [session.scores[0].total for session in sessions]
+    return {
+        "method": method,
+        "seed": config.seed,
+        "user": user.name,
+        "rules": list(user.rules),
+        "sessions": len(sessions),
+        "before": _measured(user, before),
+        "after": _measured(user, after),
+        "change": _change(before, after),
+        "stable_after": sessions_to_stable(first, threshold=THRESHOLD, window=config.rollout.groups),
+        "first_replies": [round(value, 4) for value in first],
+        "replies_a_session": fmean(len(session.replies) for session in sessions),
+        "ended": ended,
+        "figures": {name: value for name, value in figures.items() if name.startswith(("actor/", "opd/", "reward/"))},
+        "seconds": time.monotonic() - started,
+    }
+
+
+async def _fetched(config: TrainConfig, pool: Pool, step: int) -> Batch:
+    """The conversations that were just had, but for those without exact tokens."""
+    for count in range(config.rollout.groups, 0, -1):
+        fetch = partial(pool.fetch, _CONSUMER, step, groups=count, policy_version=step, max_staleness=0)
+        batch = await asyncio.to_thread(fetch)
+        if batch is not None:
+            return batch
+    raise TrainingError("no conversation has exact tokens to learn from: see the turns' flaws in the cell's pool.db")
+
+
+async def _learn(
+    config: TrainConfig, batch: Batch, pool: Pool, renderer: Renderer, policy: Policy, learner: Learner, step: int
+) -> dict[str, float]:
+    """One step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.learn` does."""
+    taught, said = {}, {}
+    if config.distillation.hints:
+        taught, said = await teachers(batch, config.distillation, pool, renderer, policy)
+    seed = episode_seed(config.seed, step)
+    made = make_batch(batch, config, seed=seed, taught=taught, device=policy.device)
+    figures = await asyncio.to_thread(partial(learner.learn, made, seed=seed))
+    await asyncio.to_thread(pool.ack, _CONSUMER, step)
+    return dict(made.figures) | figures | said
+
+
+def _heldout(seed: int, count: int) -> Iterator[Request]:
+    return itertools.islice(requests(seed, heldout=True), count)
+
+
+def _measured(user: User, scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    """Means over requests, with intervals."""
+    total = mean([[score.total for score in group] for group in scores])
+    right = rate([[float(score.right) for score in group] for group in scores])
+    content = mean([[score.content for score in group] for group in scores])
+    assert total is not None
+    assert right is not None
+    assert content is not None
+    return {
+        **{
+            name: {"value": found.value, "low": found.low, "high": found.high}
+            for name, found in (("score", total), ("right", right), ("content", content))
+        },
+        "rules": {name: fmean(score.rules[name] for group in scores for score in group) for name in user.rules},
+        "requests": len(scores),
+    }
+
+
+def _change(before: Sequence[Sequence[Score]], after: Sequence[Sequence[Score]]) -> Mapping[str, float]:
+    """Of the score, paired by request."""
+    pairs = zip(before, after, strict=True)
+    found = difference([fmean(b.total for b in new) - fmean(a.total for a in old) for old, new in pairs])
+    return {"value": found.value, "low": found.low, "high": found.high, "p": found.p}

@@ -1,0 +1,133 @@
+"""What ``clawgym bench personal`` found, in words and tables.
+
+Invariant: every number is one of ``results.json``, or a mean of such with its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from clawgym.evaluation.statistics import CONFIDENCE, student_t
+
+__all__ = ["Interval", "by_method", "hints_in_words", "over_seeds", "report", "shown"]
+
+Interval = tuple[float, float, float]
+"""Mean, low, high."""
+_BLOCKS = 6
+
+
+def over_seeds(values: Sequence[float], *, least: float = 0.0) -> Interval:
+    """The mean of one value in [``least``, 1] a seed with its 95% interval, Student's t, kept in that range; without
+    width for one seed."""
+    centre = fmean(values)
+    if len(values) < 2:
+        return centre, centre, centre
+    half = student_t((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return centre, max(least, centre - half), min(1.0, centre + half)
+
+
+def hints_in_words(hints: Mapping[str, Any] | None) -> str:
+    """What is to be said first: whether the policy uses hints at all."""
+    if hints is None:
+        return "Whether the policy uses hints is not measured yet."
+    right, wrong = hints["right"], hints["wrong"]
+    said = (
+        f"A hint changes the log-prob of a reply that does what it says by {_nats(right)}, and of one that does not by "
+        f"{_nats(wrong)} ({right['requests']} held-out requests)."
+    )
+    if right["low"] > 0 > wrong["high"]:
+        return f"{said} The policy uses hints, so it can be its own teacher."
+    return f"{said} The policy does not show that it uses hints: OPD cannot be tested with it at this size."
+
+
+def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Means over seeds, as :data:`Interval`: ``before``, ``after``, ``learning`` (first replies of all sessions),
+    ``change``, ``right``, ``content``; ``against_random``: the change less that of random votes for the same person;
+    ``stable``: sessions for each seed."""
+    cells: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in sorted(results["cells"], key=lambda cell: cell["seed"]):
+        cells.setdefault(cell["method"], []).append(cell)
+    control = {cell["seed"]: cell["change"]["value"] for cell in cells.get("random", ())}
+    found: dict[str, dict[str, Any]] = {}
+    for method, rows in cells.items():
+        against = [row["change"]["value"] - control[row["seed"]] for row in rows if row["seed"] in control]
+        found[method] = {
+            "seeds": len(rows),
+            "before": over_seeds([row["before"]["score"]["value"] for row in rows]),
+            "after": over_seeds([row["after"]["score"]["value"] for row in rows]),
+            "learning": over_seeds([fmean(row["first_replies"]) for row in rows]),
+            "change": over_seeds([row["change"]["value"] for row in rows], least=-1.0),
+            "right": over_seeds([row["after"]["right"]["value"] for row in rows]),
+            "content": over_seeds([row["after"]["content"]["value"] for row in rows]),
+            "against_random": over_seeds(against, least=-1.0) if against and method != "random" else None,
+            "stable": [row["stable_after"] for row in rows],
+            "ended": sum(row["ended"] is not None for row in rows),
+        }
+    return found
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """``report.md``."""
+    lines = [
+        "# Does the policy become personal?",
+        "",
+        hints_in_words(results["hints"]),
+        "",
+        "Scores are of first replies to held-out requests: the mean of the person's rules, times the share of the "
+        "content.",
+        "Intervals (95%) are over seeds (Student's t) in the first table, over requests in the second.",
+        "",
+        "| method | seeds | before | while learning | after | change | against random votes | all right, after | "
+        "content, after | stable after sessions |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, row in by_method(results).items():
+        against = "" if row["against_random"] is None else shown(row["against_random"], sign=True)
+        stable = ", ".join("never" if n is None else str(n) for n in row["stable"])
+        lines.append(
+            f"| {method} | {row['seeds']} | {row['before'][0]:.2f} | {shown(row['learning'])} | "
+            f"{shown(row['after'])} | "
+            f"{shown(row['change'], sign=True)} | {against} | {shown(row['right'])} | {shown(row['content'])} | "
+            f"{stable} |"
+        )
+    lines += [
+        "",
+        "| cell | rules | before | after | change | content | rules, after |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"])):
+        rules = ", ".join(f"{name} {value:.2f}" for name, value in cell["after"]["rules"].items())
+        lines.append(
+            f"| {cell['method']}, seed {cell['seed']} | {', '.join(cell['rules'])} | {_of(cell['before']['score'])} | "
+            f"{_of(cell['after']['score'])} | {_of(cell['change'], sign=True)} | "
+            f"{cell['before']['content']['value']:.2f} to {cell['after']['content']['value']:.2f} | {rules} |"
+        )
+    lines += ["", "First replies while learning, means of equal parts of the sessions:", ""]
+    for cell in sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"])):
+        lines.append(f"- {cell['method']}, seed {cell['seed']}: {' '.join(_parts(cell['first_replies']))}")
+        if cell["ended"]:
+            lines.append(f"  - ended early: {cell['ended']}")
+    return "\n".join(lines) + "\n"
+
+
+def _parts(values: Sequence[float]) -> list[str]:
+    size = max(1, math.ceil(len(values) / _BLOCKS))
+    return [f"{fmean(values[start : start + size]):.2f}" for start in range(0, len(values), size)]
+
+
+def _nats(found: Mapping[str, float]) -> str:
+    return f"{found['nats']:+.2f} nats [{found['low']:+.2f}, {found['high']:+.2f}]"
+
+
+def _of(found: Mapping[str, float], *, sign: bool = False) -> str:
+    return shown((found["value"], found["low"], found["high"]), sign=sign)
+
+
+def shown(found: Interval, *, sign: bool = False) -> str:
+    """``value [low, high]``, two digits each; the value alone where there is no interval."""
+    form = "+.2f" if sign else ".2f"
+    value, low, high = (format(number, form) for number in found)
+    return value if low == high else f"{value} [{low}, {high}]"
