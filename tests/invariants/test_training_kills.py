@@ -68,7 +68,7 @@ def check_learnt(out: Path, steps: int) -> None:
                 assert episode.fate == "delivered" or episode.outcome == "infra"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 if KILLS < 3 else 0)
 def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
     steps = 8 * KILLS  # more than are learnt between the kills, so that each of them finds a trainer at work
     config = small(
@@ -89,7 +89,7 @@ def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
             assert ended in (0, -signal.SIGKILL), (said.seek(0), said.read())[1][-2000:]
         killed += ended == -signal.SIGKILL
     assert killed
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
     check_learnt(tmp_path / "run", steps)

@@ -1,8 +1,8 @@
 """What a training run leans on is killed at any moment: the run goes on, or says why not, and its batches are whole.
 
 The outside judge, a gateway before it, and what keeps the boxes are killed; the engine, which is a part of the trainer,
-fails now and then. ``CLAWGYM_SOAK=30 .venv/bin/pytest tests/invariants/test_training_parts_killed.py -s`` is the long
-form.
+fails now and then. The long form:
+``CLAWGYM_SOAK=30 .venv/bin/pytest tests/invariants/test_training_parts_killed.py -s --timeout=0``.
 """
 
 from __future__ import annotations

@@ -146,6 +146,8 @@ class Collector:
         self._trained = 0
         self._dropped = 0
         self._news = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set when a group has ended; cleared by whoever waits for one."""
         self._running: set[asyncio.Task[None]] = set()
         self.idle_seconds = 0.0
         """In which nothing was collected, because learning was behind."""
@@ -179,6 +181,7 @@ class Collector:
                     self.idle_seconds += time.monotonic() - started
                 for task in done - {news}:
                     self._running.discard(task)
+                    self.ended.set()
                     task.result()
         finally:
             for task in self._running:

@@ -33,7 +33,7 @@ __all__ = ["train_grpo"]
 
 CONSUMER = "trainer"
 _LOOK = 0.5
-"""Seconds between two looks at whether a batch is ready."""
+"""Seconds between two looks at whether a batch is ready, where no group ends: a deadline may have passed."""
 _PATIENCE = 20
 """Attempts in a row that failed for no fault of the agent, after which a run gives up."""
 
@@ -194,6 +194,7 @@ class _Loop:
         """The batch of this step; ``None`` if the run is to stop. Raises what ended the collection."""
         about = self._config.rollout
         while not stop.is_set():
+            self._collector.ended.clear()
             batch = await asyncio.to_thread(
                 partial(
                     self._pool.fetch,
@@ -208,8 +209,10 @@ class _Loop:
             if batch is not None:
                 return batch
             self._collector.advance(self._progress.step, await self._dropped())
-            done, _ = await asyncio.wait({collecting}, timeout=_LOOK)
-            if done:
+            news = asyncio.ensure_future(self._collector.ended.wait())
+            done, _ = await asyncio.wait({collecting, news}, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            if collecting in done:
                 collecting.result()
             if self._collector.in_a_row >= _PATIENCE:
                 raise TrainingError(

@@ -118,7 +118,7 @@ async def test_a_run_with_the_real_pi(tmp_path: Path) -> None:
         learnt = [e for e in pool.episodes(channel="train") if e.fate == "delivered"]
         assert sorted((e.sample, e.agent) for e in learnt) == [(0, "pi 0.64.0"), (1, "pi 0.64.0")]
         assert all(exact_turns(pool, e) for e in learnt)
-        assert {e.channel for e in pool.episodes()} == {"train", "validation", "heldout"}
+        assert {e.channel for e in pool.episodes()} == {"train", "validation", "heldout", "canary"}
 
 
 Hands: Any = hands_module().Hands
