@@ -89,6 +89,9 @@ def ray_nodes(count: int, head_cpus: int = 2) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
+        # Where it notes its address: Ray makes that folder for a default temp_dir only, and two workers would share it.
+        patch.setenv("RAY_TMPDIR", folder)
+        os.mkdir(os.path.join(folder, "ray"))
         node = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": head_cpus, "temp_dir": folder})
         try:

@@ -28,7 +28,7 @@ def watch_command(
     typer.echo(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            time.sleep(3600)
+            time.sleep(1)  # not for ever: where another thread was given the signal, it is seen between two sleeps
     page.close()
 
 
