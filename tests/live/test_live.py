@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -215,7 +216,9 @@ def test_an_environment_without_pictures_shows_none() -> None:
 @contextlib.contextmanager
 def watching(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-c", MAIN, "watch", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+    # Whoever started the tests in the background may have had them ignore SIGINT, which is inherited.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as watch:
         try:
             found = re.search(r"http://\S+", line(watch))
             assert found
