@@ -42,26 +42,17 @@ class Measured:
     """Episodes without a result; they are in no score."""
 
 
+@dataclass(frozen=True)
 class Setting:
     """An engine that samples by a policy, behind a gateway, and boxes to act in."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        pool: Pool,
-        backend: Backend,
-        engine: TransformersEngine | VisionEngine,
-        gateway: Gateway,
-        player: Player,
-        judge: Judging | None,
-    ) -> None:
-        self.config = config
-        self.pool = pool
-        self.backend = backend
-        self.engine = engine
-        self.gateway = gateway
-        self.player = player
-        self.judge = judge
+    config: TrainConfig
+    pool: Pool
+    backend: Backend
+    engine: TransformersEngine | VisionEngine
+    gateway: Gateway
+    player: Player
+    judge: Judging | None
 
     async def measure(self, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str) -> Measured:
         """The share of strict successes: every task ``samples`` times, the same seeds each time it is asked."""
