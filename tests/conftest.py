@@ -27,6 +27,9 @@ settings.register_profile("clawgym", deadline=None, suppress_health_check=[Healt
 settings.load_profile("clawgym")
 
 
+INVARIANTS = Path(__file__).parent / "invariants"
+"""What must never happen must not happen once: no test of it is tried again."""
+
 LONGEST = (
     "envs/test_openclaw.py",
     "evaluation/test_escape.py",
@@ -49,6 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, longest in enumerate(LONGEST) if name.endswith(longest)), len(LONGEST))
 
     items.sort(key=place)
+    for item in items:
+        if INVARIANTS in item.path.parents:
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 @contextlib.asynccontextmanager

@@ -30,7 +30,7 @@ def send(where, raw):
             peer.sendall(raw)
         except OSError:
             pass  # refused before it was sent: what was said is still there to be read
-        peer.settimeout(3.0)
+        peer.settimeout(20.0)
         while data := peer.recv(65536):
             got += data
     except OSError:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,9 @@ def lay_baits() -> Iterator[Baits]:
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", wait, marker], stdin=subprocess.DEVNULL)
         stack.callback(process.wait)
         stack.callback(process.kill)
+        command = Path(f"/proc/{process.pid}/cmdline")
+        while process.poll() is None and marker.encode() not in command.read_bytes():
+            time.sleep(0.001)  # a program that has begun has no command line for a moment
         pts, pts_inode = _terminal(stack)
         known = {
             "secret": secret,

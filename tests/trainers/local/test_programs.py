@@ -102,7 +102,8 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
             await policy.publish(setting.engine, 1)
         assert figures["training/rollout_probs_diff"] < 1e-4  # the trainer computes what OpenClaw was answered with
         members = batch.groups[0].episodes
-        assert [(e.episode.sample, e.episode.agent.split()[0]) for e in members] == [(0, "openclaw"), (1, "openclaw")]
+        ended = sorted((e.episode.sample, e.episode.agent.split()[0]) for e in members)  # whichever was the first
+        assert ended == [(0, "openclaw"), (1, "openclaw")]
         assert all(exact_turns(pool, e.episode) for e in members)
         assert collector.infra == 0
 

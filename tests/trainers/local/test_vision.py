@@ -212,7 +212,7 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
                 for step in range(2):
                     ready = await fetched(pool, step, collecting)
                     members = ready.groups[0].episodes
-                    assert [member.episode.outcome for member in members] == ["solved", "failed"]
+                    assert sorted(str(member.episode.outcome) for member in members) == ["failed", "solved"]
                     samples = [sample for member in members for sample in member.samples]
                     assert {v for sample in samples for v in sample.policy_versions} == {step}
                     assert all(sample.images for sample in samples)
