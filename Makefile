@@ -42,10 +42,10 @@ lint: $(VENV)/.installed .lint
 openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 
-# Thousands of tests on real processes: one that fails for want of time is tried again, and named among the results to be
+# Thousands of tests on real processes: one that fails for want of time is tried twice more, and named among the results to be
 # mended. What must never happen (tests/invariants) gets no second chance.
 unit: openclaw
-	$(BIN)/pytest --reruns 1 --max-suite-reruns 8 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --reruns 2 --reruns-delay 1 --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The invariants at full length: hours. Its last figures are kept in docs/soak.md.
 soak: openclaw

@@ -7,7 +7,7 @@ import re
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -67,11 +67,13 @@ def rows(path: Path) -> list[str]:
 def raw(served: Served, data: bytes) -> bytes:
     """All that comes back for ``data`` until the server closes, or has answered and waits."""
     with socket.create_connection(("127.0.0.1", served.port), 20) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
         got = b""
-        while more := connection.recv(65536):
-            got += more
+        with suppress(OSError):  # what is refused before it was read ends with a reset
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            while more := connection.recv(65536):
+                got += more
         return got
 
 
