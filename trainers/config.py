@@ -263,6 +263,28 @@ class Tracking(_Part):
     tensorboard: bool = False
 
 
+class Verl(_Part):
+    """Of the trainer ``verl`` alone (docs/verl.md)."""
+
+    mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
+    """``sync``: collect, learn, collect. The others collect while they learn, up to ``rollout.staleness`` versions
+    behind; ``separate_async`` on GPUs of their own."""
+    engine: Literal["vllm", "sglang", "transformers"] = "vllm"
+    """Samples the tokens; ``transformers`` is ours, for a CPU."""
+    nodes: PositiveInt = 1
+    ranks: PositiveInt = 1
+    """Of a node: GPUs, or processes on a CPU."""
+    rollout_nodes: PositiveInt = 1
+    """This and ``rollout_ranks``: those that only sample, in ``separate_async``."""
+    rollout_ranks: PositiveInt = 1
+    tensor_parallel: PositiveInt = 1
+    """Ranks that hold one copy of the engine's weights."""
+    memory: float = Field(default=0.5, gt=0, le=1)
+    """The share of a GPU's memory that the engine takes."""
+    offload: bool = False
+    """Keep weights and optimiser in the memory of the machine while the engine samples."""
+
+
 class TrainConfig(_Part):
     """One training run."""
 
@@ -278,7 +300,7 @@ class TrainConfig(_Part):
 
     name: str = "train"
     seed: int = 0
-    trainer: Literal["local"] = "local"
+    trainer: Literal["local", "verl"] = "local"
     backend: str = "auto"
     model: Model = Model()
     tasks: Tasks = Tasks()
@@ -289,6 +311,7 @@ class TrainConfig(_Part):
     distillation: Distillation = Distillation()
     optimizer: Optimizer = Optimizer()
     compute: Compute = Compute()
+    verl: Verl = Verl()
     sft: Sft = Sft()
     evaluation: Evaluation = Evaluation()
     budget: Budget = Budget()

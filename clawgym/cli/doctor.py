@@ -191,10 +191,21 @@ def examine() -> list[Finding]:
     return findings
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def _verl() -> list[Finding]:
+    from clawgym.trainers.verl.installed import examine as parts
+
+    return [Finding(f"verl: {part.what}", part.ok, part.detail, part.mend, needed=True) for part in parts()]
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verl: Annotated[
+        bool, typer.Option("--verl", help="Look at what `clawgym train --set trainer=verl` needs.")
+    ] = False,
+) -> None:
     """Say what works here and how to mend what does not. Exit status 1 if nothing can run."""
     logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # what a backend warns of, the report says
-    findings = examine()
+    findings = _verl() if verl else examine()
     if as_json:
         rows = [{k: getattr(f, k) for k in Finding.__slots__} for f in findings]
         typer.echo(json.dumps(rows, indent=2))

@@ -38,6 +38,8 @@ def train_command(
     if method not in ("rl", "sft"):
         raise TrainingError(f"there is no method {method!r}: choose rl or sft")
     chosen = load_config(config, settings or ())
+    if method == "sft" and chosen.trainer == "verl":
+        raise TrainingError("imitation is for trainer: local: train sft with it, and rl from what it leaves with verl")
     name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
     folder = out or Path("runs") / name
     try:
@@ -58,7 +60,6 @@ async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) 
     from rich.console import Console
 
     from clawgym.cli.eval import stop_on_signals
-    from clawgym.trainers.local.main import train
     from clawgym.trainers.local.tracking import LiveView, PlainView
 
     console = Console(stderr=True)
@@ -69,7 +70,14 @@ async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) 
         else:
             view = PlainView(console)
         stop_on_signals(stop, view.say)
-        await train(config, folder, method, view=view, stop=stop)
+        if config.trainer == "verl":
+            from clawgym.trainers.verl.main import train as train_with_verl
+
+            await train_with_verl(config, folder, view=view, stop=stop)
+        else:
+            from clawgym.trainers.local.main import train
+
+            await train(config, folder, method, view=view, stop=stop)
     console.print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     if stop.is_set():
         again = "clawgym " + shlex.join(sys.argv[1:])

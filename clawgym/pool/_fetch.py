@@ -36,6 +36,7 @@ class Wanted:
     max_staleness: int | None
     roles: tuple[str, ...]
     lease_seconds: float
+    only: str | None = None
 
     def __post_init__(self) -> None:
         text("consumer", self.consumer)
@@ -196,6 +197,7 @@ def _choose(db: sa.Connection, want: Wanted) -> list[tuple[int, dict[str, list[i
         page = db.execute(
             sa.select(g.seq, g.size, g.ready_at)
             .where(g.channel == want.channel, g.state == "ready", g.ready_at >= after[0])
+            .where(sa.true() if want.only is None else g.id == want.only)
             .where(sa.or_(g.ready_at > after[0], g.seq > after[1]))
             .order_by(g.ready_at, g.seq)
             .limit(max(_AT_ONCE, want.groups - len(taken)))

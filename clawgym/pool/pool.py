@@ -169,6 +169,7 @@ class Pool:
         *,
         channel: str = "train",
         groups: int = 1,
+        only: str | None = None,
         min_episodes: int = 2,
         policy_version: int | None = None,
         max_staleness: int | None = None,
@@ -178,6 +179,8 @@ class Pool:
     ) -> Batch | None:
         """``groups`` groups for a step of a consumer, those first that were ready first; ``None`` if so many are not
         ready within ``wait`` seconds.
+
+        ``only`` is the id of a group: no other is given.
 
         The same consumer and step get the same batch again, acked or not, so a consumer that was killed goes on with
         the step of its last checkpoint. Left out of a group, and counted: ``infra`` episodes, those that curation calls
@@ -190,7 +193,7 @@ class Pool:
         fetched before from another channel or with other roles.
         """
         want = _fetch.Wanted(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
-                             tuple(roles), lease_seconds)  # fmt: skip
+                             tuple(roles), lease_seconds, only)  # fmt: skip
         end, pause = time.monotonic() + wait, 0.02
         row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
         while row is None and time.monotonic() < end:

@@ -7,22 +7,20 @@ it was given for; log-probs are those of the ledger, never made up.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean
 
 import torch
 
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, Sample
-from clawgym.trainers import algorithms
 from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.credit import Attempt, figures_of, turn_advantages
 
-__all__ = ["TrainingBatch", "figures_of", "images_of", "make_batch"]
+__all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch"]
 
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
@@ -88,16 +86,9 @@ def make_batch(
 
     ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``taught``: (episode, turn) ->
     the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
-    members = [(number, e) for number, group in enumerate(batch.groups) for e in group.episodes]
-    episodes = tuple(e for _, e in members)
-    scores = torch.tensor([score_of(e, config) for e in episodes])
-    if config.reward.shuffle:
-        order = list(range(len(scores)))
-        random.Random(seed).shuffle(order)
-        scores = scores[order]
-    outcome = 2 * scores - 1
-    groups = torch.tensor([number for number, _ in members])
-    by_turn, process = _advantages(episodes, outcome, groups, config, worth)
+    episodes = tuple(e for group in batch.groups for e in group.episodes)
+    attempts = attempts_of(batch, config)
+    by_turn, process = turn_advantages(attempts, config, seed=seed, worth=worth)
 
     paths: list[Path] = []
     row: list[int] = []
@@ -113,7 +104,7 @@ def make_batch(
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
             teacher += _teacher(member, sample, taught or {})
-    figures = figures_of(batch, scores.tolist()) | process
+    figures = figures_of(attempts, config, seed=seed) | process
     given = torch.tensor(advantages)
     figures["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
     return TrainingBatch(
@@ -142,95 +133,21 @@ def _teacher(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, in
     return spoken
 
 
-def score_of(member: BatchEpisode, config: TrainConfig) -> float:
-    """The outcome of an episode in [0, 1]; 0 where nothing was graded."""
-    return float(member.episode.rewards.get(config.reward.score, member.episode.reward or 0.0))
+def attempts_of(batch: Batch, config: TrainConfig) -> list[Attempt]:
+    """What credit depends on, of each episode of a batch."""
+    return [attempt_of(member, group.id, config) for group in batch.groups for member in group.episodes]
 
 
-def _advantages(
-    episodes: Sequence[BatchEpisode], outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig, worth: float
-) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
-    """The advantage of each (episode, turn) that has trained tokens; and figures of the process rewards."""
-    turns = [(n, t) for n, e in enumerate(episodes) for t in sorted({t for s in e.samples for t in s.turn_of})]
-    of_turn = torch.tensor([n for n, _ in turns])
-    if config.reward.judge is None:
-        plain = _outcome(outcome, groups, config)
-        return {(n, t): float(plain[n]) for n, t in turns}, {}
-    given = [episodes[n].turn_rewards.get(PROCESS, {}).get(t) for n, t in turns]
-    valid = torch.tensor([value is not None for value in given])
-    process = torch.tensor([0.0 if value is None else float(value) for value in given])
-    judged = process[valid]
-    figures = {
-        "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
-        "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
-        "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
-    }
-    if config.algorithm.advantage == "binary":
-        return dict(zip(turns, process.tolist(), strict=True)), figures
-    position = _positions(turns) if config.reward.by_step else None
-    mixed = algorithms.integrated_advantages(
-        outcome,
-        process,
-        groups,
-        of_turn,
-        steps=position,
-        valid=valid,
-        coefficient=worth * config.reward.coefficient,
-        clip=config.reward.clip,
-        std=config.algorithm.advantage != "dr-grpo",
+def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt:
+    """What credit depends on, of one episode of ``group``."""
+    episode, samples = member.episode, member.samples
+    return Attempt(
+        group,
+        float(episode.rewards.get(config.reward.score, episode.reward or 0.0)),
+        episode.outcome or "",
+        episode.n_turns,
+        len(samples),
+        sum(len(sample.logprobs) for sample in samples),
+        tuple(sorted({turn for sample in samples for turn in sample.turn_of})),
+        member.turn_rewards.get(PROCESS, {}),
     )
-    return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
-
-
-def _outcome(outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig) -> torch.Tensor:
-    match config.algorithm.advantage:
-        case "rloo":
-            return algorithms.rloo_advantages(outcome, groups)
-        case "reinforce++":
-            return algorithms.reinforce_pp_advantages(outcome, groups)
-        case kind:
-            return algorithms.group_advantages(outcome, groups, std=kind == "grpo")
-
-
-def _positions(turns: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """(N,) the how-manieth trained turn of its episode each is."""
-    seen: dict[int, int] = {}
-    places = []
-    for episode, _ in turns:
-        places.append(seen.get(episode, 0))
-        seen[episode] = places[-1] + 1
-    return torch.tensor(places)
-
-
-def figures_of(batch: Batch, scores: Sequence[float]) -> dict[str, float]:
-    """Statistics over episodes and groups, under the names of the existing systems where they mean the same."""
-    members = [e for group in batch.groups for e in group.episodes]
-    sizes = [len(group.episodes) for group in batch.groups]
-    by_group, at = [], 0
-    for size in sizes:
-        by_group.append(scores[at : at + size])
-        at += size
-    same = [max(g) - min(g) < 1e-9 for g in by_group]
-    samples = [s for e in members for s in e.samples]
-    count = len(by_group) or 1
-    return {
-        "rollout/submitted_trajectories": float(len(members)),
-        "rollout/groups_used": float(len(by_group)),
-        "rollout/total_samples": float(len(samples)),
-        "rollout/avg_samples_per_trajectory": len(samples) / max(1, len(members)),
-        "rollout/avg_reward_submitted": fmean(scores) if scores else 0.0,
-        "rollout/group_all_zero_frac": sum(s and max(g) == 0 for s, g in zip(same, by_group, strict=True)) / count,
-        "rollout/group_all_one_frac": sum(s and min(g) == 1 for s, g in zip(same, by_group, strict=True)) / count,
-        "rollout/group_all_same_mid_frac": sum(s and 0 < g[0] < 1 for s, g in zip(same, by_group, strict=True)) / count,
-        "rollout/group_mixed_frac": sum(not s for s in same) / count,
-        "rollout/group_reward_var_mean": fmean(_variance(g) for g in by_group) if by_group else 0.0,
-        "rollout/group_zero_var_frac": sum(same) / count,
-        "rollout/avg_steps_per_trajectory": fmean(e.episode.n_turns for e in members) if members else 0.0,
-        "rollout/sampled_tokens": float(sum(len(s.logprobs) for s in samples)),
-        "rollout/truncated_frac": fmean(e.episode.outcome == "truncated" for e in members) if members else 0.0,
-    }
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return fmean((v - mean) ** 2 for v in values)

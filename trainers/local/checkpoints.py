@@ -10,7 +10,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,21 +76,27 @@ class Checkpoints:
         return folder if (folder / "state.json").exists() else None
 
     def save(self, policy: Policy, learner: Learner, progress: Progress, *, best: bool = False) -> Path:
-        """Write a checkpoint of ``progress.step``, then let ``last`` (and ``best``) name it, then remove those that
-        nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not fit; then nothing has changed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"{progress.step:06d}"
-        self._write(target, policy, learner, progress)
-        write_atomic(self.folder / "last", target.name.encode())
-        if best:
-            write_atomic(self.folder / "best", target.name.encode())
-        self._prune()
-        return target
-
-    def _write(self, target: Path, policy: Policy, learner: Learner, progress: Progress) -> None:
+        """Write a checkpoint of ``progress.step``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
         state = dict(_flat(learner))
         need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE
+
+        def fill(part: Path) -> None:
+            self._model(part, policy, weights)
+            if state:
+                save_file(state, part / "optimizer.safetensors")
+            about = asdict(progress) | {"updates": learner.updates, "random": _random_state()}
+            (part / "state.json").write_text(json.dumps(about), "utf-8")
+            save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
+
+        return self.put(progress.step, need, fill, best=best)
+
+    def put(self, step: int, need: int, fill: Callable[[Path], None], *, best: bool = False) -> Path:
+        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``last`` (and ``best``) name it,
+        then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not fit, or
+        cannot be written; then nothing has changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"{step:06d}"
         free = shutil.disk_usage(self.folder).free
         if free < need:
             raise TrainingError(
@@ -101,12 +107,7 @@ class Checkpoints:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         try:
-            self._model(part, policy, weights)
-            if state:
-                save_file(state, part / "optimizer.safetensors")
-            about = asdict(progress) | {"updates": learner.updates, "random": _random_state()}
-            (part / "state.json").write_text(json.dumps(about), "utf-8")
-            save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
+            fill(part)
             for file in (p for p in part.rglob("*") if p.is_file()):
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
@@ -119,6 +120,11 @@ class Checkpoints:
             ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
+        write_atomic(self.folder / "last", target.name.encode())
+        if best:
+            write_atomic(self.folder / "best", target.name.encode())
+        self._prune()
+        return target
 
     def _model(self, part: Path, policy: Policy, weights: dict[str, torch.Tensor]) -> None:
         folder = part / ("adapter" if policy.lora else "model")

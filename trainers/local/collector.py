@@ -27,7 +27,10 @@ from clawgym.rollout.collect import collect_here, collect_resident
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["Collector", "Player", "episode_seed"]
+__all__ = ["Collector", "Groups", "Missing", "Player", "episode_seed", "group_id"]
+
+Missing = Mapping[int, Sequence[str]]
+"""Which samples of a group are to be played, and the open episodes of a killed run that each takes the place of."""
 
 INTERRUPTED = "interrupted"
 """The cause of an episode that was under way when its run was killed."""
@@ -132,8 +135,10 @@ class Player:
         )
 
 
-class Collector:
-    """Begins groups for a trainer, never too far ahead of it."""
+class Groups:
+    """Plays groups of episodes by their number.
+
+    Invariant: which task, and which seeds, the n-th group has depends on the run's seed and n alone."""
 
     def __init__(self, config: TrainConfig, tasks: Sequence[Task], pool: Pool, player: Player) -> None:
         if not tasks:
@@ -142,15 +147,6 @@ class Collector:
         self._tasks = tasks
         self._pool = pool
         self._player = player
-        self._begun = 0
-        self._trained = 0
-        self._dropped = 0
-        self._news = asyncio.Event()
-        self.ended = asyncio.Event()
-        """Set when a group has ended; cleared by whoever waits for one."""
-        self._running: set[asyncio.Task[None]] = set()
-        self.idle_seconds = 0.0
-        """In which nothing was collected, because learning was behind."""
         self.infra = 0
         """Attempts that failed for no fault of the agent, since the start."""
         self.in_a_row = 0
@@ -164,13 +160,89 @@ class Collector:
         random.Random(f"{self._config.seed}:{epoch}").shuffle(order)
         return self._tasks[order[place]]
 
+    async def play(self, number: int, samples: Missing | None = None) -> None:
+        """Play ``samples`` of a group (all of them), each instead of the episodes that it comes with."""
+        task, about = self.task_of(number), self._config.rollout
+        if samples is None:
+            samples = dict.fromkeys(range(about.group_size), ())
+        group = await asyncio.to_thread(
+            self._pool.open_group,
+            id=group_id(number),
+            task_id=task.id,
+            size=about.group_size,
+            deadline=about.deadline,
+        )
+        await asyncio.gather(*(self._sample(task, group, number, n, old) for n, old in samples.items()))
+
+    async def begun(self) -> dict[int, Missing]:
+        """Of each group that a run before this one has begun: what it lacks. What comes too late for its group is
+        closed."""
+        states = await asyncio.to_thread(self._pool.group_states)
+        done: dict[int, set[int]] = {}
+        under_way: dict[int, dict[int, list[str]]] = {}
+        for episode in await asyncio.to_thread(lambda: list(self._pool.episodes(channel="train"))):
+            number = _group_number(episode.group)
+            if number is None:
+                continue
+            done.setdefault(number, set())
+            if episode.state == "open":
+                under_way.setdefault(number, {}).setdefault(episode.sample, []).append(episode.id)
+            elif episode.outcome != "infra":
+                done[number].add(episode.sample)
+        found: dict[int, Missing] = {}
+        for number in range(max(done, default=-1) + 1):
+            old = under_way.get(number, {})
+            found[number] = {}
+            if states.get(group_id(number), "open") in ("open", "ready"):
+                wanted = range(self._config.rollout.group_size)
+                found[number] = {n: old.get(n, ()) for n in wanted if n not in done.get(number, set())}
+            else:
+                for episode in (id for ids in old.values() for id in ids):  # too late for its group
+                    await asyncio.to_thread(self._pool.close_episode, episode, outcome="infra", cause=INTERRUPTED)
+        return found
+
+    async def _sample(self, task: Task, group: str, number: int, sample: int, old: Sequence[str]) -> None:
+        for attempt in range(1 + _REFILLS):
+            seed = episode_seed(self._config.seed, number, sample, attempt)
+            try:
+                episode = await self._player.play(task, seed=seed, sample=sample, group=group, instead_of=old)
+            except PoolError:
+                states = await asyncio.to_thread(self._pool.group_states)
+                if states.get(group) in ("leased", "consumed", "dropped"):  # its deadline came first
+                    return
+                raise
+            old = ()
+            if episode.outcome is not Outcome.INFRA:
+                self.in_a_row = 0
+                return
+            self.infra += 1
+            self.in_a_row += 1
+            self.last_cause = episode.error or str(episode.cause)
+
+
+class Collector:
+    """Begins groups for a trainer, never too far ahead of it."""
+
+    def __init__(self, config: TrainConfig, groups: Groups) -> None:
+        self._config = config
+        self._groups = groups
+        self._begun = 0
+        self._trained = 0
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set when a group has ended; cleared by whoever waits for one."""
+        self._running: set[asyncio.Task[None]] = set()
+        self.idle_seconds = 0.0
+        """In which nothing was collected, because learning was behind."""
+
     async def run(self) -> None:
         """Collect until cancelled. Raises what is nobody's fault but the installation's."""
         await self._resume()
         try:
             while True:
                 while self._may_begin():
-                    self._begin(self._begun, dict.fromkeys(range(self._config.rollout.group_size), ()))
+                    self._begin(self._begun)
                     self._begun += 1
                 self._news.clear()
                 started, idle = time.monotonic(), not self._running
@@ -198,66 +270,20 @@ class Collector:
         ahead = (self._trained + 1 + self._config.rollout.staleness) * self._config.rollout.groups
         return self._begun - self._dropped < ahead
 
-    def _begin(self, number: int, samples: Mapping[int, Sequence[str]]) -> None:
-        self._running.add(asyncio.create_task(self._group(number, samples)))
-
-    async def _group(self, number: int, samples: Mapping[int, Sequence[str]]) -> None:
-        """Play the ``samples`` of a group, each instead of the episodes that it comes with."""
-        task, about = self.task_of(number), self._config.rollout
-        group = await asyncio.to_thread(
-            self._pool.open_group,
-            id=_group_id(number),
-            task_id=task.id,
-            size=about.group_size,
-            deadline=about.deadline,
-        )
-        await asyncio.gather(*(self._sample(task, group, number, n, old) for n, old in samples.items()))
-
-    async def _sample(self, task: Task, group: str, number: int, sample: int, old: Sequence[str]) -> None:
-        for attempt in range(1 + _REFILLS):
-            seed = episode_seed(self._config.seed, number, sample, attempt)
-            try:
-                episode = await self._player.play(task, seed=seed, sample=sample, group=group, instead_of=old)
-            except PoolError:
-                states = await asyncio.to_thread(self._pool.group_states)
-                if states.get(group) in ("leased", "consumed", "dropped"):  # its deadline came first
-                    return
-                raise
-            old = ()
-            if episode.outcome is not Outcome.INFRA:
-                self.in_a_row = 0
-                return
-            self.infra += 1
-            self.in_a_row += 1
-            self.last_cause = episode.error or str(episode.cause)
+    def _begin(self, number: int, samples: Missing | None = None) -> None:
+        self._running.add(asyncio.create_task(self._groups.play(number, samples)))
 
     async def _resume(self) -> None:
         """Finish the groups of a run that was killed."""
-        states = await asyncio.to_thread(self._pool.group_states)
-        done: dict[int, set[int]] = {}
-        under_way: dict[int, dict[int, list[str]]] = {}
-        for episode in await asyncio.to_thread(lambda: list(self._pool.episodes(channel="train"))):
-            number = _group_number(episode.group)
-            if number is None:
-                continue
-            self._begun = max(self._begun, number + 1)
-            if episode.state == "open":
-                under_way.setdefault(number, {}).setdefault(episode.sample, []).append(episode.id)
-            elif episode.outcome != "infra":
-                done.setdefault(number, set()).add(episode.sample)
-        for number in range(self._begun):
-            old = under_way.get(number, {})
-            if states.get(_group_id(number), "open") in ("open", "ready"):
-                wanted = range(self._config.rollout.group_size)
-                missing = {n: old.get(n, ()) for n in wanted if n not in done.get(number, set())}
-                if missing:
-                    self._begin(number, missing)
-            else:
-                for episode in (id for ids in old.values() for id in ids):  # too late for its group
-                    await asyncio.to_thread(self._pool.close_episode, episode, outcome="infra", cause=INTERRUPTED)
+        begun = await self._groups.begun()
+        self._begun = len(begun)
+        for number, missing in begun.items():
+            if missing:
+                self._begin(number, missing)
 
 
-def _group_id(number: int) -> str:
+def group_id(number: int) -> str:
+    """The id of a group in the pool."""
     return f"group-{number:08d}"
 
 

@@ -16,10 +16,10 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import TrainingBatch, images_of, make_batch
+from clawgym.trainers.local.batch import attempts_of, images_of, make_batch
 from clawgym.trainers.local.canary import Canaries
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress
-from clawgym.trainers.local.collector import Collector
+from clawgym.trainers.local.collector import Collector, Groups
 from clawgym.trainers.local.judging import Agreement
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.parts import Parts
@@ -81,7 +81,8 @@ class _Loop:
         self._checkpoints = checkpoints
         self._progress = progress
         self._parts = parts
-        self._collector = Collector(config, parts.train, pool, setting.player)
+        self._groups = Groups(config, parts.train, pool, setting.player)
+        self._collector = Collector(config, self._groups)
         self._acked = 0
         self._renderer: Renderer | None = None
         self._agreement = Agreement()
@@ -138,7 +139,7 @@ class _Loop:
             make_batch, seed=seed, worth=self._worth, taught=taught, images=images, device=self._policy.device
         )
         batch = await asyncio.to_thread(make, fetched, config)
-        figures = dict(batch.figures) | self._agreed(batch) | said
+        figures = dict(batch.figures) | self._agreed(fetched) | said
         figures |= await asyncio.to_thread(partial(self._learner.learn, batch, seed=seed, done=self._used()))
         versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
         progress.step += 1
@@ -155,7 +156,7 @@ class _Loop:
             "staleness/mean": sum(progress.step - 1 - v for v in versions) / max(1, len(versions)),
             "staleness/max": float(max((progress.step - 1 - v for v in versions), default=0)),
             "timing/rollouts_idle_seconds": self._collector.idle_seconds,
-            "rollout/infra": float(self._collector.infra),
+            "rollout/infra": float(self._groups.infra),
         }
         if progress.step % config.evaluation.every == 0:
             figures |= await self._validate()
@@ -174,9 +175,9 @@ class _Loop:
         self._renderer = self._renderer or Renderer(self._policy.folder)
         return await teachers(batch, about, self._pool, self._renderer, self._policy)
 
-    def _agreed(self, batch: TrainingBatch) -> dict[str, float]:
+    def _agreed(self, batch: Batch) -> dict[str, float]:
         """How far judge and outcomes agree; from the next step on, process counts for that much."""
-        found = self._agreement.add(batch)
+        found = self._agreement.add(attempts_of(batch, self._config))
         if found is None:
             return {}
         figures = {"reward/process_worth": self._worth}
@@ -214,10 +215,10 @@ class _Loop:
             news.cancel()
             if collecting in done:
                 collecting.result()
-            if self._collector.in_a_row >= _PATIENCE:
+            if self._groups.in_a_row >= _PATIENCE:
                 raise TrainingError(
-                    f"{self._collector.in_a_row} attempts in a row failed for no fault of the policy "
-                    f"({self._collector.last_cause}): run `clawgym doctor`, mend it, and give the same command again"
+                    f"{self._groups.in_a_row} attempts in a row failed for no fault of the policy "
+                    f"({self._groups.last_cause}): run `clawgym doctor`, mend it, and give the same command again"
                 )
         return None
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 from clawgym.engines import OpenAIEngine
 from clawgym.errors import TrainingError
@@ -27,12 +26,10 @@ from clawgym.rewards.rules import RuleJudge
 from clawgym.rewards.states import Judgeable
 from clawgym.rewards.votes import Judge, Judgement, rewards_of
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import PROCESS, TrainingBatch
+from clawgym.trainers.credit import Attempt, judged_of
+from clawgym.trainers.local.batch import PROCESS
 
 __all__ = ["Agreement", "Judging", "judging"]
-
-_SETTING = "run"
-"""A run has tasks of one setting."""
 
 
 class Judging:
@@ -117,11 +114,7 @@ class Agreement:
     def __init__(self) -> None:
         self._seen: deque[Judged] = deque(maxlen=WINDOW)
 
-    def add(self, batch: TrainingBatch) -> Calibration | None:
-        """Count a batch in; ``None`` while nothing was judged."""
-        for member in batch.episodes:
-            judged: Sequence[float] = list(member.turn_rewards.get(PROCESS, {}).values())
-            if judged:
-                score = min(1.0, max(0.0, member.episode.reward or 0.0))
-                self._seen.append(Judged(_SETTING, fmean(judged), score, member.episode.outcome == "solved"))
-        return calibrate(self._seen).get(_SETTING)
+    def add(self, attempts: Iterable[Attempt]) -> Calibration | None:
+        """Count the episodes of a batch in; ``None`` while nothing was judged."""
+        self._seen.extend(judged_of(attempts))
+        return next(iter(calibrate(self._seen).values()), None)

@@ -106,12 +106,22 @@ class Run:
     async def measure(self, setting: Setting, part: str, tasks: Sequence[Task], step: int, *,
                       greedy: bool | None = None) -> Measured:  # fmt: skip
         """The score of the engine's policy on a part, written down."""
-        about = self.config.evaluation
-        greedy = about.greedy if greedy is None else greedy
-        samples = 1 if greedy else about.samples
+        greedy = self.config.evaluation.greedy if greedy is None else greedy
+        samples = self.measuring(part, len(tasks), greedy)
         started = time.monotonic()
-        self._view.measuring(part, len(tasks) * samples)
         score = await setting.measure(tasks, samples=samples, greedy=greedy, channel=part)
+        self.measured(score, part, step, len(tasks), greedy=greedy, seconds=time.monotonic() - started)
+        return score
+
+    def measuring(self, part: str, tasks: int, greedy: bool) -> int:
+        """A measurement begins; how many episodes of each task it takes."""
+        samples = 1 if greedy else self.config.evaluation.samples
+        self._view.measuring(part, tasks * samples)
+        return samples
+
+    def measured(self, score: Measured, part: str, step: int, tasks: int, *, greedy: bool, seconds: float) -> None:
+        """Write a measurement down."""
+        samples = 1 if greedy else self.config.evaluation.samples
         found = score.estimate
         row: dict[str, Any] = {
             "step": step,
@@ -120,19 +130,18 @@ class Run:
             "score": found.value,
             "low": found.low,
             "high": found.high,
-            "episodes": len(tasks) * samples,
+            "episodes": tasks * samples,
             "samples": samples,
             "greedy": greedy,
             "by_generator": score.by_generator,
             "infra": score.infra,
-            "seconds": time.monotonic() - started,
+            "seconds": seconds,
         }
         self._line(EVALUATIONS, row)
         self._view.measured(row)
         name = f"eval/{part}{'_greedy' if greedy else ''}"
         for sink in self._sinks:
             sink.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
-        return score
 
     async def validate(
         self,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clawgym.agents.demonstrate import DemonstrationEngine
 from clawgym.engines.transformers import TransformersEngine
@@ -29,7 +29,7 @@ from clawgym.trainers.local.policy import Policy
 if TYPE_CHECKING:
     from clawgym.engines.vision import VisionEngine
 
-__all__ = ["Measured", "Setting", "demonstrate", "opened", "pool_file"]
+__all__ = ["Measured", "Score", "Setting", "demonstrate", "measured", "opened", "pool_file", "scores"]
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,48 @@ class Setting:
 
     async def measure(self, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str) -> Measured:
         """The share of strict successes: every task ``samples`` times, the same seeds each time it is asked."""
+        return measured(await scores(self.player, self.config, tasks, samples=samples, greedy=greedy, channel=channel))
 
-        async def one(task: Task, sample: int) -> tuple[Task, float | None]:
-            seed = episode_seed(self.config.seed, "measure", task.content_hash, sample)
-            for attempt in range(3):
-                episode = await self.player.play(
-                    task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy
-                )
-                if episode.outcome is not Outcome.INFRA and episode.result is not None:
-                    return task, episode.result.strict
-            return task, None
 
-        results = await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples)))
-        by_task: dict[str, list[float]] = {}
-        by_generator: dict[str, list[float]] = {}
-        for task, score in results:
-            if score is not None:
-                by_task.setdefault(task.id, []).append(score)
-                by_generator.setdefault(str(task.metadata.get("generator") or "all"), []).append(score)
-        estimate = rate(list(by_task.values()))
-        if estimate is None:
-            raise TrainingError("no episode could be graded: run `clawgym doctor`, and look at the pool's causes")
-        means = {name: sum(values) / len(values) for name, values in sorted(by_generator.items())}
-        return Measured(estimate, means, sum(score is None for _, score in results))
+class Score(NamedTuple):
+    """Of one episode that was played to measure."""
+
+    task: str
+    generator: str
+    strict: float | None
+    """``None`` where there was no result, three times in a row."""
+
+
+async def scores(
+    player: Player, config: TrainConfig, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str
+) -> list[Score]:
+    """Every task ``samples`` times."""
+
+    async def one(task: Task, sample: int) -> Score:
+        seed = episode_seed(config.seed, "measure", task.content_hash, sample)
+        generator = str(task.metadata.get("generator") or "all")
+        for attempt in range(3):
+            episode = await player.play(task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy)
+            if episode.outcome is not Outcome.INFRA and episode.result is not None:
+                return Score(task.id, generator, episode.result.strict)
+        return Score(task.id, generator, None)
+
+    return list(await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples))))
+
+
+def measured(results: Sequence[Score]) -> Measured:
+    """Raises :class:`~clawgym.errors.TrainingError` where nothing could be graded."""
+    by_task: dict[str, list[float]] = {}
+    by_generator: dict[str, list[float]] = {}
+    for task, generator, strict in results:
+        if strict is not None:
+            by_task.setdefault(task, []).append(strict)
+            by_generator.setdefault(generator, []).append(strict)
+    estimate = rate(list(by_task.values()))
+    if estimate is None:
+        raise TrainingError("no episode could be graded: run `clawgym doctor`, and look at the pool's causes")
+    means = {name: sum(values) / len(values) for name, values in sorted(by_generator.items())}
+    return Measured(estimate, means, sum(one.strict is None for one in results))
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from clawgym.rewards.rules import RuleJudge
 from clawgym.sandbox import Backend
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import make_batch
-from clawgym.trainers.local.collector import Collector, Player
+from clawgym.trainers.local.collector import Collector, Groups, Player
 from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
@@ -91,7 +91,8 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
     learner = Learner(policy, config)
     with Pool(tmp_path / "pool.db") as pool:
         async with opened(config, policy, pool) as setting:
-            collector = Collector(config, load_parts(config.tasks, config.agent).train, pool, setting.player)
+            tasks = load_parts(config.tasks, config.agent).train
+            collector = Collector(config, Groups(config, tasks, pool, setting.player))
             collecting = asyncio.create_task(collector.run())
             while (batch := pool.fetch("trainer", 0, groups=1, policy_version=0, max_staleness=0)) is None:
                 assert not collecting.done(), collecting.result()

@@ -22,7 +22,7 @@ from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.batching import micro_batches, pack
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import images_of, make_batch
-from clawgym.trainers.local.collector import Collector, Player
+from clawgym.trainers.local.collector import Collector, Groups, Player
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.policy import Policy, load_policy
 from clawgym.trainers.local.setting import Setting, opened
@@ -206,7 +206,7 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
     learner = Learner(policy, about)
     with Pool(tmp_path / "pool.db") as pool:
         async with opened(about, policy, pool) as setting:
-            collector = Collector(about, [looks], pool, Leading(about, setting))
+            collector = Collector(about, Groups(about, [looks], pool, Leading(about, setting)))
             collecting = asyncio.create_task(collector.run())
             try:
                 for step in range(2):

@@ -1,0 +1,111 @@
+"""verl itself, on CPUs, from tasks in real boxes to a checkpoint: killed after its first step, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from clawgym.hub import read_checkpoint
+from clawgym.pool import Pool, samples_of
+from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.local.main import train
+
+from ..local.runs import Said, small
+
+pytest.importorskip("verl")
+
+pytestmark = pytest.mark.timeout(900)
+MODEL = {"scratch": {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "context_window": 1024}}
+TASKS = {
+    "generators": ["write-word"],
+    "demonstrations": {"count": 16},
+    "train": {"first": 100, "count": 6},
+    "validation": {"count": 2},
+    "heldout": {"first": 100, "count": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learnt what a command looks like: its turns differ, and so do the rewards of them."""
+    out = tmp_path_factory.mktemp("runs") / "sft"
+    sft = {"steps": 100, "batch": 8, "lr": 3e-3, "evaluate_every": 100}
+    asyncio.run(train(small(model=MODEL, tasks=TASKS, sft=sft), out, "sft", view=Said()))
+    return out / "checkpoints/000100/model"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def begin(out: Path, config: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "clawgym", "train", "rl", "--config", str(config), "--out", str(out)]
+    log = out.with_name("log").open("a")
+    return subprocess.Popen(argv, stdout=log, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", tmp_path / "config.yaml"
+    about = small(
+        trainer="verl",
+        model={"path": str(taught)},
+        tasks=TASKS,
+        agent={"protocol": "text", "system_prompt": "Work.", "max_steps": 3, "max_tokens": 24},
+        rollout={"groups": 2, "group_size": 3, "concurrency": 8},
+        reward={"judge": "rule", "calibrate": False},
+        evaluation={"every": 1, "canary": 1},
+        budget={"steps": 2},
+        verl={"engine": "transformers"},
+    )
+    config.write_text(yaml.safe_dump(about.model_dump(mode="json")))
+    running = begin(out, config)
+    while len(lines(out / "metrics.jsonl")) < 1:
+        assert running.poll() is None, out.with_name("log").read_text()[-3000:]
+        time.sleep(0.2)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert begin(out, config).wait() == 0, out.with_name("log").read_text()[-3000:]
+
+    rows = lines(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["training/rollout_probs_diff_max"] < 1e-5  # verl computes what our engine sampled by
+        assert row["rollout/submitted_trajectories"] == 6
+        assert row["reward/process_scored_frac"] > 0  # our estimator has seen the process rewards
+        assert row["actor/ratio_mean"] == pytest.approx(1, abs=1e-4)  # said by our loss alone, in verl's process
+        assert 0 < row["actor/grad_norm"] < 1e3
+        assert row["actor/advantage_abs_mean"] > 0
+    with Pool(out / "pool.db") as pool:
+        stats = pool.stats()["channels"]["train"]
+        assert stats["fates"] == {"delivered": 12}
+        assert stats["groups"] == {"consumed": 4}
+        versions = []
+        for episode in pool.episodes(channel="train"):
+            turns = pool.turns(episode.id)
+            assert all(turn.flaw is None and len(turn.logprobs) == len(turn.sampled_ids) for turn in turns)
+            assert samples_of(turns)
+            versions += [turn.policy_version for turn in turns]
+    assert set(versions) == {0, 1}
+    measured = [(row["split"], row["step"], row["greedy"]) for row in lines(out / "evaluations.jsonl")]
+    assert [m for m in measured if m[0] == "validation"] == [("validation", n, False) for n in (0, 1, 2)]
+    best = Checkpoints(out).best()
+    assert best is not None
+    assert [m for m in measured[-2:]] == [("heldout", int(best.name), greedy) for greedy in (False, True)]
+    assert "Measured in real boxes" in (out / "report.html").read_text()
+
+    last = read_checkpoint(out, "last")
+    assert last.step == 2
+    before, after = (load_file(folder / "model.safetensors") for folder in (taught, last.folder / "model"))
+    assert before.keys() == after.keys()
+    assert all((before[name] != after[name]).any() for name in before if "proj" in name)

@@ -1,0 +1,145 @@
+"""verl's servers as our engine, and our engine as one of verl's servers, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from clawgym.engines import Sampling, TransformersEngine
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import ContextLengthExceeded, EngineError
+
+cpu: Any = pytest.importorskip("clawgym.trainers.verl.cpu")
+servers: Any = pytest.importorskip("clawgym.trainers.verl.servers")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROMPT = [20, 21, 22, 23]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", context_window=128)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(folder: Path) -> AsyncIterator[Any]:
+    made = cpu.Server(str(folder), 1)
+    yield made
+    await made._engine.aclose()
+
+
+class Client:
+    """What a host has of verl: requests go to a server, sooner or later."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.sessions: list[str] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.sessions.append(request_id)
+        output = await self.server.generate(request_id, prompt_ids, sampling_params)
+        output.extra_fields["min_global_steps"] = output.extra_fields["global_steps"]
+        return output
+
+
+def engine_of(server: Any, folder: Path, **about: Any) -> Any:
+    return servers.Servers(Client(server), folder, **{"engine": "transformers", "context_window": 128, **about})
+
+
+async def sampled(engine: Any, **asked: Any) -> Any:
+    pieces = [piece async for piece in engine.generate(PROMPT, Sampling(**asked), session="s", stop_ids=frozenset({2}))]
+    (piece,) = pieces
+    return piece
+
+
+async def test_the_same_ids_and_logprobs_as_without_verl(server: Any, folder: Path) -> None:
+    engine = engine_of(server, folder)
+    plain = TransformersEngine(folder, dtype="float32")
+    for asked in ({"seed": 7, "temperature": 0.8, "max_tokens": 9}, {"seed": 1}):
+        one = await sampled(engine, **asked)
+        pieces = [p async for p in plain.generate(PROMPT, Sampling(**asked), stop_ids=frozenset({2}))]
+        assert one.ids == tuple(i for p in pieces for i in p.ids)
+        assert one.logprobs == pytest.approx([x for p in pieces for x in p.logprobs], abs=1e-6)
+        assert one.finish_reason == pieces[-1].finish_reason
+    assert set(engine._client.sessions) == {"s"}
+    await plain.aclose()
+
+
+async def test_what_does_not_fit_is_refused(server: Any, folder: Path) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        await sampled(engine_of(server, folder, context_window=4))
+    with pytest.raises(EngineError, match="do not constrain"):
+        await sampled(engine_of(server, folder), json_schema={})
+
+
+async def test_weights_come_in_pieces_and_have_a_version(server: Any, folder: Path) -> None:
+    engine = engine_of(server, folder)
+    before = await sampled(engine, seed=3, max_tokens=8)
+    weights = {name: tensor + 0.05 for name, tensor in server._engine._model.state_dict().items()}
+    names = list(weights)
+    await server.load({name: weights[name] for name in names[:3]}, None)
+    assert (await sampled(engine, seed=3, max_tokens=8)).logprobs == before.logprobs
+    await server.load({name: weights[name] for name in names[3:]}, 5)
+    after = await sampled(engine, seed=3, max_tokens=8)
+    assert (before.policy_version, after.policy_version) == (0, 5)
+    assert after.logprobs != before.logprobs
+
+
+async def test_an_aborted_request_gives_back_what_it_has_and_new_ones_wait(server: Any, folder: Path) -> None:
+    asked = {"temperature": 1.0, "max_tokens": 120, "logprobs": True, "seed": 0}
+    running = asyncio.create_task(server.generate("r", PROMPT, asked))
+    while not server._engine.occupancy()["running"]:  # noqa: ASYNC110 - the engine's own thread changes it
+        await asyncio.sleep(0.001)
+    await server.abort_all_requests()
+    output = await running
+    assert output.stop_reason == "aborted"
+    assert len(output.token_ids) == len(output.log_probs) < 120
+    waiting = asyncio.create_task(sampled(engine_of(server, folder), max_tokens=4, seed=0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await server.resume_generation()
+    assert len((await waiting).ids) <= 4
+
+
+async def test_an_aborted_request_is_a_failure_of_the_engine_that_may_be_tried_again(folder: Path) -> None:
+    class Ended:
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            return cpu.TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
+
+    with pytest.raises(EngineError) as raised:
+        await sampled(servers.Servers(Ended(), folder, engine="vllm", context_window=128))
+    assert raised.value.retryable
+
+
+async def test_no_logprob_is_made_up(folder: Path) -> None:
+    class Silent:
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            return cpu.TokenOutput(token_ids=[5, 6], log_probs=None, stop_reason="completed")
+
+    with pytest.raises(EngineError, match="without a log-prob"):
+        await sampled(servers.Servers(Silent(), folder, engine="vllm", context_window=128))
+
+
+async def test_weights_are_shipped_in_their_order() -> None:
+    box = cpu._Mailbox()
+    given = [(str(n), torch.full((2,), float(n))) for n in range(5)]
+
+    async def read(sending: int) -> list[str]:
+        names, number, last = [], 0, False
+        while not last:
+            items, last = await box.get(sending, number)
+            names += [name for name, _ in items]
+            number += 1
+        return names
+
+    for sending in range(2):
+        readers = [asyncio.create_task(read(sending)) for _ in range(2)]
+        await box.put(sending, given[:2], False)
+        await box.put(sending, given[2:], True)
+        assert await asyncio.gather(*readers) == [["0", "1", "2", "3", "4"]] * 2

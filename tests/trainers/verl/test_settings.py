@@ -1,0 +1,86 @@
+"""What is told to verl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import TrainingError
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.verl.settings import environment, refuse, verl_settings
+
+pytest.importorskip("verl")
+
+
+def config(**parts: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"trainer": "verl", **parts})
+
+
+def told(tmp_path: Path, about: TrainConfig, **more: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    given: dict[str, Any] = {"window": 4096, "run": tmp_path, "resume": None, **more}
+    made = verl_settings(about, Path("/models/m"), **given)
+    OmegaConf.resolve(made)
+    return made
+
+
+def test_on_gpus(tmp_path: Path) -> None:
+    about = config(
+        model={"dtype": "bfloat16", "lora": {"rank": 8}},
+        verl={"mode": "separate_async", "nodes": 2, "ranks": 8, "rollout_nodes": 3, "rollout_ranks": 4},
+        rollout={"staleness": 2, "groups": 16, "group_size": 4, "temperature": 0.7},
+        algorithm={"old": "rollout", "dual_clip": 3.0},
+    )
+    made = told(tmp_path, about, resume=tmp_path / "checkpoints/000007/verl/global_step_7")
+    rollout, actor, trainer = made.actor_rollout_ref.rollout, made.actor_rollout_ref.actor, made.trainer
+    assert (trainer.device, trainer.nnodes, trainer.n_gpus_per_node) == ("cuda", 2, 8)
+    assert (rollout.name, rollout.nnodes, rollout.n_gpus_per_node, rollout.n) == ("vllm", 3, 4, 4)
+    assert (rollout.temperature, rollout.max_model_len, rollout.checkpoint_engine.backend) == (0.7, 4096, "nccl")
+    assert made.data.train_batch_size == actor.ppo_mini_batch_size == 16  # verl checks it in this mode
+    assert made.actor_rollout_ref.hybrid_engine is False
+    assert actor.policy_loss.loss_mode == made.algorithm.adv_estimator == "clawgym"
+    assert actor.fsdp_config.mixed_precision.param_dtype == "bf16"
+    assert actor.clip_ratio_c == 3.0
+    assert made.algorithm.rollout_correction.bypass_mode is True
+    assert made.actor_rollout_ref.model.lora.merge is True
+    assert trainer.v1.sampler.max_off_policy_threshold == 3
+    assert trainer.resume_from_path.endswith("global_step_7")
+    assert "VERL_PLATFORM" not in environment(about)
+
+
+def test_on_a_cpu(tmp_path: Path) -> None:
+    about = config(verl={"engine": "transformers"})
+    made = told(tmp_path, about)
+    assert (made.trainer.device, made.actor_rollout_ref.rollout.name) == ("cpu", "transformers")
+    assert made.actor_rollout_ref.model.use_remove_padding is False
+    assert made.trainer.resume_mode == "disable"
+    assert made.reward.num_workers == 0
+    assert environment(about)["VERL_PLATFORM"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"algorithm": {"kl": 0.1}}, "algorithm.kl"),
+        ({"optimizer": {"decay": True}}, "optimizer.decay"),
+        ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize"),
+        ({"budget": {"minutes": 3}}, "budget.minutes"),
+        ({"rollout": {"staleness": 1}}, "rollout.staleness"),
+        ({"verl": {"mode": "colocate_async"}}, "rollout.staleness"),
+        ({"verl": {"engine": "transformers"}, "compute": {"device": "cuda"}}, "verl.engine"),
+        ({"distillation": {"hints": 1}, "reward": {"judge": "policy"}}, "distillation.hints"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name(parts: dict[str, Any], named: str) -> None:
+    with pytest.raises(TrainingError, match=f"^{named}: not with trainer: verl: "):
+        refuse(config(**parts))
+
+
+def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "sees", vision=True)
+    with pytest.raises(TrainingError, match=r"^model\.path"):
+        refuse(config(), folder)

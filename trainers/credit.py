@@ -1,0 +1,149 @@
+"""From what episodes were worth to the advantage of each of their turns, the same for every trainer.
+
+Invariants: one episode is one vote, however many rows of training it has; what was not judged has no process reward,
+and its episode is learnt from by its outcome.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+
+from clawgym.rewards.calibration import Judged
+from clawgym.trainers import algorithms
+from clawgym.trainers.config import TrainConfig
+
+__all__ = ["Attempt", "figures_of", "judged_of", "turn_advantages"]
+
+_SETTING = "run"
+"""A run has tasks of one setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What credit depends on of an episode: all but its tokens."""
+
+    group: Hashable
+    score: float
+    """In [0, 1]; 0 where nothing was graded."""
+    outcome: str
+    n_turns: int
+    n_rows: int
+    n_tokens: int
+    """Those that are trained."""
+    turns: tuple[int, ...]
+    """The turns that they are of, in their order."""
+    process: Mapping[int, float] = field(default_factory=dict)
+    """Turn -> reward, where there is one."""
+
+
+def turn_advantages(
+    attempts: Sequence[Attempt], config: TrainConfig, *, seed: int, worth: float = 1.0
+) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
+    """The advantage of each (attempt, turn) with trained tokens; and figures of the process rewards.
+
+    ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``seed`` is for the control
+    ``reward.shuffle`` alone."""
+    outcome = 2 * torch.tensor(_scores(attempts, config, seed)) - 1
+    numbers: dict[Hashable, int] = {}
+    groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in attempts])
+    turns = [(n, t) for n, one in enumerate(attempts) for t in one.turns]
+    if config.reward.judge is None:
+        plain = _outcome_advantages(outcome, groups, config)
+        return {(n, t): float(plain[n]) for n, t in turns}, {}
+    given = [attempts[n].process.get(t) for n, t in turns]
+    valid = torch.tensor([value is not None for value in given])
+    process = torch.tensor([0.0 if value is None else float(value) for value in given])
+    judged = process[valid]
+    figures = {
+        "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
+        "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
+        "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
+    }
+    if config.algorithm.advantage == "binary":
+        return dict(zip(turns, process.tolist(), strict=True)), figures
+    mixed = algorithms.integrated_advantages(
+        outcome,
+        process,
+        groups,
+        torch.tensor([n for n, _ in turns]),
+        steps=_positions(turns) if config.reward.by_step else None,
+        valid=valid,
+        coefficient=worth * config.reward.coefficient,
+        clip=config.reward.clip,
+        std=config.algorithm.advantage != "dr-grpo",
+    )
+    return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
+
+
+def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:
+    """What judge and verifier said of the attempts that were judged, to be held against each other."""
+    return [
+        Judged(_SETTING, fmean(one.process.values()), min(1.0, max(0.0, one.score)), one.outcome == "solved")
+        for one in attempts
+        if one.process
+    ]
+
+
+def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -> dict[str, float]:
+    """Statistics over episodes and groups, under the names of the existing systems where they mean the same."""
+    by_group: dict[Hashable, list[float]] = {}
+    scores = _scores(attempts, config, seed)
+    for one, score in zip(attempts, scores, strict=True):
+        by_group.setdefault(one.group, []).append(score)
+    groups = list(by_group.values())
+    same = [max(g) - min(g) < 1e-9 for g in groups]
+    rows = sum(one.n_rows for one in attempts)
+    count = len(groups) or 1
+    return {
+        "rollout/submitted_trajectories": float(len(attempts)),
+        "rollout/groups_used": float(len(groups)),
+        "rollout/total_samples": float(rows),
+        "rollout/avg_samples_per_trajectory": rows / max(1, len(attempts)),
+        "rollout/avg_reward_submitted": fmean(scores) if scores else 0.0,
+        "rollout/group_all_zero_frac": sum(s and max(g) == 0 for s, g in zip(same, groups, strict=True)) / count,
+        "rollout/group_all_one_frac": sum(s and min(g) == 1 for s, g in zip(same, groups, strict=True)) / count,
+        "rollout/group_all_same_mid_frac": sum(s and 0 < g[0] < 1 for s, g in zip(same, groups, strict=True)) / count,
+        "rollout/group_mixed_frac": sum(not s for s in same) / count,
+        "rollout/group_reward_var_mean": fmean(_variance(g) for g in groups) if groups else 0.0,
+        "rollout/group_zero_var_frac": sum(same) / count,
+        "rollout/avg_steps_per_trajectory": fmean(one.n_turns for one in attempts) if attempts else 0.0,
+        "rollout/sampled_tokens": float(sum(one.n_tokens for one in attempts)),
+        "rollout/truncated_frac": fmean(one.outcome == "truncated" for one in attempts) if attempts else 0.0,
+    }
+
+
+def _scores(attempts: Sequence[Attempt], config: TrainConfig, seed: int) -> list[float]:
+    scores = [one.score for one in attempts]
+    if config.reward.shuffle:
+        random.Random(seed).shuffle(scores)
+    return scores
+
+
+def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig) -> torch.Tensor:
+    match config.algorithm.advantage:
+        case "rloo":
+            return algorithms.rloo_advantages(outcome, groups)
+        case "reinforce++":
+            return algorithms.reinforce_pp_advantages(outcome, groups)
+        case kind:
+            return algorithms.group_advantages(outcome, groups, std=kind == "grpo")
+
+
+def _positions(turns: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """(N,) the how-manieth trained turn of its episode each is."""
+    seen: dict[int, int] = {}
+    places = []
+    for episode, _ in turns:
+        places.append(seen.get(episode, 0))
+        seen[episode] = places[-1] + 1
+    return torch.tensor(places)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return fmean((v - mean) ** 2 for v in values)

@@ -1,0 +1,115 @@
+"""Whether the packages that the trainer ``verl`` stands on are those that work together.
+
+Imports none of them: versions are read, and whether verl can be imported is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+__all__ = ["GPU", "WORKING", "Part", "examine"]
+
+WORKING: Mapping[str, str] = {
+    "verl": "==0.9.1",
+    "torch": ">=2.6",
+    "transformers": ">=5.5.3,!=5.6.0,<5.11",
+    "tensordict": "==0.10.0",
+    "TransferQueue": ">=0.1.10,<0.2",
+    "torchdata": ">=0.11",
+    "ray": ">=2.50",
+    "cachetools": ">=5",
+    "fastapi": ">=0.115",
+    "uvicorn": ">=0.30",
+}
+"""Of each package the versions that work together; verl itself asks for less than it imports."""
+GPU: Mapping[str, str] = {"torch": "==2.11.0", "vllm": "==0.24.0", "flash-attn": ">=2.7"}
+"""What verl's authors pair on GPUs (constraints-gpu.txt)."""
+_PROBE = "import verl.trainer.ppo.v1, transfer_queue; print('imported')"
+_LONGEST = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that was looked at."""
+
+    what: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    """The command that mends it; empty where nothing is wrong."""
+
+
+def examine() -> list[Part]:
+    """Packages, GPUs, the room that Ray wants, and whether verl can be imported."""
+    found = [
+        _package(name, wanted, "pip install -c constraints.txt 'clawgym[verl]'") for name, wanted in WORKING.items()
+    ]
+    gpus = _gpus()
+    if gpus:
+        mend = "pip install -c constraints-gpu.txt 'clawgym[verl]' vllm flash-attn"
+        found += [_package(name, wanted, mend) for name, wanted in GPU.items()]
+        found.append(Part("GPUs", True, f"{gpus}: verl.ranks={gpus}"))
+    else:
+        found.append(Part("GPUs", True, "none: set verl.engine=transformers, which is for small models on CPUs"))
+    found.append(_shared_memory())
+    if all(part.ok for part in found):
+        found.append(_imports(cpu=not gpus))
+    return found
+
+
+def _package(name: str, wanted: str, mend: str) -> Part:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Part(name, False, f"not installed; {wanted} is needed", mend)
+    fits = SpecifierSet(wanted).contains(version.partition("+")[0], prereleases=True)
+    return Part(name, fits, version if fits else f"{version}; {wanted} is needed", "" if fits else mend)
+
+
+def _gpus() -> int:
+    """How many NVIDIA GPUs the driver knows."""
+    try:
+        said = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return len(said.stdout.splitlines()) if said.returncode == 0 else 0
+
+
+def _shared_memory() -> Part:
+    """Ray keeps its objects there, and falls back to files, slowly, where they do not fit."""
+    try:
+        about = os.statvfs("/dev/shm")
+    except OSError as error:
+        return Part("shared memory", False, f"/dev/shm: {error.strerror}", "mount a tmpfs on /dev/shm")
+    free = about.f_bavail * about.f_frsize
+    if free < 600_000_000:
+        return Part(
+            "shared memory",
+            False,
+            f"/dev/shm has {free / 1e6:.0f} MB free, and Ray wants 600",
+            "mount -o remount,size=4G /dev/shm (in a container: --shm-size=4g)",
+        )
+    return Part("shared memory", True, f"/dev/shm has {free / 1e9:.1f} GB free")
+
+
+def _imports(*, cpu: bool) -> Part:
+    environment = {**os.environ, "VERL_LOGGING_LEVEL": "ERROR"} | ({"VERL_PLATFORM": "cpu"} if cpu else {})
+    if cpu:
+        environment["VERL_USE_EXTERNAL_MODULES"] = "clawgym.trainers.verl.cpu"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, env=environment, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return Part("import of verl", False, f"not done after {_LONGEST:.0f} seconds", "try again on a quiet machine")
+    if "imported" in done.stdout:
+        return Part("import of verl", True, "its trainer and its queue")
+    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Part("import of verl", False, said, "pip install --force-reinstall -c constraints.txt 'clawgym[verl]'")

@@ -1,0 +1,309 @@
+"""One training run by verl, from its configuration to its report.
+
+Invariants: the folder of a run is what the local trainer's is; the same call on it goes on from the last checkpoint,
+however the last call ended; a group is acknowledged after the checkpoint that holds it is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import MissingDependency, TrainingError
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.credit import Attempt
+from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.judging import Agreement
+from clawgym.trainers.local.parts import Parts, load_parts
+from clawgym.trainers.local.run import Run
+from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.setting import Score, measured, pool_file
+from clawgym.trainers.local.tracking import View
+from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings
+
+__all__ = ["train"]
+
+
+class _Stopped(Exception):
+    """Somebody asked the run to end."""
+
+
+async def train(config: TrainConfig, out: Path, *, view: View, stop: asyncio.Event | None = None) -> Progress:
+    """Train as ``config`` says, into the run folder ``out``; ends early once ``stop`` is set, with the last checkpoint.
+
+    Raises :class:`~clawgym.errors.TrainingError` where learning went wrong or cannot begin,
+    :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's and
+    :class:`~clawgym.errors.MissingDependency` without the extra ``verl``."""
+    refuse(config)
+    os.environ.update(environment(config))
+    try:
+        import ray
+        import transfer_queue  # noqa: F401
+        import verl  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(f"trainer: verl needs verl ({error}): pip install 'clawgym[verl]'") from error
+    parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
+    with Run.open(out, config, "rl", parts, view) as run:
+        with _cluster(config, ray):
+            return await asyncio.to_thread(_Work(config, run, parts, stop or asyncio.Event()).run)
+
+
+@contextlib.contextmanager
+def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
+    """Ray's cluster that this process belongs to, or one of its own on this machine."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    runtime: Any = get_ppo_ray_runtime_env()
+    runtime["env_vars"] = {**runtime.get("env_vars", {}), **environment(config), "TRANSFER_QUEUE_ENABLE": "1"}
+    options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False, "logging_level": "error"}
+    if not os.environ.get("RAY_ADDRESS"):
+        options |= {"include_dashboard": False}
+        if on_cpu(config):
+            about = config.verl
+            ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
+            # Ray only counts: verl asks for more CPUs, and for a GPU a rank, than its processes use.
+            options |= {"num_cpus": 16 + 8 * ranks, "num_gpus": ranks, "object_store_memory": 500_000_000}
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class _Work:
+    """One call of :func:`train`; its methods run in one thread, which verl's trainer has."""
+
+    def __init__(self, config: TrainConfig, run: Run, parts: Parts, stop: asyncio.Event) -> None:
+        self.config = config
+        self._run = run
+        self._parts = parts
+        self._stop = stop
+        self._checkpoints = Checkpoints(run.path)
+        self._agreement = Agreement()
+        self._progress = Progress()
+        self._counts: dict[str, float] = {}
+        self._unacked: list[int] = []
+        self._hosts: list[Any] = []
+        self._episodes: Any = None
+
+    def run(self) -> Progress:
+        import ray
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+
+        from clawgym.trainers.verl.trainer import TRAINERS, Episodes
+
+        last = self._checkpoints.last()
+        if last is not None:
+            self._progress = _progress_of(last)
+        self._run.rewind(self._progress.step)
+        model = base_folder(self.config, self._run.path, self._parts.demonstrations, ()).absolute()
+        refuse(self.config, model)
+        self._model = model
+        window = _window(model)
+        resume = None if last is None else (last / "verl" / f"global_step_{self._progress.step}").absolute()
+        settings = verl_settings(self.config, model, window=window, run=self._run.path.absolute(), resume=resume)
+        settings.transfer_queue.enable = True
+        OmegaConf.resolve(settings)
+        tq.init(settings.transfer_queue)
+        try:
+            trainer = TRAINERS[self.config.verl.mode](settings, self)
+            trainer.init()
+            self._hosts = self._open_hosts(trainer.get_llm_client(), model, window)
+            try:
+                if not self._over():
+                    self._episodes = Episodes(self._hosts, lambda: trainer.version)
+                    with contextlib.suppress(_Stopped):
+                        trainer.fit(self._episodes)
+                if self._over():
+                    self._ends(trainer)
+            finally:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get([host.aclose.remote() for host in self._hosts], timeout=60)
+        except ray.exceptions.RayError as error:
+            raise TrainingError(
+                f"a process of the run is gone or failed ({_cause(error)}): give the same command again; it goes on "
+                f"from checkpoint {self._progress_name()}"
+            ) from error
+        finally:
+            tq.close()
+        return self._progress
+
+    def _open_hosts(self, client: Any, model: Path, window: int) -> list[Any]:
+        """One on each node that has ranks; a pool for each."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from clawgym.trainers.verl.host import Host
+
+        nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU"))
+        hosts = []
+        for place, node in enumerate(nodes[: self.config.verl.nodes]):
+            pool = pool_file(self._run.path.absolute())
+            pool = pool if place == 0 else pool.with_name(f"pool-{place}.db")
+            where = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor: Any = ray.remote(Host).options(num_cpus=1, scheduling_strategy=where, max_concurrency=4096)
+            hosts.append(actor.remote(self.config, pool, model, client, context_window=window))
+        ray.get([host.open.remote() for host in hosts])
+        return hosts
+
+    # --- what verl's trainer asks and tells (clawgym.trainers.verl.trainer.Owner) ---
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        self._episodes.check()
+
+    def begins(self, trainer: Any) -> None:
+        self._advance(self._progress.step, self._progress.extra.get("groups", ()))
+        if self._progress.step == 0 and self._checkpoints.last() is None:
+            for greedy in (False, True):
+                self._measure("heldout", 0, greedy=greedy)
+            self._validate(trainer)
+
+    def worth(self) -> float:
+        return float(self._progress.extra.get("process_worth", 1.0))
+
+    def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
+        found = self._agreement.add(attempts)
+        if found is None:
+            return {}
+        figures = {"reward/process_worth": self.worth()}
+        for name in ("auc", "pearson", "spearman"):
+            if (value := getattr(found, name)) is not None:
+                figures[f"reward/process_{name}"] = value
+        if self.config.reward.calibrate:
+            self._progress.extra["process_worth"] = found.weight
+        return figures
+
+    def learnt(self, trainer: Any, groups: list[int]) -> None:
+        progress, config = self._progress, self.config
+        progress.step = trainer.global_steps
+        progress.seconds += trainer.seconds
+        progress.tokens += trainer.tokens
+        self._unacked += groups
+        progress.extra["groups"] = list(self._unacked)
+        if progress.step % config.evaluation.every == 0:
+            self._counts |= self._validate(trainer)
+        elif progress.step % config.checkpoint_every == 0:
+            self._save(trainer)
+        learnt: Sequence[int] = ()
+        if self._checkpoints.at(progress.step):
+            learnt, self._unacked = self._unacked, []
+        self._advance(progress.step, learnt)
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        counts, self._counts = self._counts, {}
+        self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
+        if self._stop.is_set():
+            raise _Stopped
+
+    # --- the parts of it ---
+
+    def _advance(self, version: int, learnt: Sequence[int]) -> None:
+        """Tell the hosts which version is sampled by, and what need not be played again."""
+        import ray
+
+        count = len(self._hosts)
+        calls = [
+            host.advance.remote(version, [n for n in learnt if n % count == place])
+            for place, host in enumerate(self._hosts)
+        ]
+        for said in ray.get(calls):
+            for name, value in said.items():
+                if name != "busy":
+                    self._counts[name] = self._counts.get(name, 0.0) + value
+
+    def _measure(self, part: str, step: int, *, greedy: bool | None = None) -> float:
+        import ray
+
+        greedy = self.config.evaluation.greedy if greedy is None else greedy
+        tasks, count = len(getattr(self._parts, part)), len(self._hosts)
+        samples = self._run.measuring(part, tasks, greedy)
+        started = time.monotonic()
+        calls = [
+            host.measure.remote(part, list(range(place, tasks, count)), samples, greedy)
+            for place, host in enumerate(self._hosts)
+        ]
+        score = measured([Score(*one) for some in ray.get(calls) for one in some])
+        self._run.measured(score, part, step, tasks, greedy=greedy, seconds=time.monotonic() - started)
+        return score.estimate.value
+
+    def _validate(self, trainer: Any) -> dict[str, float]:
+        """Measure on the validation part, and save; the figures of the canaries."""
+        import ray
+
+        progress = self._progress
+        seen = progress.extra.setdefault("canary", {})
+        figures, warnings, progress.extra["canary"] = ray.get(self._hosts[0].canaries.remote(seen))
+        for text in warnings:
+            self._run.say(f"warning: {text}")
+        score = self._measure("validation", progress.step)
+        better = score > progress.best_score
+        if better:
+            progress.best_score, progress.best_step = score, progress.step
+        self._save(trainer, best=better)
+        return figures
+
+    def _save(self, trainer: Any, *, best: bool = False) -> None:
+        # The weights, two moments of each, and the model once more.
+        need = 4 * sum(file.stat().st_size for file in self._model.glob("*.safetensors")) + 2**26
+        self._checkpoints.put(self._progress.step, need, partial(self._fill, trainer), best=best)
+
+    def _fill(self, trainer: Any, part: Path) -> None:
+        inner = part / "verl" / f"global_step_{self._progress.step}"
+        trainer.write_checkpoint(inner)
+        shutil.move(inner / "actor" / "huggingface", part / "model")
+        (part / "state.json").write_text(json.dumps(asdict(self._progress)), "utf-8")
+
+    def _ends(self, trainer: Any) -> None:
+        import ray
+
+        progress = self._progress
+        if not self._checkpoints.at(progress.step):
+            self._validate(trainer)
+        best = self._checkpoints.best()
+        if best is None:
+            raise TrainingError(f"{self._run.path}: no checkpoint is there to measure: train first")
+        ray.get([host.halt.remote() for host in self._hosts])
+        trainer.go_back(best / "verl" / f"global_step_{int(best.name)}")
+        self._advance(int(best.name), ())
+        for greedy in (False, True):
+            self._measure("heldout", int(best.name), greedy=greedy)
+
+    def _over(self) -> bool:
+        return self._progress.step >= self.config.budget.steps
+
+    def _progress_name(self) -> str:
+        last = self._checkpoints.last()
+        return "none yet" if last is None else last.name
+
+
+def _progress_of(folder: Path) -> Progress:
+    try:
+        return Progress(**json.loads((folder / "state.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(
+            f"{folder}: cannot be gone on from ({error}): use the trainer it was written with, or name another --out"
+        ) from error
+
+
+def _window(model: Path) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of what a process died of."""
+    lines = [line for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,88 @@
+"""verl's rollout servers as an engine of ours: what the gateway samples from.
+
+Invariant: ids go in and come out as they are; what a server does not say of a token is not made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.errors import ContextLengthExceeded, EngineError
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+__all__ = ["Servers"]
+
+
+class Servers:
+    """A :class:`~clawgym.engines.protocol.TokenEngine` over all replicas of a run.
+
+    Requests of one session go to one replica, which may have its beginning in memory. In the asynchronous modes verl
+    ends a request when weights change and goes on with the new ones: then the version is the oldest of its tokens."""
+
+    name = "verl"
+
+    def __init__(self, client: LLMServerClient, tokenizer: str | Path, *, engine: str, context_window: int) -> None:
+        self._client = client
+        self._kind = engine
+        self.tokenizer = str(tokenizer)
+        self.context_window = context_window
+        self.policy_version = 0
+        """Of the weights that a judge, which is the policy, judges by."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        session: str = "",
+        adapter: str | None = None,
+        images: Sequence[Image] = (),
+    ) -> AsyncIterator[Tokens]:
+        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`; all tokens come at once."""
+        if images:
+            raise EngineError("this trainer reads no images: take them out, or use trainer: local", status=400)
+        if sampling.json_schema is not None:
+            raise EngineError("these servers do not constrain what is sampled: ask for JSON in the prompt", status=400)
+        left = self.context_window - len(prompt_ids)
+        if left < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt_ids)} ids and the context window is {self.context_window}: shorten the "
+                "conversation, or use a model with a larger window"
+            )
+        output = await self._client.generate(
+            session or "none", prompt_ids=list(prompt_ids), sampling_params=self._asked(sampling, stop_ids, left)
+        )
+        ids, logprobs = output.token_ids, output.log_probs
+        if output.stop_reason in ("aborted", "abort") or not ids:
+            raise EngineError("the server ended this request: it is asked again", retryable=True)
+        if logprobs is None or len(logprobs) != len(ids):
+            raise EngineError(f"{len(ids)} ids came without a log-prob each: look at the settings of {self._kind}")
+        ended = "stop" if ids[-1] in stop_ids else "length"
+        version = output.extra_fields.get("min_global_steps")
+        yield Tokens(tuple(ids), tuple(map(float, logprobs)), version, ended)
+
+    def _asked(self, sampling: Sampling, stop_ids: frozenset[int], left: int) -> dict[str, Any]:
+        asked: dict[str, Any] = {
+            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "max_tokens": left if sampling.max_tokens is None else min(left, sampling.max_tokens),
+            "logprobs": True,
+            "stop_token_ids": sorted(stop_ids),
+        }
+        if sampling.seed is not None and self._kind != "sglang":  # which has no such setting
+            asked["seed"] = sampling.seed
+        return asked
+
+    def receipt(self) -> dict[str, Any]:
+        """What samples."""
+        return {"name": self.name, "engine": self._kind, "model": self.tokenizer}
+
+    async def aclose(self) -> None:
+        """The servers are the run's to end."""

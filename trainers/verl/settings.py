@@ -1,0 +1,214 @@
+"""A configuration of ours as one of verl's: its defaults, and what is set of them.
+
+Invariant: what this trainer does not do is refused by name before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clawgym.engines._load import sees
+from clawgym.errors import TrainingError
+from clawgym.trainers.config import TrainConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["CPU", "environment", "on_cpu", "refuse", "verl_settings"]
+
+CPU = "clawgym.trainers.verl.cpu"
+FORMULAS = "clawgym.trainers.verl.formulas"
+NAME = "clawgym"
+
+
+def on_cpu(config: TrainConfig) -> bool:
+    """Whether ranks are processes on CPUs."""
+    return config.verl.engine == "transformers"
+
+
+def refuse(config: TrainConfig, model: Path | None = None) -> None:
+    """Raises :class:`~clawgym.errors.TrainingError` for what this trainer does not do, as far as it can be told."""
+    sync = config.verl.mode == "sync"
+    for asked, setting, instead in (
+        (config.distillation.hints, "distillation.hints", "hints are for trainer: local"),
+        (config.algorithm.kl, "algorithm.kl", "leave it out, or use trainer: local"),
+        (config.algorithm.entropy, "algorithm.entropy", "leave it out"),
+        (config.optimizer.decay, "optimizer.decay", "leave it out: the rate is constant after its warm-up"),
+        (config.model.quantize, "model.quantize", "leave it out, or use trainer: local"),
+        (config.budget.minutes, "budget.minutes", "say budget.steps"),
+        (sync and config.rollout.staleness, "rollout.staleness", "with verl.mode sync it is 0"),
+        (not sync and not config.rollout.staleness, "rollout.staleness", f"{config.verl.mode} needs 1 or more"),
+        (model is not None and sees(model), "model.path", "a model that sees is for trainer: local"),
+        (
+            on_cpu(config) and config.compute.device not in (None, "cpu"),
+            "verl.engine",
+            "transformers is for a CPU: choose vllm or sglang",
+        ),
+    ):
+        if asked:
+            raise TrainingError(f"{setting}: not with trainer: verl: {instead}")
+
+
+def environment(config: TrainConfig) -> dict[str, str]:
+    """What every process of a run is started with, the first one too."""
+    given = {
+        "TOKENIZERS_PARALLELISM": "false",
+        # Above it, verl 0.9.1 logs a line of the separate mode in a way that raises.
+        "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARN"),
+    }
+    if on_cpu(config):
+        given |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",  # the name under which verl has its engine for PyTorch's FSDP
+            "VERL_USE_EXTERNAL_MODULES": CPU,
+            "OMP_NUM_THREADS": str(config.compute.threads or 1),
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+    return given
+
+
+def verl_settings(config: TrainConfig, model: Path, *, window: int, run: Path, resume: Path | None) -> DictConfig:
+    """verl's settings for a run. ``window``: most ids of a row; ``resume``: a checkpoint's ``global_step_N``."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(config_dir=str(files("verl.trainer") / "config"), version_base=None):
+        made = compose("ppo_trainer")
+    OmegaConf.set_struct(made, False)
+    made.merge_with(OmegaConf.create(_changes(config, model, window, run, resume)))
+    return made
+
+
+def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: Path | None) -> dict[str, Any]:
+    about, cpu = config.verl, on_cpu(config)
+    tokens = max(config.compute.micro_tokens, window)
+    apart = about.mode == "separate_async"
+    lora: dict[str, Any] = {}
+    if config.model.lora is not None:
+        lora = {
+            "lora_rank": config.model.lora.rank,
+            "lora_alpha": config.model.lora.alpha,
+            "target_modules": list(config.model.lora.targets),
+            "lora": {"merge": True},  # servers get whole weights, so that any engine will do
+        }
+    half = not cpu and config.model.dtype == "bfloat16"
+    precision = {"param_dtype": "bf16" if half else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    policy_loss = {"loss_mode": NAME}
+    return {
+        "algorithm": {
+            "adv_estimator": NAME,
+            "rollout_correction": {"bypass_mode": config.algorithm.old == "rollout", "rollout_is": None},
+        },
+        "critic": {"enable": False},
+        "reward": {"num_workers": 0},
+        "data": {
+            "train_files": [],
+            "val_files": [],
+            "custom_cls": {"path": "pkg://clawgym.trainers.verl.dataset", "name": "GroupNumbers"},
+            "train_batch_size": config.rollout.groups,
+            "val_batch_size": 1,
+            "dataloader_num_workers": 0,
+            "shuffle": False,
+            "max_prompt_length": window // 2,
+            "max_response_length": window - window // 2,
+        },
+        "trainer": {
+            "device": "cpu" if cpu else "cuda",
+            "nnodes": about.nodes,
+            "n_gpus_per_node": about.ranks,
+            "logger": [],
+            "project_name": NAME,
+            "experiment_name": run.name,
+            "val_before_train": False,
+            "test_freq": -1,
+            "save_freq": -1,
+            "default_local_dir": str(run / "checkpoints"),
+            "resume_mode": "disable" if resume is None else "resume_path",
+            "resume_from_path": None if resume is None else str(resume),
+            "total_training_steps": config.budget.steps,
+            "total_epochs": 1,
+            "v1": {
+                "trainer_mode": about.mode,
+                "sampler": {
+                    "sync_refill_failed_groups": True,
+                    "max_off_policy_threshold": config.rollout.staleness + 1,
+                    "max_off_policy_strategy": "drop",
+                },
+                "colocate_async": {"num_warmup_batches": config.rollout.staleness},
+                "separate_async": {"num_warmup_batches": config.rollout.staleness, "parameter_sync_step": 1},
+            },
+        },
+        "actor_rollout_ref": {
+            "hybrid_engine": not apart,
+            "model": {
+                "path": str(model),
+                "external_lib": FORMULAS,
+                "use_remove_padding": not cpu,
+                "enable_gradient_checkpointing": config.compute.checkpointing,
+                "override_config": {"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
+                **lora,
+            },
+            "actor": {
+                "strategy": "fsdp2",
+                "ppo_mini_batch_size": config.rollout.groups,
+                "ppo_epochs": config.algorithm.epochs,
+                "use_dynamic_bsz": True,
+                "ppo_max_token_len_per_gpu": tokens,
+                "clip_ratio_low": config.algorithm.clip_low,
+                "clip_ratio_high": config.algorithm.clip_high,
+                "clip_ratio_c": config.algorithm.dual_clip or float("inf"),
+                "policy_loss": policy_loss,
+                "calculate_entropy": True,
+                "use_torch_compile": not cpu,
+                "grad_clip": config.optimizer.grad_clip,
+                "optim": {
+                    "lr": config.optimizer.lr,
+                    "betas": list(config.optimizer.betas),
+                    "weight_decay": config.optimizer.weight_decay,
+                    "lr_warmup_steps": config.optimizer.warmup,
+                    "clip_grad": config.optimizer.grad_clip,
+                },
+                "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
+                "fsdp_config": {
+                    "use_torch_compile": not cpu,
+                    "mixed_precision": precision,
+                    "param_offload": about.offload,
+                    "optimizer_offload": about.offload,
+                    "seed": config.seed,
+                },
+            },
+            "rollout": {
+                "name": about.engine,
+                "mode": "async",
+                "n": config.rollout.group_size,
+                "nnodes": about.rollout_nodes if apart else 0,
+                "n_gpus_per_node": about.rollout_ranks if apart else about.ranks,
+                "temperature": config.rollout.temperature,
+                "tensor_model_parallel_size": about.tensor_parallel,
+                "gpu_memory_utilization": about.memory,
+                "max_model_len": window,
+                "max_num_seqs": config.rollout.concurrency,
+                "dtype": "float32" if cpu else "bfloat16",
+                "load_format": "auto" if cpu else "dummy",
+                "log_prob_max_token_len_per_gpu": tokens,
+                "calculate_log_probs": True,
+                "checkpoint_engine": {
+                    "backend": ("clawgym_ray" if cpu else "nccl") if apart else "naive",
+                    "custom_backend_module": CPU if apart and cpu else None,
+                },
+            },
+        },
+        "transfer_queue": {
+            "backend": {
+                "SimpleStorage": {
+                    # Rows, several for an episode whose conversation was rewritten.
+                    "total_storage_size": 64 * config.rollout.groups * config.rollout.group_size
+                    * (config.rollout.staleness + 2),
+                    "num_data_storage_units": about.nodes,
+                }
+            }
+        },
+    }  # fmt: skip
