@@ -174,6 +174,10 @@ class Algorithm(_Part):
     old: Literal["rollout", "recompute"] = "recompute"
     """The log-probs that the clip is measured from. ``rollout`` saves a forward pass, where the engine computes as the
     trainer does."""
+    imitation: float = Field(default=0.0, ge=0)
+    """Weight of a loss of imitation in each update, beside the policy's: mean cross-entropy of ``sft.batch`` rows,
+    drawn evenly from the demonstrations (PPO-ptx, arXiv 2203.02155, equation 2) and from what was solved while
+    training, the last episode of each task (self-imitation, arXiv 1806.05635)."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of KL to the first policy (k3)."""
     entropy: float = Field(default=0.0, ge=0)

@@ -17,7 +17,7 @@ from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["Attempt", "figures_of", "judged_of", "turn_advantages"]
+__all__ = ["Attempt", "figures_of", "judged_of", "scores_of", "turn_advantages"]
 
 _SETTING = "run"
 """A run has tasks of one setting."""
@@ -48,7 +48,7 @@ def turn_advantages(
 
     ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``seed`` is for the control
     ``reward.shuffle`` alone."""
-    outcome = 2 * torch.tensor(_scores(attempts, config, seed)) - 1
+    outcome = 2 * torch.tensor(scores_of(attempts, config, seed=seed)) - 1
     numbers: dict[Hashable, int] = {}
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in attempts])
     turns = [(n, t) for n, one in enumerate(attempts) for t in one.turns]
@@ -92,7 +92,7 @@ def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:
 def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -> dict[str, float]:
     """Statistics over episodes and groups, under the names of the existing systems where they mean the same."""
     by_group: dict[Hashable, list[float]] = {}
-    scores = _scores(attempts, config, seed)
+    scores = scores_of(attempts, config, seed=seed)
     for one, score in zip(attempts, scores, strict=True):
         by_group.setdefault(one.group, []).append(score)
     groups = list(by_group.values())
@@ -117,7 +117,8 @@ def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -
     }
 
 
-def _scores(attempts: Sequence[Attempt], config: TrainConfig, seed: int) -> list[float]:
+def scores_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -> list[float]:
+    """What each of ``attempts`` is worth, in [0, 1]; ``seed`` as for :func:`turn_advantages`."""
     scores = [one.score for one in attempts]
     if config.reward.shuffle:
         random.Random(seed).shuffle(scores)

@@ -18,7 +18,7 @@ from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, Sample
 from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, figures_of, turn_advantages
+from clawgym.trainers.credit import Attempt, figures_of, scores_of, turn_advantages
 
 __all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch"]
 
@@ -45,6 +45,8 @@ class TrainingBatch:
     """(S,) float32: of the ledger."""
     teacher_logp: torch.Tensor
     """(S,) float32; NaN where no teacher spoke."""
+    scores: tuple[float, ...]
+    """(E,) what each of ``episodes`` was worth, in [0, 1]"""
     temperature: float
     figures: Mapping[str, float]
 
@@ -116,6 +118,7 @@ def make_batch(
         given.to(device),
         torch.tensor(logps, device=device),
         torch.tensor(teacher, device=device),
+        tuple(scores_of(attempts, config, seed=seed)),
         config.rollout.temperature,
         figures,
     )

@@ -20,6 +20,7 @@ from clawgym.trainers.local.batch import attempts_of, images_of, make_batch
 from clawgym.trainers.local.canary import Canaries
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress
 from clawgym.trainers.local.collector import Collector, Groups
+from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.judging import Agreement
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.parts import Parts
@@ -27,6 +28,7 @@ from clawgym.trainers.local.policy import Policy, load_policy
 from clawgym.trainers.local.run import Run
 from clawgym.trainers.local.scratch import base_folder
 from clawgym.trainers.local.setting import Setting, opened, pool_file
+from clawgym.trainers.local.sft import demonstrated
 from clawgym.trainers.local.teaching import Taught, teachers
 
 __all__ = ["train_grpo"]
@@ -51,8 +53,12 @@ async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: async
     progress = Progress() if last is None else checkpoints.load(last, policy, learner)
     run.rewind(progress.step)
     with Pool(pool_file(run.path)) as pool:
+        imitated = None
+        if config.algorithm.imitation:
+            imitated, _ = await demonstrated(config, parts, pool, run)
+            imitated.recall(progress.extra.get("solved", {}), pool)
         async with opened(config, policy, pool, version=progress.step) as setting:
-            loop = _Loop(config, run, pool, setting, policy, learner, checkpoints, progress, parts)
+            loop = _Loop(config, run, pool, setting, policy, learner, checkpoints, progress, parts, imitated)
             await loop.run(stop)
     return progress
 
@@ -71,6 +77,7 @@ class _Loop:
         checkpoints: Checkpoints,
         progress: Progress,
         parts: Parts,
+        imitated: Imitated | None,
     ) -> None:
         self._config = config
         self._run = run
@@ -81,6 +88,7 @@ class _Loop:
         self._checkpoints = checkpoints
         self._progress = progress
         self._parts = parts
+        self._imitated = imitated
         self._groups = Groups(config, parts.train, pool, setting.player)
         self._collector = Collector(config, self._groups)
         self._acked = 0
@@ -140,7 +148,11 @@ class _Loop:
         )
         batch = await asyncio.to_thread(make, fetched, config)
         figures = dict(batch.figures) | self._agreed(fetched) | said
-        figures |= await asyncio.to_thread(partial(self._learner.learn, batch, seed=seed, done=self._used()))
+        if self._imitated is not None:
+            progress.extra.setdefault("solved", {}).update(self._imitated.remember(batch))
+            figures["sft/solved_tasks"] = float(self._imitated.solved)
+        learn = partial(self._learner.learn, batch, seed=seed, done=self._used(), imitated=self._imitated)
+        figures |= await asyncio.to_thread(learn)
         versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
         progress.step += 1
         await self._policy.publish(self._setting.engine, progress.step)

@@ -21,6 +21,7 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import TrainingBatch
+from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.policy import Policy, token_logprobs
 
 __all__ = ["Learner"]
@@ -45,8 +46,11 @@ class Learner:
         self.updates = 0
         """Steps of the optimiser so far."""
 
-    def learn(self, batch: TrainingBatch, *, seed: int, done: float = 0.0) -> dict[str, float]:
-        """Update the policy on a batch, after the share ``done`` in [0, 1] of the budget. Returns figures; raises
+    def learn(
+        self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitated: Imitated | None = None
+    ) -> dict[str, float]:
+        """Update the policy on a batch, after the share ``done`` in [0, 1] of the budget; ``imitated`` is for
+        ``algorithm.imitation``. Returns figures; raises
         :class:`~clawgym.errors.TrainingError` for numbers that are no numbers and past a guard, before the weights are
         changed by them."""
         config, about = self._config, self._config.algorithm
@@ -69,6 +73,9 @@ class Learner:
             for start in range(0, len(members), share):
                 part = batch.of_episodes(members[start : start + share])
                 self._set_lr(lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
+                self._forget_gradient()
+                if imitated is not None:
+                    self._imitate(imitated.batch(self.updates), about.imitation, figures)
                 self._update(batch, part, old, importance, figures)
         seconds = time.perf_counter() - started
         figures.set("timing/update", seconds)
@@ -86,19 +93,22 @@ class Learner:
         about = self._config.sft
         decay = 1 - 0.9 * step / max(1, steps) if about.decay else 1.0
         self._set_lr(about.lr * min(1.0, (step + 1) / max(1, about.warmup)) * decay)
-        count = sum(sum(path.mask) for path in paths)
         figures, started = _Figures(), time.perf_counter()
         self._forget_gradient()
-        rows = self._rows(paths)
-        for micro in self._micro(rows):
-            logp, _ = token_logprobs(self.policy.module, micro)
-            loss = -logp.sum() / count
-            loss.backward()
-            figures.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
+        self._imitate(paths, 1.0, figures)
         figures.set("sft/grad_norm", self._step())
         figures.set("sft/lr", self.optimizer.param_groups[0]["lr"])
         figures.set("timing/update", time.perf_counter() - started)
         return figures.all()
+
+    def _imitate(self, paths: Sequence[Path], weight: float, figures: _Figures) -> None:
+        """Add the gradient of ``weight`` times the mean cross-entropy over the trained tokens of ``paths``."""
+        count = sum(sum(path.mask) for path in paths)
+        for micro in self._micro(self._rows(paths)):
+            logp, _ = token_logprobs(self.policy.module, micro)
+            loss = -logp.sum() / count
+            (weight * loss).backward()
+            figures.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
 
     def _old(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-probs that the ratio is taken to, (S,), and how far they are from the engine's: mean difference of
@@ -128,11 +138,10 @@ class Learner:
         importance: torch.Tensor | None,
         figures: _Figures,
     ) -> None:
-        """One step of the optimiser on the tokens ``part`` (S',) of a batch."""
+        """One step of the optimiser on the tokens ``part`` (S',) of a batch, and on the gradient that is there."""
         about = self._config.algorithm
         weights = torch.zeros_like(old)
         weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
-        self._forget_gradient()
         used = set(batch.row[part].tolist())
         rows = batch.rows if len(part) == len(old) else self._rows([batch.paths[n] for n in sorted(used)])
         places = None if rows is batch.rows else batch.places_of(sorted(used))

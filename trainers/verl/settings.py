@@ -34,6 +34,7 @@ def refuse(config: TrainConfig, model: Path | None = None) -> None:
     sync = config.verl.mode == "sync"
     for asked, setting, instead in (
         (config.distillation.hints, "distillation.hints", "hints are for trainer: local"),
+        (config.algorithm.imitation, "algorithm.imitation", "leave it out, or use trainer: local"),
         (config.algorithm.kl, "algorithm.kl", "leave it out, or use trainer: local"),
         (config.algorithm.entropy, "algorithm.entropy", "leave it out"),
         (config.optimizer.decay, "optimizer.decay", "leave it out: the rate is constant after its warm-up"),

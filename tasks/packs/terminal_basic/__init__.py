@@ -20,7 +20,7 @@ from .shell import SHELL
 __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 
 NAME = "terminal-basic"
-VERSION = "1"
+VERSION = "2"
 
 GENERATORS: dict[str, Generator[Draft]] = {**FILES, **DATA, **SHELL, **PROGRAMS}
 """Name -> generator, family by family."""

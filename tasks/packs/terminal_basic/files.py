@@ -228,6 +228,90 @@ def text_steps(rng: random.Random) -> Draft:
     )
 
 
+def _changed(ops: list[tuple[str, str | int]], lines: list[str]) -> list[str]:
+    """The lines after all changes."""
+    for op, value in ops:
+        match op, value:
+            case "keep" | "drop", str():
+                lines = [line for line in lines if (value in line) == (op == "keep")]
+            case "first", int():
+                lines = lines[:value]
+            case "last", int():
+                lines = lines[-value:]
+            case _:
+                lines = lines[::-1] if op == "reverse" else sorted(lines, reverse=op == "sort-down")
+    return lines
+
+
+@generator("text-pipe", level=2)
+def text_pipe(rng: random.Random) -> Draft:
+    """Two to four changes to the lines of one file, in the order that is asked for."""
+    say = {
+        "keep": "keep the lines that contain {0}",
+        "drop": "drop the lines that contain {0}",
+        "sort": "sort them",
+        "sort-down": "sort them from z to a",
+        "reverse": "reverse their order",
+        "first": "keep the first {0}",
+        "last": "keep the last {0}",
+    }
+    bash = {
+        "keep": "grep {0}",
+        "drop": "grep -v {0}",
+        "sort": "LC_ALL=C sort",
+        "sort-down": "LC_ALL=C sort -r",
+        "reverse": "tac",
+        "first": "head -n {0}",
+        "last": "tail -n {0}",
+    }
+    other = {"keep": "drop", "sort": "sort-down", "first": "last"}
+    other |= {b: a for a, b in other.items()}
+    source, target = rng.sample(WORDS, 2)
+    count = rng.randint(2, 4)
+    while True:  # until leaving out any change, mixing up the directions, or another order gives something else
+        words = rng.sample(WORDS, 14)
+        start = [" ".join(rng.sample([rng.choice(words[:2]), rng.choice(words[2:])], 2)) for _ in range(9)]
+        ops: list[tuple[str, str | int]] = [
+            (op, rng.choice(words[:2]) if op in ("keep", "drop") else rng.randint(2, 5))
+            for op in rng.sample(list(say), count)
+        ]
+        expected = _changed(ops, start)
+        mixed = [(other.get(op, op), value) for op, value in ops]
+        wrong = [*(ops[:k] + ops[k + 1 :] for k in range(len(ops))), mixed, ops[::-1]]
+        if len(set(start)) == 9 and len(expected) > 1 and all(_changed(some, start) != expected for some in wrong):
+            break
+
+    def script(steps: list[tuple[str, str | int]]) -> str:
+        first, *rest = [bash[op].format(value) for op, value in steps]
+        return " | ".join([f"{first} {source}.txt", *rest]) + f" > {target}.txt"
+
+    sentences = ", ".join(say[op].format(value) for op, value in ops)
+    return Draft(
+        instruction=f"Take the lines of {source}.txt: {sentences}. Write the result to {target}.txt.",
+        inputs={f"{source}.txt": "\n".join(start) + "\n"},
+        data={"path": f"{target}.txt", "lines": expected},
+        check="""
+        @checks("some_lines")
+        def _():
+            return cg.share(cg.read_lines(WS / DATA["path"]), DATA["lines"])
+
+        @checks("all_lines")
+        def _():
+            return sorted(cg.read_lines(WS / DATA["path"])) == sorted(DATA["lines"])
+
+        @checks("order")
+        def _():
+            return cg.read_lines(WS / DATA["path"]) == DATA["lines"]
+        """,
+        solve=script(ops),
+        wrong={
+            "stops-early": script(ops[:-1]),
+            "another-order": script(ops[::-1]),
+            "mixed-up": script(mixed),
+        },
+    )
+
+
 @generator("tidy-inbox", level=3)
 def tidy_inbox(rng: random.Random) -> Draft:
     """Move awkwardly named files to folders by the date inside them."""

@@ -12,9 +12,11 @@ import torch
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
+from clawgym.gateway.render import Renderer
 from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import TrainingBatch, make_batch
+from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.policy import Policy, load_policy
 
@@ -194,3 +196,45 @@ def test_imitation_learns_the_trained_ids_alone(folder: Path) -> None:
     assert losses[-1] < 0.5 < 4 < losses[0]
     context = [Row((9, 10, 11), (0, 1, 1))]
     assert learner.imitate(context, step=29, steps=30)["sft/loss"] > 3
+
+
+DEMONSTRATIONS = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+
+
+def imitated(folder: Path, about: TrainConfig) -> Imitated:
+    return Imitated(DEMONSTRATIONS, about, Renderer(folder))
+
+
+def test_imitation_beside_rewards_is_a_part_of_the_gradient(folder: Path) -> None:
+    """Where all rewards are alike, it is the whole gradient: the step is that of imitation alone."""
+    about = config(algorithm={"imitation": 1.0}, sft={"batch": 2, "lr": 1e-3, "warmup": 1, "decay": False})
+    alike = batch_of([[episode_of(n, 1.0, [sample_of((9, 9, 50 + n), (0, 0, 1), (-3.0,))]) for n in range(2)]])
+    mixed = some_batch()
+    both, alone, plain = (start(folder, about) for _ in range(3))
+    figures = both.learn(make_batch(alike, about, seed=0), seed=0, imitated=imitated(folder, about))
+    alone.imitate(imitated(folder, about).batch(0), step=1, steps=2)
+    assert torch.equal(weights(both), weights(alone))
+    assert figures["sft/loss"] > 4
+    both.learn(make_batch(mixed, about, seed=0), seed=0, imitated=imitated(folder, about))
+    plain.imitate(imitated(folder, about).batch(0), step=1, steps=2)
+    plain.learn(make_batch(mixed, about, seed=0), seed=0)
+    assert not torch.equal(weights(both), weights(plain))
+
+
+def test_what_was_solved_is_imitated_and_known_again(folder: Path) -> None:
+    about = config(sft={"batch": 64})
+    batch = make_batch(some_batch(), about, seed=0)
+    known, again = imitated(folder, about), imitated(folder, about)
+    assert {row.ids for row in known.batch(0)} == {row.ids for row in DEMONSTRATIONS}
+    assert known.remember(batch) == {"t": "e5"}  # the last one of the task; 3 and 7 have two rows each
+    assert known.solved == 1
+    chosen = {row.ids for row in known.batch(1)}
+    assert chosen == {row.ids for row in DEMONSTRATIONS} | {batch.episodes[5].samples[0].ids}
+    again.remember(batch)
+    assert again.batch(5) == known.batch(5) != known.batch(6)
+
+
+def test_of_shuffled_rewards_it_imitates_what_got_one(folder: Path) -> None:
+    about = config(reward={"shuffle": True})
+    kept = [imitated(folder, about).remember(make_batch(some_batch(), about, seed=seed)) for seed in range(8)]
+    assert len({one.get("t") for one in kept}) > 1

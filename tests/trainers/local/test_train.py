@@ -68,7 +68,11 @@ async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Pa
 
 
 async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
-    config = small(model={"path": str(taught)}, rollout={"groups": 2, "group_size": 2, "staleness": 1})
+    config = small(
+        model={"path": str(taught)},
+        rollout={"groups": 2, "group_size": 2, "staleness": 1},
+        algorithm={"imitation": 0.5},
+    )
     out = tmp_path / "rl"
     progress = await train(config, out, view=Said())
     assert progress.step == 3
@@ -78,6 +82,7 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
         assert row["rollout/submitted_trajectories"] == 4
         assert row["training/rollout_probs_diff"] < 1e-4  # the trainer computes what the engine sampled by
         assert row["staleness/max"] <= 1
+        assert row["sft/loss"] > 0
     with Pool(out / "pool.db") as pool:
         stats = pool.stats()["channels"]
         assert stats["train"]["fates"]["delivered"] == 12

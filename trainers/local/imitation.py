@@ -1,0 +1,74 @@
+"""What a policy imitates: demonstrations, and while it is reinforced also what it has solved itself.
+
+Invariant: which rows a batch has depends on the run's seed, the batch's number and what was solved before it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from clawgym.gateway.render import Renderer
+from clawgym.pool import Pool
+from clawgym.pool.samples import samples_of
+from clawgym.records import Sample
+from clawgym.tasks.packs._seeded import WORDS
+from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import TrainingBatch
+from clawgym.trainers.local.supervised import WordShuffle
+
+__all__ = ["Imitated"]
+
+
+class Imitated:
+    """Rows to imitate, in batches of ``sft.batch``."""
+
+    def __init__(self, rows: list[Row], config: TrainConfig, renderer: Renderer) -> None:
+        self._rows = rows
+        self._seed, self._size = config.seed, config.sft.batch
+        self._shuffle = WordShuffle(renderer, WORDS) if config.sft.shuffle_words else None
+        self._solved: dict[str, Row] = {}
+
+    def remember(self, batch: TrainingBatch) -> dict[str, str]:
+        """Imitate from now on what earned everything in a batch too, the last episode of each task (self-imitation,
+        arXiv 1806.05635, of the episodes alone whose return is the greatest that there is). Returns their ids by task,
+        for :meth:`recall`."""
+        kept: dict[str, str] = {}
+        for member, score in zip(batch.episodes, batch.scores, strict=True):
+            if score >= 1.0 and self._keep(member.episode.task_id, member.samples):
+                kept[member.episode.task_id] = member.episode.id
+        return kept
+
+    def recall(self, solved: dict[str, str], pool: Pool) -> None:
+        """What :meth:`remember` has returned before a run was interrupted."""
+        for task, episode in solved.items():
+            self._keep(task, samples_of(pool.turns(episode)))
+
+    def _keep(self, task: str, samples: list[Sample] | tuple[Sample, ...]) -> bool:
+        """Whether it is one row, without pictures: one that is several would count more than once."""
+        if len(samples) != 1 or samples[0].images:
+            return False
+        self._solved[task] = Row(samples[0].ids, samples[0].mask)
+        return True
+
+    @property
+    def solved(self) -> int:
+        """Tasks of which an episode is imitated."""
+        return len(self._solved)
+
+    def batch(self, number: int) -> list[Row]:
+        """The ``number``-th batch: epoch after epoch of the demonstrations, each in an order of its own; once something
+        was solved, drawn evenly from all there is."""
+        rng = random.Random(f"{self._seed}:sft:{number}")
+        if self._solved:
+            everything = [*self._rows, *(self._solved[task] for task in sorted(self._solved))]
+            chosen = [rng.choice(everything) for _ in range(self._size)]
+        else:
+            chosen = [self._in_order(n) for n in range(number * self._size, (number + 1) * self._size)]
+        return chosen if self._shuffle is None else [self._shuffle(row, rng) for row in chosen]
+
+    def _in_order(self, number: int) -> Row:
+        epoch, place = divmod(number, len(self._rows))
+        order = list(range(len(self._rows)))
+        random.Random(f"{self._seed}:{epoch}").shuffle(order)
+        return self._rows[order[place]]
