@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -98,21 +97,16 @@ class Both:
 
     def of_verl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, T) advantages and factors, by what is registered there."""
-        attempts, episode, ids = [], [], {}
-        for tag in self.tags:
-            if tag["episode"] not in ids:
-                ids[tag["episode"]] = len(ids)
-                attempts.append(trainer._attempt(tag["attempt"]))
-            episode.append(ids[tag["episode"]])
+        attempts, episode = trainer.attempts_of(self.tags)
         turns = torch.nn.utils.rnn.pad_sequence([fields["turns"] for fields in self.fields], batch_first=True)
         given, _ = core.get_adv_estimator_fn("clawgym")(
             token_level_rewards=None, response_mask=self.mask, config=None, attempts=attempts,
-            episode=torch.tensor(episode), turn=turns, train=self.config, seed=5, worth=0.6, figures={},
+            episode=episode, turn=turns, train=self.config, seed=5, worth=0.6, figures={},
         )  # fmt: skip
         importance = None
         if self.config.algorithm.old == "recompute":
             importance = algorithms.truncated_importance(self.rows(self.old), self.rows(self.local.rollout_logp))
-        return given, formulas.token_factors(self.mask, torch.tensor(episode), importance, self.config)
+        return given, formulas.token_factors(self.mask, episode, importance, self.config)
 
     def local_losses(self) -> torch.Tensor:
         """(B,) what each row adds to the loss of the local trainer, in verl's order."""
@@ -157,7 +151,6 @@ def test_what_a_row_is_made_of(both: Both) -> None:
         assert not fields["rollout_log_probs"][~trained].any()
         assert tag["seq_len"] == len(path.ids)
         assert trained[0]
-        assert trainer._attempt(tag["attempt"]).score == asdict(trainer._attempt(tag["attempt"]))["score"]
 
 
 def test_advantages(both: Both) -> None:
