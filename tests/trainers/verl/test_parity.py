@@ -20,6 +20,7 @@ losses: Any = pytest.importorskip("verl.workers.utils.losses")
 configs: Any = pytest.importorskip("verl.workers.config")
 formulas: Any = pytest.importorskip("clawgym.trainers.verl.formulas")
 host: Any = pytest.importorskip("clawgym.trainers.verl.host")
+tensordicts: Any = pytest.importorskip("verl.utils.tensordict_utils")
 trainer: Any = pytest.importorskip("clawgym.trainers.verl.trainer")
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -127,12 +128,11 @@ class Both:
 
     def actor(self) -> Any:
         about = self.config.algorithm
-        made = configs.ActorConfig(
+        return configs.ActorConfig(
             strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=about.clip_low,
             clip_ratio_high=about.clip_high, clip_ratio_c=about.dual_clip or float("inf"),
+            policy_loss=configs.PolicyLossConfig(loss_mode="clawgym"),
         )  # fmt: skip
-        made.policy_loss.loss_mode = "clawgym"
-        return made
 
 
 @pytest.fixture(params=CONFIGS)
@@ -191,7 +191,7 @@ def test_the_loss_as_verl_calls_it(both: Both, ranks: int) -> None:
         ]
         data = host.list_of_dict_to_tensordict(fields)
         for name, value in (("dp_size", ranks), ("batch_num_tokens", 1), ("global_batch_size", 1)):
-            data[name] = value
+            tensordicts.assign_non_tensor_data(data, name, value)
         logp = both.rows(both.logp)
         whole = []
         for n in places:
