@@ -93,7 +93,7 @@ async def opened(
 
 async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch) as (host, queue, _):
-        await host.group("u", 4, 7)
+        await host.group("u", 4, 0)
         assert queue.status == {"u": ["running", "finished"]}
         rows = iter(queue.fields[0])
         with Pool(tmp_path / "pool.db") as pool:
@@ -106,11 +106,25 @@ async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypat
                     trained = row["response_mask"].bool()
                     assert row["rollout_log_probs"][trained].tolist() == pytest.approx(sample.logprobs)
                     assert row["turns"][trained].tolist() == list(sample.turn_of)
-                    assert (tag["number"], tag["global_steps"], tag["sample"]) == (4, 8, episode.sample)
+                    assert (tag["number"], tag["global_steps"], tag["sample"]) == (4, 1, episode.sample)
                     assert tag["attempt"]["process"] == pool.turn_rewards(episode.id)["judge"]
-        await host.advance(8, [4])
+        await host.advance(1, [4])
         with Pool(tmp_path / "pool.db") as pool:
             assert pool.group_states() == {"group-00000004": "consumed"}
+
+
+async def test_what_is_too_old_is_not_learnt_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder, tmp_path / "pool.db", monkeypatch, staleness=1) as (host, queue, _):
+        await host.advance(1, [])  # but the server has version 0
+        await host.group("in time", 0, 0)
+        await host.advance(2, [])
+        await host.group("too late", 1, 0)
+        assert {uid: status[-1] for uid, status in queue.status.items()} == {
+            "in time": "finished",
+            "too late": "failure",
+        }
 
 
 @pytest.mark.parametrize(
