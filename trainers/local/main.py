@@ -87,6 +87,15 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         "logits": min(2**24, tokens * vocab) * 4 * 6,
         "keys and values of rollouts": min(2**18, config.rollout.concurrency * min(4096, window)) * kv * size,
     }
+    if config.trainer == "verl":
+        # Of each rank. verl holds weights in float32, in shards, and adapters' weights below as they are; the engine,
+        # which may be on other GPUs, has them in the type that it computes in.
+        ranks, engine = config.verl.nodes * config.verl.ranks, weights * size / config.verl.tensor_parallel
+        memory |= {
+            "weights of the policy": weights * 4 / ranks,
+            "weights of the engine": engine,
+            "gradients and AdamW": trained * 12 / ranks,
+        }
     if config.algorithm.kl and config.model.lora is None:
         memory["weights of the first policy"] = weights * size
     sizes = {name: len(getattr(parts, name)) for name in ("demonstrations", "train", "validation", "heldout")}
@@ -100,6 +109,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         "left_out": dict(parts.left_out),
         "steps": config.sft.steps if method == "sft" else config.budget.steps,
         "minutes": None if method == "sft" else config.budget.minutes,
+        "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,
         "episodes_a_step": None if method == "sft" else config.rollout.groups * config.rollout.group_size,
         "boxes_at_once": config.rollout.concurrency,
         "memory_bytes": {name: int(value) for name, value in memory.items()},

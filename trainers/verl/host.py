@@ -218,7 +218,7 @@ def row_of(
         "seq_len": len(ids),
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
-        "episode": member.episode.id,
+        "sample": member.episode.sample,
         "attempt": asdict(attempt),
     }
     return fields, tag

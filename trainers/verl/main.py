@@ -33,6 +33,10 @@ from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_set
 __all__ = ["train"]
 
 
+_BEGINNINGS = 5
+"""How often a cluster on this machine is tried to be started."""
+
+
 class _Stopped(Exception):
     """Somebody asked the run to end."""
 
@@ -72,7 +76,16 @@ def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
             ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
             # Ray only counts: verl asks for more CPUs, and for a GPU a rank, than its processes use.
             options |= {"num_cpus": 16 + 8 * ranks, "num_gpus": ranks, "object_store_memory": 500_000_000}
-    ray.init(**options)
+    for attempt in range(_BEGINNINGS):
+        try:
+            ray.init(**options)
+            break
+        except Exception as error:  # Ray has no narrower one, and gives its own processes 30 seconds to come up
+            ray.shutdown()
+            if attempt + 1 == _BEGINNINGS:
+                raise TrainingError(
+                    f"Ray did not start ({_cause(error)}): run `clawgym doctor --verl`; on a busy machine, try again"
+                ) from error
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,7 +36,7 @@ from clawgym.trainers.verl.formulas import NAME, token_factors
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["TRAINERS", "Episodes", "Owner"]
+__all__ = ["TRAINERS", "Episodes", "Owner", "attempts_of"]
 
 _POLL = 0.1
 """Seconds between two looks at whether groups have ended."""
@@ -161,16 +161,7 @@ class _Ours(PPOTrainer):
         lengths = data["response_mask"]
         padded = {name: _padded(data[name], lengths) for name in wanted}
         mask = padded["response_mask"]
-        ids: dict[str, int] = {}
-        attempts: list[Attempt] = []
-        episode = torch.full((len(mask),), -1)
-        for row, tag in enumerate(batch.tags):
-            if tag.get("is_padding"):
-                continue
-            if tag["episode"] not in ids:
-                ids[tag["episode"]] = len(attempts)
-                attempts.append(_attempt(tag["attempt"]))
-            episode[row] = ids[tag["episode"]]
+        attempts, episode = attempts_of(batch.tags)
         seed = train.seed * 1_000_003 + self.version
         figures: dict[str, float] = {}
         given, returns = core_algos.get_adv_estimator_fn(NAME)(
@@ -318,6 +309,18 @@ def _padded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     for place, (row, size) in enumerate(zip(rows, sizes, strict=True)):
         made[place, :size] = row[:size]
     return made
+
+
+def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], torch.Tensor]:
+    """The episodes that rows are of, in an order that does not depend on that of the rows; and of each row (B,) which
+    one, -1 for those that only fill up."""
+    known: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for tag in tags:
+        if not tag.get("is_padding"):
+            known[tag["attempt"]["group"], tag["sample"]] = tag["attempt"]
+    places = {key: place for place, key in enumerate(sorted(known))}
+    episode = [-1 if tag.get("is_padding") else places[tag["attempt"]["group"], tag["sample"]] for tag in tags]
+    return [_attempt(known[key]) for key in places], torch.tensor(episode)
 
 
 def _attempt(about: Mapping[str, Any]) -> Attempt:

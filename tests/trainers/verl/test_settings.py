@@ -9,7 +9,7 @@ import pytest
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
-from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.config import TrainConfig, load_config, recipes
 from clawgym.trainers.verl.settings import environment, refuse, verl_settings
 
 pytest.importorskip("verl")
@@ -78,6 +78,33 @@ def test_on_a_cpu(tmp_path: Path) -> None:
 def test_what_is_not_done_is_refused_by_its_name(parts: dict[str, Any], named: str) -> None:
     with pytest.raises(TrainingError, match=f"^{named}: not with trainer: verl: "):
         refuse(config(**parts))
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if load_config(name).trainer == "verl"])
+def test_recipes_are_settings_that_verl_takes(name: str, tmp_path: Path) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    about = load_config(name)
+    refuse(about)
+    made = told(tmp_path, about)
+    validate_config(made, use_reference_policy=need_reference_policy(made), use_critic=need_critic(made))
+    assert (need_reference_policy(made), need_critic(made)) == (False, False)
+
+
+def test_memory_is_that_of_a_rank(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from clawgym.trainers.local.main import plan
+
+    folder = make_tiny_model(tmp_path / "tiny")
+    one, four = (
+        plan(config(model={"path": str(folder)}, verl={"engine": "transformers", "ranks": n}), "rl", tmp_path / "run")
+        for n in (1, 4)
+    )
+    assert (one["ranks"], four["ranks"]) == (1, 4)
+    for name in ("weights of the policy", "gradients and AdamW"):
+        assert four["memory_bytes"][name] == pytest.approx(one["memory_bytes"][name] / 4, rel=1e-3)
+    assert four["memory_bytes"]["weights of the engine"] == one["memory_bytes"]["weights of the engine"]
 
 
 def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
