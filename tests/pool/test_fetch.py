@@ -57,6 +57,18 @@ def test_whichever_group_is_ready_first_is_first(pool: Pool) -> None:
     assert [g.id for g in pool.fetch("trainer", 1).groups] == [slow]  # type: ignore[union-attr]
 
 
+def test_one_group_can_be_asked_for(pool: Pool) -> None:
+    first, second = (group_of(pool, ["solved", "failed"]) for _ in range(2))
+    assert [g.id for g in pool.fetch("trainer", 7, only=second).groups] == [second]  # type: ignore[union-attr]
+    assert [g.id for g in pool.fetch("trainer", 7, only=second).groups] == [second]  # type: ignore[union-attr]
+    assert pool.fetch("trainer", 8, only=second) is None
+    assert pool.group_states() == {first: "ready", second: "leased"}
+    late = group_of(pool, ["solved", "infra"])
+    assert pool.fetch("trainer", 9, only=late) is None
+    assert pool.group_states()[late] == "dropped"
+    assert pool.group_states()[first] == "ready"
+
+
 def test_a_step_gets_the_same_batch_for_ever(pool: Pool) -> None:
     for _ in range(3):
         group_of(pool, ["solved", "failed"])

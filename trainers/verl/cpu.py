@@ -7,6 +7,9 @@ process of a run, by ``VERL_USE_EXTERNAL_MODULES``, where ``VERL_PLATFORM`` is `
 Invariants: a request is sampled by one version of the weights; an aborted one gives back what it has.
 """
 
+# What verl's classes say of themselves does not hold (methods that return None by their types, and are awaited):
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

@@ -112,6 +112,7 @@ class _Work:
         import ray
         import transfer_queue as tq
         from omegaconf import OmegaConf
+        from ray.exceptions import RayError
 
         from clawgym.trainers.verl.trainer import TRAINERS, Episodes
 
@@ -140,9 +141,9 @@ class _Work:
                 if self._over():
                     self._ends(trainer)
             finally:
-                with contextlib.suppress(ray.exceptions.RayError):
+                with contextlib.suppress(RayError):
                     ray.get([host.aclose.remote() for host in self._hosts], timeout=60)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise TrainingError(
                 f"a process of the run is gone or failed ({_cause(error)}): give the same command again; it goes on "
                 f"from checkpoint {self._progress_name()}"

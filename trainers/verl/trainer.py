@@ -4,6 +4,10 @@ Invariants: the votes of a batch are counted before it is cut; one step of learn
 the number of rows; whoever waits for episodes hears of it when they cannot come.
 """
 
+# What verl's classes say of themselves does not hold (calls that wait by themselves look as if they had to be awaited):
+# pyright: reportIncompatibleMethodOverride=false, reportUnusedCoroutine=false, reportOptionalMemberAccess=false
+# pyright: reportOptionalSubscript=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import math
