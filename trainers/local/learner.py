@@ -147,7 +147,9 @@ class Learner:
         places = None if rows is batch.rows else batch.places_of(sorted(used))
         for micro in self._micro(rows):
             at = micro.places if places is None else places[micro.places]
-            logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
+            logp, entropy = token_logprobs(
+                self.policy.module, micro, temperature=batch.temperature, learn_entropy=about.entropy > 0
+            )
             loss, said = algorithms.policy_loss(
                 logp,
                 old[at],

@@ -216,9 +216,11 @@ def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
     return hidden.flatten(0, 1)[batch.predicts]
 
 
-def token_logprobs(model: Any, batch: MicroBatch, *, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logprobs(
+    model: Any, batch: MicroBatch, *, temperature: float = 1.0, learn_entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(S,) log-probs of ``batch.targets`` at ``temperature``, in nats over the whole vocabulary, as the ledger has
-    them; and the entropy (S,) of these distributions, without gradient. Both in float32."""
+    them; and the entropy (S,) of these distributions, without gradient unless ``learn_entropy``. Both in float32."""
     hidden, head = hidden_states(model, batch), base_of(model).get_output_embeddings()
     step = max(1, _LOGITS // head.weight.shape[0])
     logps: list[torch.Tensor] = []
@@ -226,9 +228,9 @@ def token_logprobs(model: Any, batch: MicroBatch, *, temperature: float = 1.0) -
     for start in range(0, len(hidden), step):
         part = hidden[start : start + step], batch.targets[start : start + step]
         if len(hidden) > step and torch.is_grad_enabled():
-            logp, entropy = checkpoint(_of_hidden, head, *part, temperature, use_reentrant=False)  # type: ignore[misc]
+            logp, entropy = checkpoint(_of_hidden, head, *part, temperature, learn_entropy, use_reentrant=False)  # type: ignore[misc]
         else:
-            logp, entropy = _of_hidden(head, *part, temperature)
+            logp, entropy = _of_hidden(head, *part, temperature, learn_entropy)
         logps.append(logp)
         entropies.append(entropy)
     if not logps:
@@ -238,10 +240,10 @@ def token_logprobs(model: Any, batch: MicroBatch, *, temperature: float = 1.0) -
 
 
 def _of_hidden(
-    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, learn_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(hidden).float() / temperature
     logp = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(learn_entropy and torch.is_grad_enabled()):
         entropy = -(logp.exp() * logp).sum(-1)
     return logp.gather(1, targets[:, None])[:, 0], entropy

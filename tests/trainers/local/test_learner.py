@@ -176,6 +176,15 @@ def test_only_adapters_are_trained_and_the_rest_is_shared(folder: Path) -> None:
     assert (on_policy(batch, learner.policy).rollout_logp - batch.rollout_logp).abs().max() > 0
 
 
+def test_entropy_can_be_rewarded(folder: Path) -> None:
+    """Where episodes agree there is nothing else to learn: it rises by the bonus alone."""
+    same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20, 21 + n), (0, 0, 1), (-1.0,))]) for n in range(2)]])
+    about = config(algorithm={"entropy": 1.0})
+    learner, batch = start(folder, about), make_batch(same, about, seed=0)
+    seen = [learner.learn(batch, seed=0)["actor/entropy"] for _ in range(20)]
+    assert seen[-1] > seen[0] + 1e-3
+
+
 def test_a_first_policy_holds_back(folder: Path) -> None:
     free, held = config(algorithm={"epochs": 4}), config(algorithm={"epochs": 4, "kl": 50.0})
     moved = []
