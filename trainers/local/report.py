@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from clawgym.runs import RunFolder
 
-__all__ = ["curve", "render"]
+__all__ = ["curve", "lanes", "render"]
 
 _HERE = Path(__file__).parent
 _CURVES: Sequence[tuple[str, Sequence[str]]] = (
@@ -65,6 +65,7 @@ def render(path: Path) -> str:
         scores=[(name, rows, curve([(name, _points(rows))], bands=[_bands(rows)], low=0, high=1))
                 for name, rows in scores],
         curves=curves,
+        timeline=lanes(_lines(path / "timeline.jsonl")),
     )  # fmt: skip
 
 
@@ -147,4 +148,34 @@ def curve(
             )
         )
     parts.append(Markup("</svg>"))
+    return Markup("").join(parts)
+
+
+def lanes(rows: Sequence[Mapping[str, Any]], *, width: int = 1060) -> Markup:
+    """When each ``loop`` was busy, from ``start`` to ``end`` in seconds, one below the other, as SVG."""
+    if not rows:
+        return Markup("")
+    left, high = 90, 22
+    loops = list(dict.fromkeys(row["loop"] for row in rows))
+    begin, over = min(row["start"] for row in rows), max(row["end"] for row in rows)
+    scale = (width - left - 8) / ((over - begin) or 1.0)
+    parts = [Markup('<svg viewBox="0 0 {w} {h}" role="img">').format(w=width, h=high * (len(loops) + 1))]
+    for number, loop in enumerate(loops):
+        parts.append(Markup('<text x="0" y="{y}">{t}</text>').format(y=high * number + 15, t=loop))
+    for row in rows:
+        number = loops.index(row["loop"])
+        parts.append(
+            Markup('<rect class="c{n}" x="{x:.1f}" y="{y}" width="{w:.1f}" height="{h}"/>').format(
+                n=number % 3,
+                x=left + (row["start"] - begin) * scale,
+                y=high * number + 4,
+                w=max(0.5, (row["end"] - row["start"]) * scale),
+                h=high - 6,
+            )
+        )
+    parts.append(
+        Markup('<text x="{x}" y="{y}" text-anchor="end">{t:.0f} s</text></svg>').format(
+            x=width - 8, y=high * len(loops) + 15, t=over - begin
+        )
+    )
     return Markup("").join(parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +27,7 @@ from clawgym.trainers.local.tracking import Tracker, View, sinks
 
 __all__ = ["EVALUATIONS", "METRICS", "Run"]
 
-METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"
 _FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
 """Settings that a run may go on with changed."""
 
@@ -41,7 +41,7 @@ class Run:
         self.config = config
         self.method = method
         self._view = view
-        for name in (METRICS, EVALUATIONS):
+        for name in (METRICS, EVALUATIONS, TIMELINE):
             if (self.path / name).exists():
                 repair_tail(self.path / name)
         self._sinks: Sequence[Tracker] = sinks(config, self.path, method)
@@ -95,9 +95,14 @@ class Run:
         for sink in self._sinks:
             sink.log(step, figures)
 
+    def timeline(self, step: int, spans: Iterable[tuple[str, float, float]]) -> None:
+        """When which loop was busy, until the end of a step: (loop, begin, end), seconds since 1970."""
+        for loop, start, end in spans:
+            self._line(TIMELINE, {"step": step, "loop": loop, "start": start, "end": end})
+
     def rewind(self, step: int) -> None:
         """Forget figures of steps after ``step``: they are done again."""
-        for name in (METRICS, EVALUATIONS):
+        for name in (METRICS, EVALUATIONS, TIMELINE):
             path = self.path / name
             if path.exists():
                 rows = [row for row in map(json.loads, path.read_text("utf-8").splitlines()) if row["step"] <= step]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.pool.states import BatchEpisode, BatchGroup
-from clawgym.records import Sample
+from clawgym.records import Episode, Sample, Task
 from clawgym.sandbox import backend as make_backend
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import attempt_of
@@ -57,7 +56,6 @@ class Host:
         self._begun: dict[int, Missing] = {}
         self._playing: set[asyncio.Task[None]] = set()
         self._late = 0
-        self._busy: list[tuple[float, float]] = []
 
     async def open(self) -> None:
         """Make everything ready. Raises as the parts do."""
@@ -70,7 +68,7 @@ class Host:
         gateway = await stack.enter_async_context(Gateway(self._engine, self._pool))
         await gateway.listen()
         self._judge = await stack.enter_async_context(judging(config, gateway))
-        self._player = Player(config, gateway, self._backend, judging=self._judge)
+        self._player = Player(config, gateway, self._backend, judging=None if self._judge is None else self._judged)
         stack.push_async_callback(self._player.aclose)
         self._groups = Groups(config, self._parts.train, self._pool, self._player)
         self._begun = await self._groups.begun()
@@ -85,12 +83,12 @@ class Host:
         agent: waiting longer would change nothing."""
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
         missing, late = self._begun.pop(number, None), False
-        started = time.time()
         if missing is None or missing:
             playing = asyncio.create_task(self._groups.play(number, missing))
             self._playing.add(playing)
             playing.add_done_callback(self._playing.discard)
-            done, _ = await asyncio.wait({playing}, timeout=self._config.rollout.deadline)
+            with self._engine.spans.busy("rollouts"):
+                done, _ = await asyncio.wait({playing}, timeout=self._config.rollout.deadline)
             late = not done
             if late:
                 self._late += 1
@@ -115,7 +113,6 @@ class Host:
             lease_seconds=_LEASE,
             wait=2.0 if late else 0.0,
         )
-        self._busy.append((started, time.time()))
         if batch is None:
             await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "failure"})
             return
@@ -150,13 +147,12 @@ class Host:
 
     async def advance(self, version: int, learnt: Sequence[int]) -> dict[str, Any]:
         """The servers sample by ``version``; groups ``learnt``, which were played here, are in a checkpoint. Returns
-        counts since the start, and when groups were under way (seconds since 1970) since the last call."""
+        counts since the start, and when serving, rollouts and judging were busy since the last call."""
         self._engine.policy_version = version
         for number in learnt:
             await asyncio.to_thread(self._pool.ack, CONSUMER, number)
         stats = await asyncio.to_thread(self._pool.stats)
         groups = stats["channels"].get("train", {}).get("groups", {})
-        busy, self._busy = self._busy, []
         judged = {}
         if self._judge is not None:
             judge = self._judge.pool
@@ -166,8 +162,13 @@ class Host:
             "rollout/late_groups": float(self._late),
             "rollout/groups_dropped": float(groups.get("dropped", 0)),
             **judged,
-            "busy": busy,
+            "spans": self._engine.spans.take(),
         }
+
+    async def _judged(self, task: Task, session: str, episode: Episode) -> None:
+        assert self._judge is not None
+        with self._engine.spans.busy("judging"):
+            await self._judge(task, session, episode)
 
     async def halt(self) -> None:
         """End the groups that are under way; a run that goes on plays what they lack."""

@@ -28,7 +28,9 @@ from clawgym.trainers.local.run import Run
 from clawgym.trainers.local.scratch import base_folder
 from clawgym.trainers.local.setting import Score, measured, pool_file
 from clawgym.trainers.local.tracking import View
+from clawgym.trainers.verl.merging import merge_adapters
 from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings
+from clawgym.trainers.verl.timeline import Span, merged
 
 __all__ = ["train"]
 
@@ -105,6 +107,7 @@ class _Work:
         self._progress = Progress()
         self._counts: dict[str, float] = {}
         self._unacked: list[int] = []
+        self._spans: list[Span] = []
         self._hosts: list[Any] = []
         self._episodes: Any = None
 
@@ -214,6 +217,8 @@ class _Work:
         if self._checkpoints.at(progress.step):
             learnt, self._unacked = self._unacked, []
         self._advance(progress.step, learnt)
+        self._run.timeline(progress.step, merged([*self._spans, *trainer.spans]))
+        self._spans = []
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         counts, self._counts = self._counts, {}
@@ -233,9 +238,9 @@ class _Work:
             for place, host in enumerate(self._hosts)
         ]
         for said in ray.get(calls):
+            self._spans += said.pop("spans")
             for name, value in said.items():
-                if name != "busy":
-                    self._counts[name] = self._counts.get(name, 0.0) + value
+                self._counts[name] = self._counts.get(name, 0.0) + value
 
     def _measure(self, part: str, step: int, *, greedy: bool | None = None) -> float:
         import ray
@@ -277,6 +282,8 @@ class _Work:
         inner = part / "verl" / f"global_step_{self._progress.step}"
         trainer.write_checkpoint(inner)
         shutil.move(inner / "actor" / "huggingface", part / "model")
+        if (lora := self.config.model.lora) is not None:
+            merge_adapters(part / "model", lora.alpha / lora.rank)
         (part / "state.json").write_text(json.dumps(asdict(self._progress)), "utf-8")
 
     def _ends(self, trainer: Any) -> None:
@@ -320,4 +327,5 @@ def _window(model: Path) -> int:
 def _cause(error: BaseException) -> str:
     """The last line of what a process died of."""
     lines = [line for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    text = lines[-1].strip() if lines else type(error).__name__
+    return text.partition(" Some common causes")[0][:300]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.engines.protocol import Image, Sampling, Tokens
 from clawgym.errors import ContextLengthExceeded, EngineError
+from clawgym.trainers.verl.timeline import Spans
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -31,6 +32,8 @@ class Servers:
         self._kind = engine
         self.tokenizer = str(tokenizer)
         self.context_window = context_window
+        self.spans = Spans()
+        """When requests were under way."""
         self.policy_version = 0
         """Of the weights that a judge, which is the policy, judges by."""
 
@@ -55,9 +58,9 @@ class Servers:
                 f"the prompt has {len(prompt_ids)} ids and the context window is {self.context_window}: shorten the "
                 "conversation, or use a model with a larger window"
             )
-        output = await self._client.generate(
-            session or "none", prompt_ids=list(prompt_ids), sampling_params=self._asked(sampling, stop_ids, left)
-        )
+        asked = self._asked(sampling, stop_ids, left)
+        with self.spans.busy("serving"):
+            output = await self._client.generate(session or "none", prompt_ids=list(prompt_ids), sampling_params=asked)
         ids, logprobs = output.token_ids, output.log_probs
         if output.stop_reason in ("aborted", "abort") or not ids:
             raise EngineError("the server ended this request: it is asked again", retryable=True)

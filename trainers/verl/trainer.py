@@ -36,6 +36,7 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, figures_of
 from clawgym.trainers.verl.formulas import NAME, token_factors
+from clawgym.trainers.verl.timeline import Span
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -122,6 +123,9 @@ class _Ours(PPOTrainer):
         self._figures: dict[str, float] = {}
         self._numbers: list[int] = []
         self._began = time.monotonic()
+        self._sampled = time.time()
+        self.spans: list[Span] = []
+        """When the last step learnt, and sent weights."""
         super().__init__(config)
 
     @property
@@ -152,6 +156,7 @@ class _Ours(PPOTrainer):
         return dp_size * self.owner.config.algorithm.minibatches
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: Any, **kwargs: Any) -> KVBatchMeta:
+        self._sampled = time.time()
         longest = max(tag["seq_len"] for tag in batch.tags)
         batch = super()._balance_batch(batch, metrics, **kwargs)
         # A micro-batch has room for the longest row there is, not for the longest there could be.
@@ -227,6 +232,7 @@ class _Ours(PPOTrainer):
         metrics.update(reduce_metrics(said))
         metrics.setdefault("actor/entropy", metrics["actor/entropy_loss"])
         self._guard(metrics)
+        self.spans = [("training", self._sampled, time.time())]
         return batch
 
     def on_train_begin(self) -> None:
@@ -243,6 +249,7 @@ class _Ours(PPOTrainer):
 
     def _after_step(self) -> None:
         self.seconds = time.monotonic() - self._began
+        self.spans.append(("weights", self.spans[-1][2], time.time()))
         self.tokens = int(self._figures["rollout/sampled_tokens"])
         self.owner.learnt(self, self._numbers)
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawgym.trainers.local.report import lanes
+from clawgym.trainers.verl.timeline import Span, Spans, merged
+
+SPANS = st.lists(
+    st.tuples(st.sampled_from(["serving", "training"]), st.integers(0, 40), st.integers(0, 9)).map(
+        lambda s: (s[0], float(s[1]), float(s[1] + s[2]))
+    )
+)
+
+
+def covered(spans: list[Span], loop: str) -> set[float]:
+    """Quarters of a second in which a loop was busy."""
+    return {q / 4 for name, a, b in spans if name == loop for q in range(int(4 * a), int(4 * b) + 1)}
+
+
+@given(SPANS)
+def test_nothing_is_lost_and_nothing_overlaps(spans: list[Span]) -> None:
+    found = merged(spans)
+    for loop in ("serving", "training"):
+        assert covered(found, loop) == covered(spans, loop)
+        own = [(a, b) for name, a, b in found if name == loop]
+        assert all(first[1] < second[0] for first, second in pairwise(own))
+
+
+def test_spans_are_taken_once() -> None:
+    spans = Spans()
+    with spans.busy("judging"), spans.busy("judging"):
+        pass
+    ((loop, start, end),) = spans.take()
+    assert loop == "judging"
+    assert start <= end
+    assert spans.take() == []
+
+
+def test_lanes_show_each_loop() -> None:
+    rows = [{"step": 1, "loop": "serving", "start": 10.0, "end": 14.0}]
+    rows.append({"step": 1, "loop": "<training>", "start": 12.0, "end": 20.0})
+    shown = str(lanes(rows))
+    assert "serving" in shown
+    assert "&lt;training&gt;" in shown
+    assert shown.count("<rect") == 2
+    assert str(lanes([])) == ""

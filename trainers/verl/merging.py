@@ -1,0 +1,36 @@
+"""verl writes a model with adapters by the names that peft has for its parts; everybody else reads plain weights.
+
+Invariant: the folder holds one model in the format of transformers, whose weights are those of the layers with what
+their adapters add.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+__all__ = ["merge_adapters"]
+
+_BEFORE, _BASE, _DOWN, _UP = "base_model.model.", ".base_layer.", ".lora_A.default.", ".lora_B.default."
+
+
+def merge_adapters(folder: Path, scale: float) -> None:
+    """Put plain weights in the place of those in ``folder``: W + scale * B A for each layer with an adapter."""
+    files = sorted(folder.glob("*.safetensors"))
+    given: dict[str, torch.Tensor] = {}
+    for file in files:
+        given |= load_file(file)
+    made: dict[str, torch.Tensor] = {}
+    for name, weight in given.items():
+        if _DOWN in name or _UP in name:
+            continue
+        plain = name.removeprefix(_BEFORE)
+        if _BASE in name and name.endswith(".weight"):
+            down, up = (given[name.replace(_BASE, part)].float() for part in (_DOWN, _UP))
+            weight = (weight.float() + scale * (up @ down)).to(weight.dtype)
+        made[plain.replace(_BASE, ".")] = weight.contiguous()
+    for file in (*files, *folder.glob("*.safetensors.index.json")):
+        file.unlink()
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
