@@ -26,9 +26,15 @@ def library() -> Iterator[str]:
         pytest.skip(missing)
     before = sys.path[:]
     site.addsitedir(str(layer.folder))
+    # As in a box, where nothing else is: another program's parser of the same name may be imported here already.
+    sys.path[:] = [*(place for place in sys.path if place not in before), *before]
+    others = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "antlr4"}
     importlib.import_module("math_verify")
     yield str(layer.folder)
     sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "antlr4"]:
+        del sys.modules[name]
+    sys.modules.update(others)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
     runtime["env_vars"] = {**runtime.get("env_vars", {}), **environment(config), "TRANSFER_QUEUE_ENABLE": "1"}
     options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False, "logging_level": "error"}
     if not os.environ.get("RAY_ADDRESS"):
-        options |= {"include_dashboard": False}
+        # Else Ray joins whichever cluster of this machine was the last to begin, also one that is no more.
+        options |= {"address": "local", "include_dashboard": False}
         if on_cpu(config):
             about = config.verl
             ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)

@@ -92,7 +92,8 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
     with Pool(tmp_path / "pool.db") as pool:
         async with opened(config, policy, pool) as setting:
             tasks = load_parts(config.tasks, config.agent).train
-            collector = Collector(config, Groups(config, tasks, pool, setting.player))
+            groups = Groups(config, tasks, pool, setting.player)
+            collector = Collector(config, groups)
             collecting = asyncio.create_task(collector.run())
             while (batch := pool.fetch("trainer", 0, groups=1, policy_version=0, max_staleness=0)) is None:
                 assert not collecting.done(), collecting.result()
@@ -106,7 +107,7 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
         ended = sorted((e.episode.sample, e.episode.agent.split()[0]) for e in members)  # whichever was the first
         assert ended == [(0, "openclaw"), (1, "openclaw")]
         assert all(exact_turns(pool, e.episode) for e in members)
-        assert collector.infra == 0
+        assert groups.infra == 0
 
 
 @pytest.mark.usefixtures("openclaw")
