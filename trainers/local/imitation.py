@@ -6,6 +6,7 @@ Invariant: which rows a batch has depends on the run's seed, the batch's number 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
@@ -39,12 +40,12 @@ class Imitated:
                 kept[member.episode.task_id] = member.episode.id
         return kept
 
-    def recall(self, solved: dict[str, str], pool: Pool) -> None:
+    def recall(self, solved: Mapping[str, str], pool: Pool) -> None:
         """What :meth:`remember` has returned before a run was interrupted."""
         for task, episode in solved.items():
             self._keep(task, samples_of(pool.turns(episode)))
 
-    def _keep(self, task: str, samples: list[Sample] | tuple[Sample, ...]) -> bool:
+    def _keep(self, task: str, samples: Sequence[Sample]) -> bool:
         """Whether it is one row, without pictures: one that is several would count more than once."""
         if len(samples) != 1 or samples[0].images:
             return False
