@@ -152,19 +152,39 @@ def line_filter(rng: random.Random) -> Draft:
     )
 
 
+_COMMANDS = {
+    "keep": "grep {0}",
+    "drop": "grep -v {0}",
+    "sort": "LC_ALL=C sort",
+    "sort-down": "LC_ALL=C sort -r",
+    "reverse": "tac",
+    "first": "head -n {0}",
+    "last": "tail -n {0}",
+    "count": "grep -c {0}",
+}
+"""A change of lines -> how bash makes it, with its word or number."""
+
+
+def _changed(op: str, value: str | int, lines: list[str]) -> list[str]:
+    """What one change leaves of the lines."""
+    match op, value:
+        case "keep" | "drop", str():
+            return [line for line in lines if (value in line) == (op == "keep")]
+        case "first", int():
+            return lines[:value]
+        case "last", int():
+            return lines[-value:]
+        case "count", str():
+            return [str(sum(value in line for line in lines))]
+        case _:
+            return lines[::-1] if op == "reverse" else sorted(lines, reverse=op == "sort-down")
+
+
 def _steps(ops: list[tuple[str, str | int]], start: list[str], *, chained: bool = True) -> list[list[str]]:
     """The lines after each step; without ``chained`` every step reads the start."""
     results, lines = [], start
     for op, value in ops:
-        source = lines if chained else start
-        lines = {
-            "sort": lambda s, v: sorted(s),
-            "sort-down": lambda s, v: sorted(s, reverse=True),
-            "reverse": lambda s, v: s[::-1],
-            "first": lambda s, v: s[:v],
-            "last": lambda s, v: s[-v:],
-            "count": lambda s, v: [str(sum(v in line for line in s))],
-        }[op](source, value)
+        lines = _changed(op, value, lines if chained else start)
         results.append(lines)
     return results
 
@@ -179,14 +199,6 @@ def text_steps(rng: random.Random) -> Draft:
         "first": "the first {1} lines of {0}",
         "last": "the last {1} lines of {0}",
         "count": "the number of lines of {0} that contain {1}",
-    }
-    bash = {
-        "sort": "LC_ALL=C sort {0}",
-        "sort-down": "LC_ALL=C sort -r {0}",
-        "reverse": "tac {0}",
-        "first": "head -n {1} {0}",
-        "last": "tail -n {1} {0}",
-        "count": "grep -c {1} {0}",
     }
     other = {"sort": "sort-down", "sort-down": "sort", "reverse": "sort", "first": "last", "last": "first"}
     while True:  # until reading f0.txt each time, or mixing up the directions, gives something else
@@ -206,7 +218,7 @@ def text_steps(rng: random.Random) -> Draft:
 
     def script(steps: list[tuple[str, str | int]], *, chained: bool = True) -> str:
         return "\n".join(
-            bash[op].format(f"f{k if chained else 0}.txt", value) + f" > f{k + 1}.txt"
+            f"{_COMMANDS[op].format(value)} f{k if chained else 0}.txt > f{k + 1}.txt"
             for k, (op, value) in enumerate(steps)
         )
 
@@ -228,21 +240,6 @@ def text_steps(rng: random.Random) -> Draft:
     )
 
 
-def _changed(ops: list[tuple[str, str | int]], lines: list[str]) -> list[str]:
-    """The lines after all changes."""
-    for op, value in ops:
-        match op, value:
-            case "keep" | "drop", str():
-                lines = [line for line in lines if (value in line) == (op == "keep")]
-            case "first", int():
-                lines = lines[:value]
-            case "last", int():
-                lines = lines[-value:]
-            case _:
-                lines = lines[::-1] if op == "reverse" else sorted(lines, reverse=op == "sort-down")
-    return lines
-
-
 @generator("text-pipe", level=2)
 def text_pipe(rng: random.Random) -> Draft:
     """Two to four changes to the lines of one file, in the order that is asked for."""
@@ -255,15 +252,6 @@ def text_pipe(rng: random.Random) -> Draft:
         "first": "keep the first {0}",
         "last": "keep the last {0}",
     }
-    bash = {
-        "keep": "grep {0}",
-        "drop": "grep -v {0}",
-        "sort": "LC_ALL=C sort",
-        "sort-down": "LC_ALL=C sort -r",
-        "reverse": "tac",
-        "first": "head -n {0}",
-        "last": "tail -n {0}",
-    }
     other = {"keep": "drop", "sort": "sort-down", "first": "last"}
     other |= {b: a for a, b in other.items()}
     source, target = rng.sample(WORDS, 2)
@@ -275,14 +263,14 @@ def text_pipe(rng: random.Random) -> Draft:
             (op, rng.choice(words[:2]) if op in ("keep", "drop") else rng.randint(2, 5))
             for op in rng.sample(list(say), count)
         ]
-        expected = _changed(ops, start)
+        expected = _steps(ops, start)[-1]
         mixed = [(other.get(op, op), value) for op, value in ops]
         wrong = [*(ops[:k] + ops[k + 1 :] for k in range(len(ops))), mixed, ops[::-1]]
-        if len(set(start)) == 9 and len(expected) > 1 and all(_changed(some, start) != expected for some in wrong):
+        if len(set(start)) == 9 and len(expected) > 1 and all(_steps(some, start)[-1] != expected for some in wrong):
             break
 
     def script(steps: list[tuple[str, str | int]]) -> str:
-        first, *rest = [bash[op].format(value) for op, value in steps]
+        first, *rest = [_COMMANDS[op].format(value) for op, value in steps]
         return " | ".join([f"{first} {source}.txt", *rest]) + f" > {target}.txt"
 
     sentences = ", ".join(say[op].format(value) for op, value in ops)
