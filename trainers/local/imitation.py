@@ -65,11 +65,15 @@ class Imitated:
             everything = [*self._rows, *(self._solved[task] for task in sorted(self._solved))]
             chosen = [rng.choice(everything) for _ in range(self._size)]
         else:
-            chosen = [self._in_order(n) for n in range(number * self._size, (number + 1) * self._size)]
+            chosen = self._in_order(number * self._size)
         return chosen if self._shuffle is None else [self._shuffle(row, rng) for row in chosen]
 
-    def _in_order(self, number: int) -> Row:
-        epoch, place = divmod(number, len(self._rows))
-        order = list(range(len(self._rows)))
-        random.Random(f"{self._seed}:{epoch}").shuffle(order)
-        return self._rows[order[place]]
+    def _in_order(self, first: int) -> list[Row]:
+        epoch, place = divmod(first, len(self._rows))
+        rows: list[Row] = []
+        while len(rows) < place + self._size:
+            order = list(self._rows)
+            random.Random(f"{self._seed}:{epoch}").shuffle(order)
+            rows += order
+            epoch += 1
+        return rows[place : place + self._size]
