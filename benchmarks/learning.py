@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def train(kind: str, out: Path, *settings: str, config: str) -> None:
     for setting in settings:
         words += ["--set", setting]
     print("$ clawgym", " ".join(words[1:]), flush=True)
-    subprocess.run(words, check=True)
+    here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": here})  # the judges of integrated.py
 
 
 def rows(run: Path, name: str) -> list[dict[str, Any]]:
@@ -79,7 +81,7 @@ def run_seed(out: Path, seed: int, arms: list[str], config: str) -> None:
         if arm == "sft":
             pace = fmean(row["timing/update"] for row in rows(base, "metrics"))
             steps = max(1, round(seconds(out / f"rl-{seed}") / pace))
-            settings += (f"sft.steps={steps}", "sft.lr=2.0e-4", "sft.decay=false")
+            settings += (f"sft.steps={steps}", "sft.lr=2.0e-4", "sft.decay=false", "sft.until=null")
         train("sft" if arm == "sft" else "rl", out / f"{arm}-{seed}", *settings, config=config)
 
 

@@ -128,8 +128,8 @@ class Reward(_Part):
 
     score: Literal["strict", "official"] = "strict"
     judge: str | None = None
-    """``rule``, ``model``, ``policy``, ``complaints`` (of simulated people) or ``head:FILE``; left out, the outcome
-    alone."""
+    """``rule``, ``model``, ``policy``, ``complaints`` (of simulated people), ``head:FILE``, or
+    ``package.module:function``, which gives a judge; left out, the outcome alone."""
     votes: PositiveInt = 3
     coefficient: float = Field(default=1.0, ge=0)
     """Of the process term."""
@@ -218,6 +218,8 @@ class Sft(_Part):
     data: str | None = None
     """A pool, or what ``clawgym pool export`` wrote (messages, parquet); left out, demonstrations are made."""
     steps: PositiveInt = 300
+    until: float | None = Field(default=None, gt=0, le=1)
+    """End sooner: at this score on the validation part. Reinforcement needs a policy that still varies what it does."""
     batch: PositiveInt = 32
     """Rows of a step."""
     lr: float = Field(default=1e-3, gt=0)

@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from clawgym.engines import OpenAIEngine
@@ -103,9 +104,29 @@ def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitSta
             engine = OpenAIEngine(about.model, base_url=about.base_url)
             stack.push_async_callback(engine.aclose)
             return ModelJudge(engine, votes=about.votes, hints=hints)
-    raise TrainingError(
-        f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model, complaints or head:FILE"
-    )
+    if not rest:
+        raise TrainingError(
+            f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model, complaints, head:FILE or "
+            "package.module:function"
+        )
+    return _own(kind, rest)
+
+
+def _own(module: str, name: str) -> Judge:
+    """What somebody's function gives."""
+    try:
+        made = getattr(import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"reward.judge: {module}:{name} gave no judge ({error}): write package.module:function, a function without "
+            "arguments, and let Python find the module (PYTHONPATH=folder)"
+        ) from error
+    if not isinstance(made, Judge):
+        raise TrainingError(
+            f"reward.judge: {module}:{name} gave {type(made).__name__}, no judge: give it name, version and judge() "
+            "(docs/rewards.md)"
+        )
+    return made
 
 
 class Agreement:

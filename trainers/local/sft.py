@@ -39,7 +39,7 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
         async with opened(config, policy, pool, version=progress.step) as setting:
             if last is None:
                 await run.validate(setting, parts.validation, progress, checkpoints, policy, learner)
-            while progress.step < config.sft.steps and not stop.is_set():
+            while not _enough(config, progress) and not stop.is_set():
                 batch = imitated.batch(progress.step)
                 figures = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
                 progress.step += 1
@@ -48,9 +48,14 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
                 if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
                     await policy.publish(setting.engine, progress.step)
                     await run.validate(setting, parts.validation, progress, checkpoints, policy, learner)
-            if progress.step >= config.sft.steps:
+            if _enough(config, progress):
                 await run.measure_best(setting, policy, checkpoints, parts.heldout)
     return progress
+
+
+def _enough(config: TrainConfig, progress: Progress) -> bool:
+    reached = config.sft.until is not None and progress.best_score >= config.sft.until
+    return reached or progress.step >= config.sft.steps
 
 
 async def demonstrated(config: TrainConfig, parts: Parts, pool: Pool, run: Run) -> tuple[Imitated, Path]:

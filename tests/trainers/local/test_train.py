@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from safetensors.torch import load_file
 
 from clawgym.errors import RunFolderError, TrainingError
 from clawgym.pool import Pool, samples_of
+from clawgym.records import TaskFile, VerifierSpec
+from clawgym.tasks.formats import write
+from clawgym.tasks.packs import terminal_basic
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Checkpoints
 from clawgym.trainers.local.main import plan, train
@@ -65,6 +69,34 @@ async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Pa
         load_file(run / "checkpoints/000004/model/model.safetensors") for run in (taught, tmp_path / "sft")
     )
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> None:
+    """Tasks that differ in nothing that has to be known: a small model solves all of them after some steps."""
+    easy = terminal_basic.make("write-word", 0)
+    reward = TaskFile("reward.sh", f"test -e {easy.workspace}/done && echo 1 || echo 0\n".encode(), executable=True)
+    tasks = (
+        replace(
+            easy,
+            id=f"easy-{n}",
+            instruction=f"Begin number {n}.",
+            verifier=VerifierSpec("reward_sh", (reward,)),
+            solution=(TaskFile("solve.sh", f"touch done # {n}\n".encode()),),
+        )
+        for n in range(10)
+    )
+    write(tasks, tmp_path / "easy")
+    config = small(
+        tasks={"set": str(tmp_path / "easy"), "demonstrations": {"first": 0, "count": 6}, "train": {"first": 6},
+               "validation": {"first": 7, "count": 2}, "heldout": {"first": 9}},
+        agent={"protocol": "text", "system_prompt": "Work.", "max_steps": 3, "max_tokens": 24},
+        sft={"steps": 400, "batch": 6, "lr": 5e-3, "evaluate_every": 40, "until": 1.0},
+    )  # fmt: skip
+    progress = await train(config, tmp_path / "sft", "sft", view=Said())
+    assert progress.best_score == 1.0
+    assert progress.step == progress.best_step < 400
+    again = await train(config, tmp_path / "sft", "sft", view=Said())
+    assert again.step == progress.step
 
 
 async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
@@ -211,3 +243,28 @@ async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_pa
     wrong = small(model={"path": str(taught)}, reward={"judge": "oracle"})
     with pytest.raises(TrainingError, match=r"reward\.judge: there is no judge 'oracle': choose rule"):
         await train(wrong, tmp_path / "wrong", view=Said())
+
+
+async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pleased_judge.py").write_text(
+        "from clawgym.rewards.rules import RuleJudge\n\n\n"
+        "def make():\n    return RuleJudge(lambda asked: 1, rule='always pleased')\n\n\n"
+        "def number():\n    return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = {"path": str(taught)}
+    await train(
+        small(model=model, reward={"judge": "pleased_judge:make"}, budget={"steps": 1}), tmp_path / "rl", view=Said()
+    )
+
+    with Pool(tmp_path / "rl" / "pool.db") as pool:
+        rewards = [pool.turn_rewards(episode.id).get("judge", {}) for episode in pool.episodes(channel="train")]
+    assert {value for found in rewards for value in found.values()} <= {1.0, -1.0}
+    assert any(1.0 in found.values() for found in rewards)
+    for name, message in (
+        ("pleased_judge:absent", "has no attribute 'absent'.*write package.module:function"),
+        ("pleased_judge:number", "gave int, no judge"),
+        ("no_such_module:make", "No module named 'no_such_module'"),
+    ):
+        with pytest.raises(TrainingError, match=rf"reward\.judge: {name} .*{message}"):
+            await train(small(model=model, reward={"judge": name}), tmp_path / "wrong", view=Said())
