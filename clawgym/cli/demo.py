@@ -1,12 +1,16 @@
-"""``clawgym demo``: three agents on our own pack, ranked; the two-minute tour."""
+"""``clawgym demo``: three agents on our own pack, ranked, and a model that learns; the tour of a few minutes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["demo"]
 
@@ -18,7 +22,8 @@ def demo(
     backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker.")] = "auto",
 ) -> None:
     """Grade three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
-    that does nothing. Ends with the ranking and the paths of the reports."""
+    that does nothing. Then a model made from scratch imitates some demonstrations, and learns from rewards. Shows the
+    ranking, the curve and the paths of the reports."""
     from rich.console import Console
 
     from clawgym.leaderboards import load_entry, rank, to_view
@@ -28,6 +33,30 @@ def demo(
     console = Console()
     console.print(to_view(rank([load_entry(run) for run in runs], "strict")))
     for run in runs:
+        console.print(f"report: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    _learn(out, backend, console)
+
+
+def _learn(out: Path, backend: str, console: Console) -> None:
+    """Imitation until it solves some, then reinforcement; the curve is of tasks that it does not learn from."""
+    from clawgym.cli.train import learn
+    from clawgym.errors import MissingDependency
+    from clawgym.trainers.config import load_config
+
+    try:
+        begun, learnt = out / "imitated", out / "trained"
+        for method, run, model in (("sft", begun, "null"), ("rl", learnt, str(begun))):
+            if status := learn(load_config("demo", [f"backend={backend}", f"model.path={model}"]), run, method):
+                raise typer.Exit(status)
+    except MissingDependency as error:
+        console.print(f"no training: {error}", markup=False, highlight=False, soft_wrap=True)
+        return
+    for title, run in (("imitation", begun), ("reinforcement", learnt)):
+        rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text("utf-8").splitlines()]
+        for row in rows:
+            if row["split"] == "validation":
+                line = f"{title:>13} {row['step']:4}  {row['score']:4.0%} {'█' * round(40 * row['score'])}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print(f"report: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

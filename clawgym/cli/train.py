@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from clawgym.trainers.config import TrainConfig
 
-__all__ = ["train_command"]
+__all__ = ["learn", "train_command"]
 
 
 def train_command(
@@ -42,18 +42,31 @@ def train_command(
         raise TrainingError("imitation is for trainer: local: train sft with it, and rl from what it leaves with verl")
     name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
     folder = out or Path("runs") / name
-    try:
+    _needed()
+    if dry_run:
         from clawgym.trainers.local.main import plan
+
+        _show(plan(chosen, method, folder))  # type: ignore[arg-type]
+        return
+    raise typer.Exit(learn(chosen, folder, method))  # type: ignore[arg-type]
+
+
+def learn(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
+    """Train as ``config`` says, in ``folder``, and tell the terminal; returns the exit status. Raises
+    :class:`~clawgym.errors.MissingDependency`, and as the trainer does."""
+    _needed()
+    return asyncio.run(_run(config, folder, method))
+
+
+def _needed() -> None:
+    try:
+        import clawgym.trainers.local.main  # noqa: F401
     except ImportError as error:
         from clawgym.errors import MissingDependency
 
         raise MissingDependency(
             f"training needs torch and transformers ({error}): pip install 'clawgym[train]'"
         ) from error
-    if dry_run:
-        _show(plan(chosen, method, folder))  # type: ignore[arg-type]
-        return
-    raise typer.Exit(asyncio.run(_run(chosen, folder, method)))  # type: ignore[arg-type]
 
 
 async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:

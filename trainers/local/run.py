@@ -103,10 +103,9 @@ class Run:
     def rewind(self, step: int) -> None:
         """Forget figures of steps after ``step``: they are done again."""
         for name in (METRICS, EVALUATIONS, TIMELINE):
-            path = self.path / name
-            if path.exists():
-                rows = [row for row in map(json.loads, path.read_text("utf-8").splitlines()) if row["step"] <= step]
-                write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            if lines := self._lines(name):
+                kept = "".join(json.dumps(row) + "\n" for row in lines if row["step"] <= step)
+                write_atomic(self.path / name, kept.encode())
 
     async def measure(self, setting: Setting, part: str, tasks: Sequence[Task], step: int, *,
                       greedy: bool | None = None) -> Measured:  # fmt: skip
@@ -167,14 +166,22 @@ class Run:
     async def measure_best(
         self, setting: Setting, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
     ) -> None:
-        """The score of the best checkpoint on what is held out, sampled and greedy."""
+        """The score of the best checkpoint on what is held out, sampled and greedy, unless it is known."""
         best = checkpoints.best()
         if best is None:
             raise TrainingError(f"{self.path}: no checkpoint is there to measure: train first")
-        load_weights(best, policy)
-        await policy.publish(setting.engine, int(best.name))
-        for greedy in (False, True):
-            await self.measure(setting, "heldout", tasks, int(best.name), greedy=greedy)
+        step = int(best.name)
+        known = [(row["split"], row["step"], row["greedy"]) for row in self._lines(EVALUATIONS)]
+        missing = [greedy for greedy in (False, True) if ("heldout", step, greedy) not in known]
+        if missing:
+            load_weights(best, policy)
+            await policy.publish(setting.engine, step)
+        for greedy in missing:
+            await self.measure(setting, "heldout", tasks, step, greedy=greedy)
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
     def _line(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:

@@ -20,7 +20,7 @@ from .shell import SHELL
 __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 
 NAME = "terminal-basic"
-VERSION = "2"
+VERSION = "3"
 
 GENERATORS: dict[str, Generator[Draft]] = {**FILES, **DATA, **SHELL, **PROGRAMS}
 """Name -> generator, family by family."""

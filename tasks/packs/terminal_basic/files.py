@@ -242,7 +242,7 @@ def text_steps(rng: random.Random) -> Draft:
 
 @generator("text-pipe", level=2)
 def text_pipe(rng: random.Random) -> Draft:
-    """Two to four changes to the lines of one file, in the order that is asked for."""
+    """Three or four changes to the lines of one file, in the order that is asked for."""
     say = {
         "keep": "keep the lines that contain {0}",
         "drop": "drop the lines that contain {0}",
@@ -255,7 +255,7 @@ def text_pipe(rng: random.Random) -> Draft:
     other = {"keep": "drop", "sort": "sort-down", "first": "last"}
     other |= {b: a for a, b in other.items()}
     source, target = rng.sample(WORDS, 2)
-    count = rng.randint(2, 4)
+    count = rng.randint(3, 4)
     while True:  # until leaving out any change, mixing up the directions, or another order gives something else
         words = rng.sample(WORDS, 14)
         start = [" ".join(rng.sample([rng.choice(words[:2]), rng.choice(words[2:])], 2)) for _ in range(9)]
