@@ -17,8 +17,7 @@ demo: $(VENV)/.demo
 
 test: lint unit
 
-# The demo needs none of the heavy extras.
-$(VENV)/.demo: WHAT := .
+$(VENV)/.demo: WHAT := .[train]
 $(VENV)/.installed: WHAT := .[dev]
 $(VENV)/.demo $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv was found: apt-get install python3-venv, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }

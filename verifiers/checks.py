@@ -19,25 +19,24 @@ folder, under a limit, and nothing that they start outlives the checker.
 
 from __future__ import annotations
 
+# A checker lives for some milliseconds, most of which go into imports: what few checks need is imported late.
 import contextlib
-import csv
-import io
 import json
 import math
 import os
-import resource
-import shutil
-import signal
 import stat
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    Check = Callable[[], Any]
 
 __all__ = [
     "Checks",
@@ -63,8 +62,6 @@ HUNG_SECONDS = 10.0
 """After so much waiting for programs that did not end, no more are run."""
 
 _hung_seconds: list[float] = []
-
-Check = Callable[[], Any]
 
 
 class Failed(Exception):
@@ -149,6 +146,9 @@ def read_json(path: str | Path, cap: int = SIZE_CAP) -> Any:
 def read_csv(path: str | Path, delimiter: str = ",", cap: int = SIZE_CAP) -> list[list[str]]:
     """The rows of a CSV file, header included, without empty rows."""
     text = read_text(path, cap)
+    import csv
+    import io
+
     return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
 
 
@@ -172,13 +172,14 @@ def ordered(got: Sequence[Hashable], want: Sequence[Hashable]) -> bool:
     return bool(want) and [item for item in got if item in wanted] == list(want)
 
 
-@dataclass(frozen=True)
 class Ran:
     """What a program did. ``code`` is negative for a signal and ``None`` when the time was up."""
 
-    code: int | None
-    out: str
-    err: str
+    def __init__(self, code: int | None, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def __repr__(self) -> str:
+        return f"Ran(code={self.code!r}, out={self.out!r}, err={self.err!r})"
 
 
 def run_program(
@@ -194,6 +195,15 @@ def run_program(
 
     All that the program started is killed, unless ``leave_running`` (then until :func:`kill_strays`).
     """
+    import resource
+    import signal
+    import subprocess
+    import tempfile
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
     if sum(_hung_seconds) >= HUNG_SECONDS:
         raise Failed("programs here did not end too often: not run")
     _adopt_orphans()
@@ -215,7 +225,7 @@ def run_program(
                 stderr=err,
                 env={**base, **(env or {})},
                 start_new_session=True,
-                preexec_fn=_limit,
+                preexec_fn=limit,
             )
         except OSError as error:
             raise Failed(f"{argv[0]}: {error.strerror}") from error
@@ -243,11 +253,6 @@ def _wait(program: subprocess.Popen, timeout: float) -> int | None:
     return None
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _tail_of(file: Any) -> str:
     file.seek(0)
     return file.read(SIZE_CAP).decode("utf-8", "replace")
@@ -265,6 +270,8 @@ def kill_strays(seconds: float = 5.0) -> int:
     """Kill every process below this one, and say how many there were."""
     killed, end = set(), time.monotonic() + seconds
     while (pids := _below(os.getpid())) and time.monotonic() < end:
+        import signal
+
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -296,6 +303,9 @@ def scratch(source: str | Path | None = None, cap: int = 16 << 20) -> Iterator[P
 
     Without links, names that start with a dot, and the folder ``reward``, where some graders mount the checker.
     """
+    import shutil
+    import tempfile
+
     folder = Path(tempfile.mkdtemp(prefix="check-"))
     try:
         if source is not None:
@@ -306,6 +316,8 @@ def scratch(source: str | Path | None = None, cap: int = 16 << 20) -> Iterator[P
 
 
 def _copy(source: Path, target: Path, cap: int) -> None:
+    import shutil
+
     for root, folders, names in os.walk(source):
         hidden = {"reward"} if Path(root) == source else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in hidden)

@@ -45,9 +45,12 @@ def _learn(out: Path, backend: str, console: Console) -> None:
 
     try:
         begun, learnt = out / "imitated", out / "trained"
-        for method, run, model in (("sft", begun, "null"), ("rl", learnt, str(begun))):
-            if status := learn(load_config("demo", [f"backend={backend}", f"model.path={model}"]), run, method):
-                raise typer.Exit(status)
+        asked = f"backend={backend}"
+        status = learn(load_config("demo", [asked]), begun, "sft") or learn(
+            load_config("demo", [asked, f"model.path={begun}"]), learnt, "rl"
+        )
+        if status:
+            raise typer.Exit(status)
     except MissingDependency as error:
         console.print(f"no training: {error}", markup=False, highlight=False, soft_wrap=True)
         return

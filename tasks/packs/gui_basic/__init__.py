@@ -24,7 +24,7 @@ from .table import TABLE
 __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 
 NAME = "gui-basic"
-VERSION = "1"
+VERSION = "2"
 
 GENERATORS: dict[str, Generator[Any]] = {
     **FORMS,

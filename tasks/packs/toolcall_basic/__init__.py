@@ -24,7 +24,7 @@ from .questions import QUESTIONS
 __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 
 NAME = "toolcall-basic"
-VERSION = "1"
+VERSION = "2"
 
 GENERATORS: dict[str, Generator[Draft]] = {
     **NUMBERS,
