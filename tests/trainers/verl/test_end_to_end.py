@@ -102,7 +102,8 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
         assert 0 < row["actor/grad_norm"] < 1e3
         assert row["actor/advantage_abs_mean"] > 0
         assert row["sft/loss"] > 0
-    assert rows[0]["actor/ref_kl"] == pytest.approx(0, abs=1e-6) < rows[1]["actor/ref_kl"]
+    assert rows[0]["actor/ref_kl"] == pytest.approx(0, abs=1e-6)
+    assert rows[1]["actor/ref_kl"] > 1e-6
     assert [row["actor/lr"] for row in rows] == pytest.approx([1e-3, 5.5e-4])
     with Pool(out / "pool.db") as pool:
         stats = pool.stats()["channels"]["train"]

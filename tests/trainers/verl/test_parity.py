@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import Path as Row
@@ -19,6 +21,7 @@ from clawgym.trainers.credit import taught_advantages
 from clawgym.trainers.local.batch import TrainingBatch, make_batch
 
 from ..local.batches import batch_of, episode_of, sample_of
+from ..local.test_learner import start
 
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos")
 configs: Any = pytest.importorskip("verl.workers.config")
@@ -284,6 +287,41 @@ def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
     seen = sum(figures["actor/imitation"].aggregate() for _, figures in found) / ranks
     assert seen == pytest.approx(0.4 * float(away.detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
+def test_a_step_of_the_local_trainer_has_this_loss_and_this_gradient(name: str, tmp_path: Path) -> None:
+    """Its own code, on a model, beside verl's loss of what that model says."""
+    both = Both({"guards": {"max_kl": 1e9}, **CONFIGS[name]}, seed=3)
+    learner = start(make_tiny_model(tmp_path / "model", spread=0.05), both.config)
+    model: Any = learner.policy.module
+    with torch.no_grad():
+        for number, weight in enumerate(model.parameters()):
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+
+    def says(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """(S,) log-probs and entropies."""
+        found = []
+        for path in both.local.paths:
+            logp = model(torch.tensor([path.ids])).logits[0, :-1].log_softmax(-1)
+            trained = torch.tensor(path.mask[1:]).bool()
+            own = logp.gather(1, torch.tensor(path.ids[1:])[:, None])[:, 0]
+            found.append(torch.stack([own[trained], -(logp.exp() * logp).sum(-1)[trained]]))
+        return torch.cat(found, 1).unbind()
+
+    both.logp, both.entropy = says(model)
+    if both.config.algorithm.old == "recompute":
+        both.old = both.logp.detach()
+    if learner.policy.reference is not None:
+        both.first = says(learner.policy.reference)[0].detach()
+    ((loss, seen),) = both.of_verl_losses(1)
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    figures = learner.learn(both.local, seed=0)
+    assert float(loss.detach()) == pytest.approx(figures["actor/pg_loss"], abs=1e-5)
+    norm = float(torch.stack([each.norm() for each in gradient]).norm())
+    assert 0 < norm == pytest.approx(figures["actor/grad_norm"], rel=1e-4)
+    for one in ("actor/entropy", *(["actor/ref_kl"] if both.config.algorithm.kl else [])):
+        assert 0 < seen[one].aggregate() == pytest.approx(figures[one], abs=1e-5)
 
 
 @given(ranks=st.integers(1, 4), cut=st.integers(1, 3), size=st.integers(1, 5), share=st.integers(0, 3))
