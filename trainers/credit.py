@@ -15,9 +15,9 @@ import torch
 
 from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
-from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.config import Distillation, TrainConfig
 
-__all__ = ["Attempt", "figures_of", "judged_of", "scores_of", "turn_advantages"]
+__all__ = ["Attempt", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
 
 _SETTING = "run"
 """A run has tasks of one setting."""
@@ -78,6 +78,15 @@ def turn_advantages(
         std=config.algorithm.advantage != "dr-grpo",
     )
     return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
+
+
+def taught_advantages(
+    advantages: torch.Tensor, old_logp: torch.Tensor, teacher_logp: torch.Tensor, about: Distillation
+) -> torch.Tensor:
+    """Advantages with the teachers' part in them, elementwise; ``teacher_logp`` is NaN where no teacher spoke."""
+    spoken = teacher_logp.isfinite()
+    opd = algorithms.distillation_advantages(torch.where(spoken, teacher_logp, old_logp), old_logp, clip=about.clip)
+    return algorithms.combined(advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
 
 
 def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:

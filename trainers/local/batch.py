@@ -20,7 +20,7 @@ from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, figures_of, scores_of, turn_advantages
 
-__all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch"]
+__all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
 
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
@@ -105,7 +105,7 @@ def make_batch(
             owner += [number] * len(sample.logprobs)
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
-            teacher += _teacher(member, sample, taught or {})
+            teacher += teacher_of(member, sample, taught or {})
     figures = figures_of(attempts, config, seed=seed) | process
     given = torch.tensor(advantages)
     figures["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
@@ -124,8 +124,9 @@ def make_batch(
     )
 
 
-def _teacher(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, int], Sequence[float]]) -> list[float]:
-    """One log-prob per trained id of a row."""
+def teacher_of(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, int], Sequence[float]]) -> list[float]:
+    """One log-prob of its teacher per trained id of a row; NaN where there is none. ``taught``: see
+    :func:`make_batch`. Raises :class:`ValueError` for a teacher of another length."""
     spoken: list[float] = []
     for turn, ids in groupby(sample.turn_of):
         count = len(list(ids))

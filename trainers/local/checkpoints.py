@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from clawgym.errors import TrainingError
 from clawgym.runs import write_atomic
+from clawgym.trainers.config import Budget
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.policy import Policy
 
@@ -47,6 +48,11 @@ class Progress:
     tokens: int = 0
     """Sampled and trained."""
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def used(self, budget: Budget) -> float:
+        """The share of ``budget`` that is used up, in [0, 1]."""
+        minutes = 0.0 if budget.minutes is None else self.seconds / (60 * budget.minutes)
+        return min(1.0, max(self.step / budget.steps, minutes))
 
 
 class Checkpoints:

@@ -124,14 +124,8 @@ class _Loop:
             await asyncio.to_thread(self._pool.ack, CONSUMER, self._acked)
             self._acked += 1
 
-    def _used(self) -> float:
-        """The share of the budget that is used up, in [0, 1]."""
-        about, progress = self._config.budget, self._progress
-        minutes = 0.0 if about.minutes is None else progress.seconds / (60 * about.minutes)
-        return min(1.0, max(progress.step / about.steps, minutes))
-
     def _over(self) -> bool:
-        return self._used() >= 1.0
+        return self._progress.used(self._config.budget) >= 1.0
 
     async def _step(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> None:
         config, progress = self._config, self._progress
@@ -151,7 +145,8 @@ class _Loop:
         if self._imitated is not None:
             progress.extra.setdefault("solved", {}).update(self._imitated.remember(batch))
             figures["sft/solved_tasks"] = float(self._imitated.solved)
-        learn = partial(self._learner.learn, batch, seed=seed, done=self._used(), imitated=self._imitated)
+        done = progress.used(config.budget)
+        learn = partial(self._learner.learn, batch, seed=seed, done=done, imitated=self._imitated)
         figures |= await asyncio.to_thread(learn)
         versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
         progress.step += 1
@@ -185,7 +180,7 @@ class _Loop:
         if not about.hints:
             return {}, {}
         self._renderer = self._renderer or Renderer(self._policy.folder)
-        return await teachers(batch, about, self._pool, self._renderer, self._policy)
+        return await teachers(batch, about, self._pool, self._renderer, self._policy.scorer())
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
         """How far judge and outcomes agree; from the next step on, process counts for that much."""

@@ -36,21 +36,20 @@ class Imitated:
         for :meth:`recall`."""
         kept: dict[str, str] = {}
         for member, score in zip(batch.episodes, batch.scores, strict=True):
-            if score >= 1.0 and self._keep(member.episode.task_id, member.samples):
+            if score >= 1.0 and (row := _only_row(member.samples)) is not None:
+                self.keep(member.episode.task_id, row)
                 kept[member.episode.task_id] = member.episode.id
         return kept
 
     def recall(self, solved: Mapping[str, str], pool: Pool) -> None:
         """What :meth:`remember` has returned before a run was interrupted."""
         for task, episode in solved.items():
-            self._keep(task, samples_of(pool.turns(episode)))
+            if (row := _only_row(samples_of(pool.turns(episode)))) is not None:
+                self.keep(task, row)
 
-    def _keep(self, task: str, samples: Sequence[Sample]) -> bool:
-        """Whether it is one row, without pictures: one that is several would count more than once."""
-        if len(samples) != 1 or samples[0].images:
-            return False
-        self._solved[task] = Row(samples[0].ids, samples[0].mask)
-        return True
+    def keep(self, task: str, row: Row) -> None:
+        """Imitate ``row``, in place of what was kept of ``task`` before."""
+        self._solved[task] = row
 
     @property
     def solved(self) -> int:
@@ -77,3 +76,8 @@ class Imitated:
             rows += order
             epoch += 1
         return rows[place : place + self._size]
+
+
+def _only_row(samples: Sequence[Sample]) -> Row | None:
+    """What can be imitated: one row, without pictures. One that is several would count more than once."""
+    return Row(samples[0].ids, samples[0].mask) if len(samples) == 1 and not samples[0].images else None

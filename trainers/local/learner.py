@@ -20,6 +20,7 @@ from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.credit import taught_advantages
 from clawgym.trainers.local.batch import TrainingBatch
 from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.policy import Policy, token_logprobs
@@ -123,12 +124,10 @@ class Learner:
 
     def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
         """(S,) advantages with the teachers' part in them, and the share of tokens that had a teacher."""
-        about, spoken = self._config.distillation, batch.teacher_logp.isfinite()
-        if not about.hints:
+        if not self._config.distillation.hints:
             return batch.advantages, 0.0
-        opd = algorithms.distillation_advantages(torch.where(spoken, batch.teacher_logp, old), old, clip=about.clip)
-        both = algorithms.combined(batch.advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
-        return both, float(spoken.float().mean()) if len(spoken) else 0.0
+        both = taught_advantages(batch.advantages, old, batch.teacher_logp, self._config.distillation)
+        return both, float(batch.teacher_logp.isfinite().float().mean()) if len(both) else 0.0
 
     def _update(
         self,

@@ -325,7 +325,7 @@ async def _learn(
     """One step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.learn` does."""
     taught, said = {}, {}
     if config.distillation.hints:
-        taught, said = await teachers(batch, config.distillation, pool, renderer, policy)
+        taught, said = await teachers(batch, config.distillation, pool, renderer, policy.scorer())
     seed = episode_seed(config.seed, step)
     made = make_batch(batch, config, seed=seed, taught=taught, device=policy.device)
     figures = await asyncio.to_thread(partial(learner.learn, made, seed=seed))

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from clawgym.engines._load import sees
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.errors import MissingDependency, TrainingError
+from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.batching import MicroBatch
 from clawgym.trainers.config import Compute, Model
 
@@ -94,6 +95,10 @@ class Policy:
             await engine.load_adapter(ADAPTER, weights, version, config=config)
         else:
             await engine.update_weights(weights, version)
+
+    def scorer(self) -> TorchScorer:
+        """Reads by these weights. Runs the module; nobody else may meanwhile."""
+        return TorchScorer(self.module if self.lora else base_of(self.module))
 
     def ready(self, batch: MicroBatch) -> MicroBatch:
         """``batch`` on this policy's device, with its images read as the engine read them.

@@ -1,7 +1,7 @@
 """Hindsight distillation while training: the policy, told what it learnt afterwards, teaches what it should have said.
 
 Invariants: a teacher's log-probs are those of the sampled ids themselves; a turn without a hint, or whose context
-cannot be rebuilt exactly, has no teacher, and its term is dropped; the teacher is the policy before the step.
+cannot be rebuilt exactly, has no teacher, and its term is dropped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
-from clawgym.rewards.scoring import TorchScorer
+from clawgym.rewards.scoring import Scorer
 from clawgym.rewards.votes import Judgement
 from clawgym.trainers.config import Distillation
 from clawgym.trainers.local.batch import PROCESS
-from clawgym.trainers.local.policy import Policy, base_of
 
 __all__ = ["Taught", "teachers"]
 
@@ -27,12 +26,11 @@ Taught = Mapping[tuple[str, int], Sequence[float]]
 
 
 async def teachers(
-    batch: Batch, about: Distillation, pool: Pool, renderer: Renderer, policy: Policy
+    batch: Batch, about: Distillation, pool: Pool, renderer: Renderer, scorer: Scorer
 ) -> tuple[Taught, dict[str, float]]:
     """The teachers of a batch by the hints that its judge gave, and how many turns have none, by cause.
 
-    Runs the policy's module; nobody else may meanwhile."""
-    scorer = TorchScorer(policy.module if policy.lora else base_of(policy.module))
+    ``scorer`` is the policy before the step."""
     found: dict[tuple[str, int], Sequence[float]] = {}
     missing: Counter[str] = Counter()
     overlaps: list[float] = []

@@ -21,8 +21,10 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import ray
 import torch
+from transformers import AutoModelForCausalLM
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -31,6 +33,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from clawgym.engines import Sampling, TransformersEngine
+from clawgym.rewards.scoring import TorchScorer
 
 __all__ = ["ENGINE", "SHIPPED"]
 
@@ -140,13 +143,19 @@ class Server:
         self._open = asyncio.Event()
         self._open.set()
         self._aborted = asyncio.Event()
-        self._weights: dict[str, torch.Tensor] = {}
+        self._coming: dict[str, torch.Tensor] = {}
+        self._weights: Mapping[str, torch.Tensor] = {}
+        self._model = model
+        self._reading = asyncio.Lock()
+        self._reader: Any = None
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any], **_: Any
     ) -> TokenOutput:
-        """Sample; what was sampled until then if it is aborted."""
+        """Sample; what was sampled until then if it is aborted. With ``prompt_logprobs`` only read the prompt."""
         await self._open.wait()
+        if sampling_params.get("prompt_logprobs") is not None:
+            return await self._read(prompt_ids, sampling_params["prompt_logprobs"])
         asked = Sampling(
             temperature=sampling_params.get("temperature"),
             top_p=sampling_params.get("top_p"),
@@ -186,12 +195,33 @@ class Server:
             extra_fields={"global_steps": version},
         )
 
+    async def _read(self, ids: list[int], top_k: int) -> TokenOutput:
+        """What the model gives to each id after the first, as verl's servers say it: one place before the id, and a
+        filler at the end."""
+        async with self._reading:
+            if self._reader is None:  # the engine's own model is nobody else's to run
+                self._reader = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32)
+                self._reader.load_state_dict(self._weights, strict=False)
+            scored = await TorchScorer(self._reader).score(ids[:1], ids[1:], top_k=top_k)
+            version = self._engine.policy_version
+        read, said = (scored.top_ids, scored.top_logprobs) if top_k else (ids[1:], scored.logprobs)
+        shape, filler = (len(ids) - 1, max(1, top_k)), [[0] * max(1, top_k)]
+        fields = {
+            "prompt_ids": np.reshape(read, shape).tolist() + filler,
+            "prompt_logprobs": np.reshape(said, shape).tolist() + filler,
+            "global_steps": version,
+        }
+        return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", num_preempted=0, extra_fields=fields)
+
     async def load(self, piece: Mapping[str, torch.Tensor], version: int | None) -> None:
         """A part of the weights; with ``version`` the last one, by which is sampled from now on."""
-        self._weights.update(piece)
+        self._coming.update(piece)
         if version is not None:
-            weights, self._weights = self._weights, {}
-            await self._engine.update_weights(weights, version)
+            async with self._reading:
+                self._weights, self._coming = self._coming, {}
+                await self._engine.update_weights(self._weights, version)
+                if self._reader is not None:
+                    self._reader.load_state_dict(self._weights, strict=False)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         """End what runs; what comes waits."""

@@ -2,25 +2,27 @@
 
 Invariant: the numbers are those of :mod:`clawgym.trainers.algorithms`; nothing is computed here but shapes.
 
-verl hands a loss no weight of a token, and the vote of an episode must be counted over the whole batch. So the factor
-that verl multiplies each token's loss with (``rollout_is_weights``) carries both: the weight of the token times its
-truncated importance.
+The vote of an episode must be counted over the whole batch, and verl hands a policy loss no weight of a token. So the
+factor that verl multiplies each token's loss with (``rollout_is_weights``) carries both: the vote of the token times
+its truncated importance. The other terms of :func:`loss` take the votes alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_adv_est, register_policy_loss
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.padding import no_padding_2_padding
 
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, turn_advantages
 
-__all__ = ["NAME", "advantages", "policy_loss", "token_factors"]
+__all__ = ["NAME", "advantages", "loss", "policy_loss", "token_votes"]
 
 NAME = "clawgym"
 """``algorithm.adv_estimator`` and ``actor.policy_loss.loss_mode``."""
@@ -51,21 +53,17 @@ def advantages(
     return given, given
 
 
-def token_factors(
-    response_mask: torch.Tensor, episode: torch.Tensor, importance: torch.Tensor | None, train: TrainConfig
-) -> torch.Tensor:
-    """(B, T) what each token's loss is multiplied with, so that a sum over the batch is the loss.
+def token_votes(response_mask: torch.Tensor, episode: torch.Tensor, train: TrainConfig) -> torch.Tensor:
+    """(B, T) what each token counts for, so that a sum over the batch is the loss; 0 where none is trained.
 
-    ``importance`` (B, T), where there is one. With several mini-batches each has its share of the votes."""
+    With several mini-batches each has its share of the votes."""
     trained = response_mask.bool()
     rows = torch.arange(len(trained))[:, None].expand_as(trained)
-    factors = torch.zeros(trained.shape)
-    factors[trained] = algorithms.token_weights(
+    votes = torch.zeros(trained.shape)
+    votes[trained] = algorithms.token_weights(
         episode[:, None].expand_as(trained)[trained], train.algorithm.aggregation, rows=rows[trained]
     )
-    if importance is not None:
-        factors = factors * torch.where(trained, importance, torch.zeros_like(importance))
-    return factors * train.algorithm.minibatches
+    return votes * train.algorithm.minibatches
 
 
 @register_policy_loss(NAME)
@@ -80,7 +78,7 @@ def policy_loss(
     **_: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of the rows (B, T) that this rank has of a micro-batch. Ranks are averaged later, so it is multiplied by
-    their number. Raises :class:`ValueError` without the factors of :func:`token_factors`."""
+    their number. Raises :class:`ValueError` without factors: votes, times the truncated importance."""
     if rollout_is_weights is None:
         raise ValueError("no factors came with this batch: train with `clawgym train --set trainer=verl`")
     ranks = config.global_batch_info.get("dp_size") or 1
@@ -94,3 +92,41 @@ def policy_loss(
         dual_clip=None if math.isinf(config.clip_ratio_c) else config.clip_ratio_c,
     )
     return loss, {f"actor/{name}": float(value) for name, value in said.items() if name != "tokens"}
+
+
+def loss(
+    config: Any, model_output: Mapping[str, torch.Tensor], data: Any, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """What verl minimises in place of its ``ppo_loss``, whose terms of KL and entropy know no votes: the policy's loss,
+    KL to the first policy (k3), entropy and imitation, of the rows that this rank has of a micro-batch."""
+    logp, entropy = (no_padding_2_padding(model_output[name], data) for name in ("log_probs", "entropy"))
+    ranks = config.global_batch_info["dp_size"] = data["dp_size"]
+    mean = {"loss_agg_mode": "token-mean", "dp_size": ranks, "batch_num_tokens": data["batch_num_tokens"]}
+    fields = ["response_mask", "old_log_probs", "advantages", "rollout_is_weights", "votes"]
+    fields += [name for name in ("ref_log_prob", "imitated") if name in data]
+    rows = data.select(*fields).to_padded_tensor()
+    mask = rows["response_mask"].bool()
+    votes = torch.where(mask, rows["votes"], torch.zeros_like(rows["votes"])) * ranks
+    told: Any = get_policy_loss_fn(config.policy_loss.loss_mode)
+    total, said = told(
+        old_log_prob=rows["old_log_probs"],
+        log_prob=logp,
+        advantages=rows["advantages"],
+        response_mask=mask,
+        config=config,
+        rollout_is_weights=rows["rollout_is_weights"],
+    )
+    seen = Metric.from_dict(said, AggregationType.MEAN)
+    if config.use_kl_loss:
+        apart = torch.where(mask, algorithms.kl(logp, rows["ref_log_prob"], "k3"), torch.zeros_like(logp))
+        total = total + config.kl_loss_coef * (votes * apart).sum()
+        seen["actor/ref_kl"] = Metric(AggregationType.SUM, agg_loss(apart.detach(), mask, **mean))
+    if config.entropy_coeff:
+        total = total - config.entropy_coeff * (votes * torch.where(mask, entropy, torch.zeros_like(entropy))).sum()
+    if "imitated" in fields:
+        away = -ranks * (rows["imitated"] * torch.where(rows["imitated"] > 0, logp, torch.zeros_like(logp))).sum()
+        total = total + away
+        seen["actor/imitation"] = Metric(AggregationType.SUM, away)
+    seen["actor/entropy"] = Metric(AggregationType.SUM, agg_loss(entropy.detach(), mask, **mean))
+    seen["actor/pg_loss"] = Metric(AggregationType.SUM, total)
+    return total, seen

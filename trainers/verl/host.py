@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from clawgym.errors import TrainingError
+from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
-from clawgym.pool.states import BatchEpisode, BatchGroup
-from clawgym.records import Episode, Sample, Task
+from clawgym.pool.states import Batch, BatchGroup
+from clawgym.records import Episode, Task
 from clawgym.sandbox import backend as make_backend
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import attempt_of
 from clawgym.trainers.local.canary import Canaries
 from clawgym.trainers.local.collector import Groups, Missing, Player, group_id
 from clawgym.trainers.local.judging import judging
 from clawgym.trainers.local.parts import load_parts
 from clawgym.trainers.local.setting import Score, scores
-from clawgym.trainers.verl.servers import Servers
+from clawgym.trainers.local.teaching import Taught, teachers
+from clawgym.trainers.verl.rows import row_of
+from clawgym.trainers.verl.servers import Reader, Servers
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
 
-__all__ = ["CONSUMER", "Host", "row_of"]
+__all__ = ["CONSUMER", "Host"]
 
 CONSUMER = "verl"
 _PATIENCE = 20
@@ -47,11 +48,22 @@ class Host:
     """An actor of the run; its methods are called from the trainer's process, many at a time."""
 
     def __init__(
-        self, config: TrainConfig, pool: Path, model: Path, client: LLMServerClient, *, context_window: int
+        self,
+        config: TrainConfig,
+        pool: Path,
+        model: Path,
+        client: LLMServerClient,
+        reader: LLMServerClient,
+        *,
+        context_window: int,
     ) -> None:
         self._config = config
         self._pool_file = pool
         self._engine = Servers(client, model, engine=config.verl.engine, context_window=context_window)
+        self._reader = Reader(reader, context_window=context_window)
+        self._model = model
+        self._renderer: Renderer | None = None
+        self._taught: Counter[str] = Counter()
         self._stack = contextlib.AsyncExitStack()
         self._begun: dict[int, Missing] = {}
         self._playing: set[asyncio.Task[None]] = set()
@@ -116,17 +128,28 @@ class Host:
         if batch is None:
             await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "failure"})
             return
-        await self._give(uid, number, version, batch.groups[0])
+        await self._give(uid, number, version, batch.groups[0], await self._teachers(batch))
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "finished"})
 
-    async def _give(self, uid: str, number: int, version: int, group: BatchGroup) -> None:
+    async def _teachers(self, batch: Batch) -> Taught:
+        """What the policy, told the hints of its judge, thinks of what it sampled."""
+        about = self._config.distillation
+        if not about.hints:
+            return {}
+        self._renderer = self._renderer or Renderer(self._model)
+        with self._engine.spans.busy("judging"):
+            taught, said = await teachers(batch, about, self._pool, self._renderer, self._reader)
+        self._taught.update({name: int(n) for name, n in said.items() if name != "opd/overlap"})
+        return taught
+
+    async def _give(self, uid: str, number: int, version: int, group: BatchGroup, taught: Taught) -> None:
         keys: list[str] = []
         fields: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
         for member in group.episodes:
             for place, sample in enumerate(member.samples):
                 keys.append(f"{uid}_{member.episode.sample}_{place}")
-                field, tag = row_of(member, sample, group.id, self._config)
+                field, tag = row_of(member, sample, group.id, self._config, taught)
                 fields.append({"uid": uid, **field})
                 tags.append({"global_steps": version + 1, "number": number, **tag})
         await tq.async_kv_batch_put(
@@ -146,8 +169,10 @@ class Host:
         return figures, warnings, seen
 
     async def advance(self, version: int, learnt: Sequence[int]) -> dict[str, Any]:
-        """The servers sample by ``version``; groups ``learnt``, which were played here, are in a checkpoint. Returns
-        counts since the start, and when serving, rollouts and judging were busy since the last call."""
+        """The servers sample by ``version``; groups ``learnt``, which were played here, are in a checkpoint.
+
+        Returns counts since the start, of teachers and of when serving, rollouts and judging were busy since the last
+        call."""
         self._engine.policy_version = version
         for number in learnt:
             await asyncio.to_thread(self._pool.ack, CONSUMER, number)
@@ -157,7 +182,9 @@ class Host:
         if self._judge is not None:
             judge = self._judge.pool
             judged = {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
+        taught, self._taught = self._taught, Counter()
         return {
+            **{name: float(n) for name, n in taught.items()},
             "rollout/infra": float(self._groups.infra),
             "rollout/late_groups": float(self._late),
             "rollout/groups_dropped": float(groups.get("dropped", 0)),
@@ -181,45 +208,3 @@ class Host:
         """Close boxes, gateway and pool."""
         await self.halt()
         await self._stack.aclose()
-
-
-def row_of(
-    member: BatchEpisode, sample: Sample, group: str, config: TrainConfig
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One row of training as verl keeps it: tensors (P prompt and T response ids, the first of which is trained), and
-    what is known about it."""
-    start = sample.mask.index(1)
-    length = len(sample.ids) - start
-    logprobs, turns = torch.zeros(length), torch.full((length,), -1)
-    trained = torch.tensor(sample.mask[start:], dtype=torch.bool)
-    logprobs[trained] = torch.tensor(sample.logprobs)
-    turns[trained] = torch.tensor(sample.turn_of)
-    attempt = attempt_of(member, group, config)
-    rewards = torch.zeros(length)
-    rewards[-1] = attempt.score
-    ids = torch.tensor(sample.ids)
-    mask = trained.long()
-    versions = [version for version in sample.policy_versions if version is not None] or [0]
-    fields = {
-        "prompts": ids[:start],
-        "responses": ids[start:],
-        "response_mask": mask,
-        "loss_mask": mask,
-        "input_ids": ids,
-        "position_ids": torch.arange(len(ids)),
-        "rollout_log_probs": logprobs,
-        "rm_scores": rewards,
-        "turns": turns,
-        "num_turns": attempt.n_turns,
-    }
-    tag = {
-        "status": "success",
-        "prompt_len": start,
-        "response_len": length,
-        "seq_len": len(ids),
-        "min_global_steps": min(versions),
-        "max_global_steps": max(versions),
-        "sample": member.episode.sample,
-        "attempt": asdict(attempt),
-    }
-    return fields, tag

@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import MissingDependency, TrainingError
+from clawgym.pool import Pool
+from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.judging import Agreement
 from clawgym.trainers.local.parts import Parts, load_parts
 from clawgym.trainers.local.run import Run
 from clawgym.trainers.local.scratch import base_folder
 from clawgym.trainers.local.setting import Score, measured, pool_file
+from clawgym.trainers.local.sft import demonstrated
 from clawgym.trainers.local.tracking import View
 from clawgym.trainers.verl.merging import merge_adapters
 from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings
@@ -59,8 +63,11 @@ async def train(config: TrainConfig, out: Path, *, view: View, stop: asyncio.Eve
         raise MissingDependency(f"trainer: verl needs verl ({error}): pip install 'clawgym[verl]'") from error
     parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
     with Run.open(out, config, "rl", parts, view) as run:
+        work = _Work(config, run, parts, stop or asyncio.Event())
+        if config.algorithm.imitation:
+            await work.demonstrate()
         with _cluster(config, ray):
-            return await asyncio.to_thread(_Work(config, run, parts, stop or asyncio.Event()).run)
+            return await asyncio.to_thread(work.run)
 
 
 @contextlib.contextmanager
@@ -111,6 +118,14 @@ class _Work:
         self._spans: list[Span] = []
         self._hosts: list[Any] = []
         self._episodes: Any = None
+        self._imitated: Imitated | None = None
+
+    async def demonstrate(self) -> None:
+        """Make what is imitated, as far as an earlier call has not."""
+        with Pool(pool_file(self._run.path)) as pool:
+            self._imitated, _ = await demonstrated(self.config, self._parts, pool, self._run)
+            if (last := self._checkpoints.last()) is not None:
+                self._imitated.recall(_progress_of(last).extra.get("solved", {}), pool)
 
     def run(self) -> Progress:
         import ray
@@ -136,7 +151,7 @@ class _Work:
         try:
             trainer = TRAINERS[self.config.verl.mode](settings, self)
             trainer.init()
-            self._hosts = self._open_hosts(trainer.get_llm_client(), model, window)
+            self._hosts = self._open_hosts(trainer, model, window)
             try:
                 if not self._over():
                     self._episodes = Episodes(self._hosts, lambda: trainer.version)
@@ -156,7 +171,7 @@ class _Work:
             tq.close()
         return self._progress
 
-    def _open_hosts(self, client: Any, model: Path, window: int) -> list[Any]:
+    def _open_hosts(self, trainer: Any, model: Path, window: int) -> list[Any]:
         """One on each node that has ranks; a pool for each."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -170,7 +185,8 @@ class _Work:
             pool = pool if place == 0 else pool.with_name(f"pool-{place}.db")
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             actor: Any = ray.remote(Host).options(num_cpus=1, scheduling_strategy=where, max_concurrency=4096)
-            hosts.append(actor.remote(self.config, pool, model, client, context_window=window))
+            client, reader = trainer.get_llm_client(), trainer.reader()
+            hosts.append(actor.remote(self.config, pool, model, client, reader, context_window=window))
         ray.get([host.open.remote() for host in hosts])
         return hosts
 
@@ -190,6 +206,17 @@ class _Work:
 
     def worth(self) -> float:
         return float(self._progress.extra.get("process_worth", 1.0))
+
+    def imitated(self, number: int) -> Sequence[Row]:
+        assert self._imitated is not None
+        return self._imitated.batch(number)
+
+    def solved(self, episodes: Sequence[tuple[str, str, Row]]) -> None:
+        assert self._imitated is not None
+        for task, episode, row in episodes:
+            self._imitated.keep(task, row)
+            self._progress.extra.setdefault("solved", {})[task] = episode
+        self._counts["sft/solved_tasks"] = float(self._imitated.solved)
 
     def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
         found = self._agreement.add(attempts)
@@ -224,8 +251,11 @@ class _Work:
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         counts, self._counts = self._counts, {}
         self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
-        if self._stop.is_set():
+        if self._stop.is_set() or self._over():
             raise _Stopped
+
+    def used(self) -> float:
+        return self._progress.used(self.config.budget)
 
     # --- the parts of it ---
 
@@ -303,7 +333,7 @@ class _Work:
             self._measure("heldout", int(best.name), greedy=greedy)
 
     def _over(self) -> bool:
-        return self._progress.step >= self.config.budget.steps
+        return self.used() >= 1.0
 
     def _progress_name(self) -> str:
         last = self._checkpoints.last()

@@ -33,13 +33,22 @@ def refuse(config: TrainConfig, model: Path | None = None) -> None:
     """Raises :class:`~clawgym.errors.TrainingError` for what this trainer does not do, as far as it can be told."""
     sync = config.verl.mode == "sync"
     for asked, setting, instead in (
-        (config.distillation.hints, "distillation.hints", "hints are for trainer: local"),
-        (config.algorithm.imitation, "algorithm.imitation", "leave it out, or use trainer: local"),
-        (config.algorithm.kl, "algorithm.kl", "leave it out, or use trainer: local"),
-        (config.algorithm.entropy, "algorithm.entropy", "leave it out"),
-        (config.optimizer.decay, "optimizer.decay", "leave it out: the rate is constant after its warm-up"),
+        (
+            config.distillation.hints and config.rollout.temperature != 1,
+            "rollout.temperature",
+            "with distillation.hints it is 1, at which servers read what was sampled",
+        ),
+        (
+            config.algorithm.imitation and config.rollout.temperature != 1,
+            "rollout.temperature",
+            "with algorithm.imitation it is 1, which rows are imitated at",
+        ),
+        (
+            config.algorithm.imitation and config.verl.nodes > 1,
+            "verl.nodes",
+            "with algorithm.imitation it is 1: what was solved is found again in the pool of one node",
+        ),
         (config.model.quantize, "model.quantize", "leave it out, or use trainer: local"),
-        (config.budget.minutes, "budget.minutes", "say budget.steps"),
         (sync and config.rollout.staleness, "rollout.staleness", "with verl.mode sync it is 0"),
         (not sync and not config.rollout.staleness, "rollout.staleness", f"{config.verl.mode} needs 1 or more"),
         (model is not None and sees(model), "model.path", "a model that sees is for trainer: local"),
@@ -96,8 +105,15 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
             "lora": {"merge": True},  # servers get whole weights, so that any engine will do
         }
     half = not cpu and config.model.dtype == "bfloat16"
-    precision = {"param_dtype": "bf16" if half else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    policy_loss = {"loss_mode": NAME}
+    shards = {
+        "use_torch_compile": not cpu,
+        "mixed_precision": {
+            "param_dtype": "bf16" if half else "fp32",
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
+        },
+        "param_offload": about.offload,
+    }
     return {
         "algorithm": {
             "adv_estimator": NAME,
@@ -161,25 +177,28 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "clip_ratio_low": config.algorithm.clip_low,
                 "clip_ratio_high": config.algorithm.clip_high,
                 "clip_ratio_c": config.algorithm.dual_clip or float("inf"),
-                "policy_loss": policy_loss,
+                "policy_loss": {"loss_mode": NAME},
                 "calculate_entropy": True,
+                "entropy_coeff": config.algorithm.entropy,
+                "use_kl_loss": config.algorithm.kl > 0,  # then verl has a reference model
+                "kl_loss_coef": config.algorithm.kl,
                 "use_torch_compile": not cpu,
                 "grad_clip": config.optimizer.grad_clip,
                 "optim": {
                     "lr": config.optimizer.lr,
                     "betas": list(config.optimizer.betas),
                     "weight_decay": config.optimizer.weight_decay,
-                    "lr_warmup_steps": config.optimizer.warmup,
+                    "lr_warmup_steps": 0,  # a run says its rate with each batch
                     "clip_grad": config.optimizer.grad_clip,
                 },
                 "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
-                "fsdp_config": {
-                    "use_torch_compile": not cpu,
-                    "mixed_precision": precision,
-                    "param_offload": about.offload,
-                    "optimizer_offload": about.offload,
-                    "seed": config.seed,
-                },
+                "fsdp_config": {**shards, "optimizer_offload": about.offload, "seed": config.seed},
+            },
+            # verl keeps a model that is only read in memory pinned for a GPU; so without one it has an optimiser, which
+            # nobody asks.
+            "ref": {
+                "fsdp_config": {**shards, "forward_only": not cpu},
+                "optim": {"_target_": "verl.workers.config.FSDPOptimizerConfig"},
             },
             "rollout": {
                 "name": about.engine,

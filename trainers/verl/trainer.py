@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -29,19 +31,24 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
 from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
+from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, figures_of
-from clawgym.trainers.verl.formulas import NAME, token_factors
+from clawgym.trainers.credit import Attempt, figures_of, scores_of, taught_advantages
+from clawgym.trainers.verl.formulas import NAME, token_votes
+from clawgym.trainers.verl.rows import attempts_of, beside, imitation_of, padded
 from clawgym.trainers.verl.timeline import Span
+from clawgym.trainers.verl.worker import LEARNERS, RATE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from verl.workers.rollout.llm_server import LLMServerClient
 
-__all__ = ["TRAINERS", "Episodes", "Owner", "attempts_of"]
+__all__ = ["TRAINERS", "Episodes", "Owner"]
 
 _POLL = 0.1
 """Seconds between two looks at whether groups have ended."""
@@ -60,8 +67,20 @@ class Owner(Protocol):
         """Before the first step of this call."""
         ...
 
+    def used(self) -> float:
+        """The share of the budget that is used up, in [0, 1]."""
+        ...
+
     def worth(self) -> float:
         """What process counts for."""
+        ...
+
+    def imitated(self, number: int) -> Sequence[Row]:
+        """The rows that are imitated in an update."""
+        ...
+
+    def solved(self, episodes: Sequence[tuple[str, str, Row]]) -> None:
+        """Task, id and row of those of a batch that can be imitated from now on."""
         ...
 
     def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
@@ -124,6 +143,7 @@ class _Ours(PPOTrainer):
         self._numbers: list[int] = []
         self._began = time.monotonic()
         self._sampled = time.time()
+        self._room = 0
         self.spans: list[Span] = []
         """When the last step learnt, and sent weights."""
         super().__init__(config)
@@ -132,6 +152,17 @@ class _Ours(PPOTrainer):
     def version(self) -> int:
         """Of the weights that the servers sample by."""
         return max(0, self.global_steps - 1)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(LEARNERS[self.trainer_mode])
+
+    def reader(self) -> LLMServerClient:
+        """A client that gives back all that a server says, in every mode."""
+        manager: Any = getattr(self, "standalone_server_manager", self.llm_server_manager)
+        return manager.get_client()
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         about = self.config.trainer.v1.sampler
@@ -160,16 +191,23 @@ class _Ours(PPOTrainer):
         longest = max(tag["seq_len"] for tag in batch.tags)
         batch = super()._balance_batch(batch, metrics, **kwargs)
         # A micro-batch has room for the longest row there is, not for the longest there could be.
-        batch.extra_info["max_token_len_per_gpu"] = max(self.owner.config.compute.micro_tokens, longest)
+        self._room = max(self.owner.config.compute.micro_tokens, longest)
+        batch.extra_info["max_token_len_per_gpu"] = self._room
         return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        # What was said of a batch is lost wherever the queue gives it back.
+        batch.extra_info["max_token_len_per_gpu"] = self._room
+        return super()._compute_ref_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         train = self.owner.config
         wanted = ["response_mask", "rollout_log_probs", "old_log_probs", "turns"]
+        wanted += ["teacher_log_probs"] if train.distillation.hints else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         lengths = data["response_mask"]
-        padded = {name: _padded(data[name], lengths) for name in wanted}
-        mask = padded["response_mask"]
+        whole = {name: padded(data[name], lengths) for name in wanted}
+        mask = whole["response_mask"]
         attempts, episode = attempts_of(batch.tags)
         seed = train.seed * 1_000_003 + self.version
         figures: dict[str, float] = {}
@@ -179,20 +217,23 @@ class _Ours(PPOTrainer):
             config=self.config.algorithm,
             attempts=attempts,
             episode=episode,
-            turn=padded["turns"],
+            turn=whole["turns"],
             train=train,
             seed=seed,
             worth=self.owner.worth(),
             figures=figures,
         )
-        importance = None
+        votes = factors = token_votes(mask, episode, train)
         if train.algorithm.old == "recompute":
-            importance = algorithms.truncated_importance(
-                padded["old_log_probs"], padded["rollout_log_probs"], cap=train.algorithm.importance_cap
+            factors = votes * algorithms.truncated_importance(
+                whole["old_log_probs"], whole["rollout_log_probs"], cap=train.algorithm.importance_cap
             )
-        factors = token_factors(mask, episode, importance, train)
         trained = mask.bool()
-        apart = (padded["old_log_probs"].exp() - padded["rollout_log_probs"].exp()).abs()[trained]
+        if train.distillation.hints:
+            teacher = torch.where(trained, whole["teacher_log_probs"], torch.nan)
+            given = taught_advantages(given, whole["old_log_probs"], teacher, train.distillation)
+            figures["opd/tokens_taught_frac"] = float(teacher[trained].isfinite().float().mean())
+        apart = (whole["old_log_probs"].exp() - whole["rollout_log_probs"].exp()).abs()[trained]
         self._numbers = sorted({tag["number"] for tag in batch.tags if not tag.get("is_padding")})
         lags = [self.version - tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding")]
         self._figures = {
@@ -205,35 +246,116 @@ class _Ours(PPOTrainer):
             "staleness/mean": sum(lags) / len(lags),
             "staleness/max": float(max(lags)),
         }
-        made = {"advantages": given, "returns": returns, "rollout_is_weights": factors}
+        made = {"advantages": given, "returns": returns, "rollout_is_weights": factors, "votes": votes}
+        if train.algorithm.imitation:
+            made["imitated"] = torch.zeros_like(given)
+            self.owner.solved(self._solved(batch, attempts, episode, seed))
         fields = TensorDict(
             {name: response_to_nested(value, lengths) for name, value in made.items()}, batch_size=len(batch)
         )
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
+    def _solved(
+        self, batch: KVBatchMeta, attempts: Sequence[Attempt], episode: torch.Tensor, seed: int
+    ) -> list[tuple[str, str, Row]]:
+        """Task, id and row of each episode that earned everything, those of one row."""
+        scores = scores_of(attempts, self.owner.config, seed=seed)
+        chosen = [n for n, e in enumerate(episode.tolist()) if e >= 0 and scores[e] >= 1.0 and attempts[e].n_rows == 1]
+        if not chosen:
+            return []
+        chosen.sort(key=lambda n: int(episode[n]))
+        data = tq.kv_batch_get(
+            keys=[batch.keys[n] for n in chosen], partition_id=batch.partition_id,
+            select_fields=["input_ids", "response_mask"],
+        )  # fmt: skip
+        found = []
+        for n, ids, mask in zip(chosen, data["input_ids"].unbind(0), data["response_mask"].unbind(0), strict=True):
+            row = Row(tuple(ids.tolist()), (*(0,) * (len(ids) - len(mask)), *mask.tolist()))
+            found.append((batch.tags[n]["task"], batch.tags[n]["episode"], row))
+        return found
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # As verl does it, but the size of a mini-batch follows from the batch: rows are as many as there are.
         actor = self.config.actor_rollout_ref.actor
-        size = len(batch) // self.owner.config.algorithm.minibatches
+        cut, rate = self.owner.config.algorithm.minibatches, self._rate()
         batch.extra_info.update(
+            {RATE: rate},
+            max_token_len_per_gpu=self._room,
             calculate_entropy=True,
             distillation_use_topk=False,
             distillation_only=False,
-            global_batch_size=size,
-            mini_batch_size=size,
+            global_batch_size=len(batch) // cut,
+            mini_batch_size=len(batch) // cut,
             epochs=actor.ppo_epochs,
             seed=actor.data_loader_seed,
             dataloader_kwargs={"shuffle": False},
             temperature=self.config.actor_rollout_ref.rollout.temperature,
         )
-        output = self.actor_rollout_wg.update_actor(batch)
+        with self._demonstrations(batch) as learnt:
+            output = self.actor_rollout_wg.update_actor(learnt)
         said = rename_dict(output["metrics"], "actor/")
         said["perf/mfu/actor"] = said.pop("actor/mfu")
-        metrics.update(reduce_metrics(said))
-        metrics.setdefault("actor/entropy", metrics["actor/entropy_loss"])
+        metrics.update(reduce_metrics(said) | {"actor/lr": rate})
+        if (weight := self.owner.config.algorithm.imitation) > 0:
+            metrics["sft/loss"] = metrics.pop("actor/imitation") / weight
         self._guard(metrics)
         self.spans = [("training", self._sampled, time.time())]
         return batch
+
+    @contextmanager
+    def _demonstrations(self, batch: KVBatchMeta) -> Iterator[KVBatchMeta]:
+        """The batch with what is imitated beside it, in every mini-batch; it is in verl's queue only meanwhile."""
+        about, ranks = self.owner.config.algorithm, max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        fields = [*_LEARNT, *(["ref_log_prob"] if about.kl else []), *(["imitated"] if about.imitation else [])]
+        learnt = KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=batch.keys,
+            tags=batch.tags,
+            fields=fields,
+            extra_info=batch.extra_info,
+        )
+        if not about.imitation:
+            yield learnt
+            return
+        keys: list[list[str]] = []
+        rows: list[dict[str, Any]] = []
+        for n in range(about.minibatches):
+            paths = self.owner.imitated(self._updates + n)
+            weight = about.imitation / sum(sum(path.mask) for path in paths)
+            made = [imitation_of(path, weight) for path in paths]
+            made += [imitation_of(paths[0], 0.0)] * (-len(made) % ranks)
+            keys.append([f"imitated_{n}_{place}" for place in range(len(made))])
+            rows += [{name: row[name] for name in fields} for row in made]
+        own = [key for some in keys for key in some]
+        tags = dict(zip(batch.keys, batch.tags, strict=True)) | {key: {"is_padding": True} for key in own}
+        tq.kv_batch_put(
+            keys=own, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows),
+            tags=[tags[key] for key in own],
+        )  # fmt: skip
+        learnt.keys = beside(batch.keys, keys, ranks)
+        learnt.tags = [tags[key] for key in learnt.keys]
+        size, longest = len(learnt.keys) // about.minibatches, max(len(row["input_ids"]) for row in rows)
+        learnt.extra_info.update(
+            global_batch_size=size,
+            mini_batch_size=size,
+            max_token_len_per_gpu=max(longest, self._room),
+        )
+        try:
+            yield learnt
+        finally:
+            tq.kv_clear(keys=own, partition_id=batch.partition_id)
+
+    @property
+    def _updates(self) -> int:
+        """Before this step."""
+        about = self.owner.config.algorithm
+        return (self.global_steps - 1) * about.minibatches * about.epochs
+
+    def _rate(self) -> float:
+        """As in the local trainer, but the same for all updates of a step."""
+        about = self.owner.config.optimizer
+        rising = min(1.0, (self._updates + 1) / max(1, about.warmup))
+        return about.lr * rising * (1 - 0.9 * self.owner.used() if about.decay else 1.0)
 
     def on_train_begin(self) -> None:
         self.owner.begins(self)
@@ -307,36 +429,16 @@ class _Ours(PPOTrainer):
             )
 
 
+_LEARNT = (
+    "prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "old_log_probs", "advantages",
+    "rollout_is_weights", "votes",
+)  # fmt: skip
+"""What a process that learns is given of a row."""
 _KEPT = (
     "actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "actor/clip_fraction", "actor/clip_fraction_low",
     "actor/clip_fraction_high", "actor/dual_clip_fraction", "actor/ratio_mean", "actor/ratio_max", "actor/approx_kl",
+    "actor/ref_kl", "sft/loss",
 )  # fmt: skip
-
-
-def _padded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """(B, T) rows filled up with 0 behind the length that each has in ``like``."""
-    rows, sizes = values.unbind(), [len(row) for row in like.unbind()]
-    made = torch.zeros((len(sizes), max(sizes)), dtype=rows[0].dtype)
-    for place, (row, size) in enumerate(zip(rows, sizes, strict=True)):
-        made[place, :size] = row[:size]
-    return made
-
-
-def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], torch.Tensor]:
-    """The episodes that rows are of, in an order that does not depend on that of the rows; and of each row (B,) which
-    one, -1 for those that only fill up."""
-    known: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for tag in tags:
-        if not tag.get("is_padding"):
-            known[tag["attempt"]["group"], tag["sample"]] = tag["attempt"]
-    places = {key: place for place, key in enumerate(sorted(known))}
-    episode = [-1 if tag.get("is_padding") else places[tag["attempt"]["group"], tag["sample"]] for tag in tags]
-    return [_attempt(known[key]) for key in places], torch.tensor(episode)
-
-
-def _attempt(about: Mapping[str, Any]) -> Attempt:
-    process = {int(turn): value for turn, value in about["process"].items()}
-    return Attempt(**{**about, "turns": tuple(about["turns"]), "process": process})
 
 
 class _SyncTrainer(_Ours, PPOTrainerSync):

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from clawgym.cli import app
 from clawgym.hub import read_checkpoint
 from clawgym.pool import Pool, samples_of
 from clawgym.trainers.local.checkpoints import Checkpoints
@@ -74,6 +76,9 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
         agent={"protocol": "text", "system_prompt": "Work.", "max_steps": 3, "max_tokens": 24},
         rollout={"groups": 2, "group_size": 3, "concurrency": 8},
         reward={"judge": "rule", "calibrate": False},
+        algorithm={"kl": 0.05, "entropy": 0.001, "imitation": 0.1},
+        optimizer={"lr": 1e-3, "decay": True},
+        sft={"batch": 4},
         evaluation={"every": 1, "canary": 1},
         budget={"steps": 2},
         verl={"engine": "transformers"},
@@ -96,6 +101,10 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
         assert row["actor/ratio_mean"] == pytest.approx(1, abs=1e-4)  # said by our loss alone, in verl's process
         assert 0 < row["actor/grad_norm"] < 1e3
         assert row["actor/advantage_abs_mean"] > 0
+        assert row["sft/loss"] > 0
+    assert rows[0]["actor/ref_kl"] == pytest.approx(0, abs=1e-6)
+    assert rows[1]["actor/ref_kl"] > 1e-6
+    assert [row["actor/lr"] for row in rows] == pytest.approx([1e-3, 5.5e-4])
     with Pool(out / "pool.db") as pool:
         stats = pool.stats()["channels"]["train"]
         assert stats["fates"] == {"delivered": 12}
@@ -113,6 +122,12 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
     assert best is not None
     assert measured[-2:] == [("heldout", int(best.name), greedy) for greedy in (False, True)]
     assert "Measured in real boxes" in (out / "report.html").read_text()
+
+    pushed = CliRunner().invoke(app, ["push", "checkpoint", str(out), "--dry-run"])
+    assert pushed.exit_code == 0, pushed.output
+    files = {line.split()[-1] for line in pushed.output.partition("\n\n")[0].splitlines()}
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert not [name for name in files if name.endswith(".pt")]
 
     last = read_checkpoint(out, "last")
     assert last.step == 2

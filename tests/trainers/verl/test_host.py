@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+import torch
+from aiohttp import web
+from transformers import AutoModelForCausalLM
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import EngineError, TrainingError
+from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool, samples_of
+from clawgym.rewards.scoring import TorchScorer
+from clawgym.trainers.local.batch import teacher_of
+from clawgym.trainers.local.teaching import teachers
 
 from ..local.runs import small
 
@@ -25,6 +35,31 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", context_window=1024)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def judge() -> AsyncIterator[Callable[[bool], str]]:
+    """A model behind an OpenAI-compatible endpoint: finds every step good; its address, with a hint or without."""
+
+    async def answer(request: web.Request) -> web.Response:
+        marker = re.search(r"<hint (\w+)>", json.dumps((await request.json())["messages"]))
+        hinted = marker is not None and request.match_info["hints"] == "True"
+        said = f"<hint {marker[1]}>\nWrite the word with echo.\n</hint {marker[1]}>\n" if marker and hinted else ""
+        message = {"role": "assistant", "content": f"{said}Verdict: +1"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "j", "choices": [choice]}
+        )
+
+    app = web.Application()
+    app.router.add_post("/{hints}/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield lambda hints: f"http://127.0.0.1:{port}/{hints}/v1"
+    await runner.cleanup()
 
 
 class Queue:
@@ -74,15 +109,16 @@ def never(_: int) -> bool:
 @contextlib.asynccontextmanager
 async def opened(
     folder: Path, pool: Path, monkeypatch: pytest.MonkeyPatch, *, fails: Callable[[int], bool] = never,
-    hangs: Callable[[int], bool] = never, **rollout: Any,
+    hangs: Callable[[int], bool] = never, parts: Mapping[str, Any] | None = None, **rollout: Any,
 ) -> AsyncIterator[tuple[Any, Queue, Client]]:  # fmt: skip
     queue = Queue()
     monkeypatch.setattr(hosts, "tq", queue)
     about = {"groups": 1, "group_size": 3, "concurrency": 1, **rollout}
-    config = small(trainer="verl", rollout=about, verl={"engine": "transformers"}, reward={"judge": "rule"})
+    given: dict[str, Any] = {"reward": {"judge": "rule"}, **(parts or {})}
+    config = small(trainer="verl", rollout=about, verl={"engine": "transformers"}, **given)
     server = cpu.Server(str(folder), 1)
     client = Client(server, fails, hangs)
-    host = hosts.Host(config, pool, folder, client, context_window=1024)
+    host = hosts.Host(config, pool, folder, client, client, context_window=1024)
     await host.open()
     try:
         yield host, queue, client
@@ -183,6 +219,34 @@ async def test_what_a_killed_run_has_played_is_not_played_again(
         assert (played, len(client.sessions)) == (3, 0)
         assert [key.replace("v", "u", 1) for key in again.keys] == first.keys
         assert [tag["attempt"] for tag in again.tags] == [tag["attempt"] for tag in first.tags]
+
+
+@pytest.mark.parametrize("hints", [True, False])
+async def test_a_judge_behind_an_endpoint_and_its_hints(
+    judge: Callable[[bool], str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hints: bool
+) -> None:
+    """What a teacher says of what was sampled is what the trainer's own model says of it; without a hint, nothing."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    about = {"judge": "model", "model": "j", "base_url": judge(hints), "votes": 1}
+    parts = {"reward": about, "distillation": {"hints": 1}}
+    async with opened(folder, tmp_path / "pool.db", monkeypatch, parts=parts) as (host, queue, _):
+        await host.group("u", 0, 0)
+        counts = await host.advance(1, [])
+        batch = host._pool.fetch(hosts.CONSUMER, 0)
+        own = TorchScorer(AutoModelForCausalLM.from_pretrained(folder))
+        wanted, _ = await teachers(batch, host._config.distillation, host._pool, Renderer(folder), own)
+    assert bool(wanted) is hints
+    assert counts["opd/turns_taught"] == len(wanted)
+    assert counts.get("opd/no_teacher_no-hint", 0) == (0 if hints else counts["judge/scored"])
+    rows = iter(queue.fields[0])
+    for member in batch.groups[0].episodes:
+        for sample in member.samples:
+            row = next(rows)
+            said, trained = row["teacher_log_probs"], row["response_mask"].bool()
+            expected = torch.tensor(teacher_of(member, sample, wanted))
+            torch.testing.assert_close(said[trained], expected, rtol=0, atol=1e-5, equal_nan=True)
+            assert said[~trained].isnan().all()
+            assert said.isfinite().any() == hints
 
 
 async def test_measuring_gives_the_same_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

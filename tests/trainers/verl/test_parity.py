@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
 from clawgym.trainers import algorithms
+from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.credit import taught_advantages
 from clawgym.trainers.local.batch import TrainingBatch, make_batch
 
 from ..local.batches import batch_of, episode_of, sample_of
+from ..local.test_learner import start
 
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos")
-losses: Any = pytest.importorskip("verl.workers.utils.losses")
 configs: Any = pytest.importorskip("verl.workers.config")
 formulas: Any = pytest.importorskip("clawgym.trainers.verl.formulas")
-host: Any = pytest.importorskip("clawgym.trainers.verl.host")
 tensordicts: Any = pytest.importorskip("verl.utils.tensordict_utils")
-trainer: Any = pytest.importorskip("clawgym.trainers.verl.trainer")
+rows: Any = pytest.importorskip("clawgym.trainers.verl.rows")
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -33,7 +39,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "binary": {"reward": {"judge": "rule"}, "algorithm": {"advantage": "binary"}},
     "as sampled": {"algorithm": {"old": "rollout"}},
     "shuffled": {"reward": {"shuffle": True}},
-}
+    "kl and entropy": {"algorithm": {"kl": 0.3, "entropy": 0.1, "aggregation": "sequence"}},
+    "taught": {"reward": {"judge": "policy"}, "distillation": {"hints": 1, "w_rl": 0.6, "w_opd": 0.8, "clip": 0.4}},
+    "taught alone": {
+        "reward": {"judge": "policy"}, "distillation": {"hints": 1, "w_rl": 0.0}, "algorithm": {"old": "rollout"},
+    },
+}  # fmt: skip
 
 
 def some(seed: int) -> Batch:
@@ -60,15 +71,28 @@ def some(seed: int) -> Batch:
     return batch_of(groups)
 
 
+def teachers_of(batch: Batch, seed: int) -> dict[tuple[str, int], list[float]]:
+    """Of some turns; each speaks of all the ids of its turn."""
+    rng = random.Random(seed)
+    taught: dict[tuple[str, int], list[float]] = {}
+    for member in (m for g in batch.groups for m in g.episodes):
+        for sample in member.samples:
+            for turn in set(sample.turn_of):
+                if rng.random() < 0.6:
+                    taught[member.episode.id, turn] = [-rng.random() * 3 for t in sample.turn_of if t == turn]
+    return taught
+
+
 class Both:
     """One batch on both sides, with log-probs before and after a change of the policy."""
 
     def __init__(self, parts: dict[str, Any], seed: int) -> None:
         self.config = TrainConfig.model_validate(parts)
         batch = some(seed)
-        self.local: TrainingBatch = make_batch(batch, self.config, seed=5, worth=0.6)
+        taught = teachers_of(batch, seed) if self.config.distillation.hints else {}
+        self.local: TrainingBatch = make_batch(batch, self.config, seed=5, worth=0.6, taught=taught)
         made = [
-            (number, *host.row_of(member, sample, group.id, self.config))
+            (number, *rows.row_of(member, sample, group.id, self.config, taught))
             for number, (group, member, sample) in enumerate(
                 (g, m, s) for g in batch.groups for m in g.episodes for s in m.samples
             )
@@ -83,6 +107,8 @@ class Both:
         if self.config.algorithm.old == "rollout":
             self.old = self.local.rollout_logp
         self.logp = (self.old + 0.3 * torch.randn(count, generator=generator)).requires_grad_()
+        self.first = self.old + 0.5 * torch.randn(count, generator=generator)
+        self.entropy = torch.rand(count, generator=generator).requires_grad_()
 
     def rows(self, flat: torch.Tensor) -> torch.Tensor:
         """(S,) of the local trainer as (B, T) of verl."""
@@ -98,19 +124,34 @@ class Both:
 
     def of_verl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, T) advantages and factors, by what is registered there."""
-        attempts, episode = trainer.attempts_of(self.tags)
+        attempts, episode = rows.attempts_of(self.tags)
         turns = torch.nn.utils.rnn.pad_sequence([fields["turns"] for fields in self.fields], batch_first=True)
         given, _ = core.get_adv_estimator_fn("clawgym")(
             token_level_rewards=None, response_mask=self.mask, config=None, attempts=attempts,
             episode=episode, turn=turns, train=self.config, seed=5, worth=0.6, figures={},
         )  # fmt: skip
-        importance = None
+        if self.config.distillation.hints:
+            teacher = torch.nn.utils.rnn.pad_sequence(
+                [fields["teacher_log_probs"] for fields in self.fields], batch_first=True
+            )
+            given = taught_advantages(given, self.rows(self.old), teacher, self.config.distillation)
+        self.votes = factors = formulas.token_votes(self.mask, episode, self.config)
         if self.config.algorithm.old == "recompute":
-            importance = algorithms.truncated_importance(self.rows(self.old), self.rows(self.local.rollout_logp))
-        return given, formulas.token_factors(self.mask, episode, importance, self.config)
+            factors = factors * algorithms.truncated_importance(self.rows(self.old), self.rows(self.local.rollout_logp))
+        return given * self.mask, factors
 
-    def local_losses(self) -> torch.Tensor:
-        """(B,) what each row adds to the loss of the local trainer, in verl's order."""
+    @property
+    def advantages(self) -> torch.Tensor:
+        """(S,) of the local trainer."""
+        about, batch = self.config.distillation, self.local
+        if not about.hints:
+            return batch.advantages
+        spoken = batch.teacher_logp.isfinite()
+        opd = algorithms.distillation_advantages(batch.teacher_logp, self.old, clip=about.clip)
+        return algorithms.combined(batch.advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
+
+    def local_losses(self, *, terms: bool = True) -> torch.Tensor:
+        """(B,) what each row adds to the loss of the local trainer, in verl's order; with those of KL and entropy."""
         about, batch = self.config.algorithm, self.local
         weights = algorithms.token_weights(batch.episode, about.aggregation, rows=batch.row)
         importance = None
@@ -120,9 +161,12 @@ class Both:
         for number in self.order:
             mine = torch.where(batch.row == number, weights, 0.0)
             loss, _ = algorithms.policy_loss(
-                self.logp, self.old, batch.advantages, mine, clip_low=about.clip_low, clip_high=about.clip_high,
+                self.logp, self.old, self.advantages, mine, clip_low=about.clip_low, clip_high=about.clip_high,
                 dual_clip=about.dual_clip, importance=importance,
             )  # fmt: skip
+            if terms:
+                loss = loss + about.kl * (mine * algorithms.kl(self.logp, self.first, "k3")).sum()
+                loss = loss - about.entropy * (mine * self.entropy).sum()
             found.append(loss)
         return torch.stack(found)
 
@@ -131,8 +175,42 @@ class Both:
         return configs.ActorConfig(
             strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=about.clip_low,
             clip_ratio_high=about.clip_high, clip_ratio_c=about.dual_clip or float("inf"),
-            policy_loss=configs.PolicyLossConfig(loss_mode="clawgym"),
+            policy_loss=configs.PolicyLossConfig(loss_mode="clawgym"), use_kl_loss=about.kl > 0,
+            kl_loss_coef=about.kl, entropy_coeff=about.entropy,
         )  # fmt: skip
+
+    def of_verl_losses(self, ranks: int, *imitated: tuple[dict[str, Any], torch.Tensor]) -> list[tuple[Any, Any]]:
+        """Of each rank, by the function that its process calls, on rows as verl keeps them; ``imitated``: rows, and the
+        log-probs of their responses."""
+        given, factors = self.of_verl()
+        wanted = {"old_log_probs": self.rows(self.old), "advantages": given, "rollout_is_weights": factors}
+        wanted |= {"votes": self.votes, "ref_log_prob": self.rows(self.first), "imitated": torch.zeros_like(given)}
+        logp, entropy, made = self.rows(self.logp), self.rows(self.entropy), []
+        for n, fields in enumerate(self.fields):
+            length = len(fields["responses"])
+            kept = {name: fields[name] for name in ("prompts", "responses", "response_mask")}
+            kept |= {name: value[n, :length] for name, value in wanted.items()}
+            made.append((kept, logp[n, :length], entropy[n, :length]))
+        for fields, own in imitated:
+            made.append(({name: fields[name] for name in made[0][0]}, own, torch.ones_like(own)))
+        found = []
+        for rank in range(ranks):
+            mine = made[rank::ranks]
+            data = tensordicts.list_of_dict_to_tensordict([fields for fields, _, _ in mine])
+            for name, value in (("dp_size", ranks), ("batch_num_tokens", int(self.mask.sum()))):
+                tensordicts.assign_non_tensor_data(data, name, value)
+            output = {
+                "log_probs": said([(len(fields["prompts"]), logp) for fields, logp, _ in mine]),
+                "entropy": said([(len(fields["prompts"]), entropy) for fields, _, entropy in mine]),
+            }
+            found.append(formulas.loss(self.actor(), output, data))
+        return found
+
+
+def said(values: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """What a model says of responses, as verl has it: one place before the token. (length of the prompt, (T,)) each."""
+    whole = [torch.cat([torch.zeros(start - 1), row, torch.zeros(1)]) for start, row in values]
+    return torch.nested.as_nested_tensor(whole, layout=torch.jagged)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -155,7 +233,7 @@ def test_what_a_row_is_made_of(both: Both) -> None:
 
 def test_advantages(both: Both) -> None:
     given, _ = both.of_verl()
-    torch.testing.assert_close(given, both.rows(both.local.advantages), rtol=0, atol=1e-6)
+    torch.testing.assert_close(given, both.rows(both.advantages), rtol=0, atol=1e-6)
     assert given.any()
 
 
@@ -169,7 +247,7 @@ def test_the_loss_of_each_row(both: Both) -> None:
         )[0]
         for n in range(len(mask))
     ]  # fmt: skip
-    theirs, ours = torch.stack(losses), both.local_losses()
+    theirs, ours = torch.stack(losses), both.local_losses(terms=False)
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
     a, b = (torch.autograd.grad(x.sum(), both.logp, retain_graph=True)[0] for x in (theirs, ours))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
@@ -178,31 +256,86 @@ def test_the_loss_of_each_row(both: Both) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_loss_as_verl_calls_it(both: Both, ranks: int) -> None:
-    """Through its own function, on its nested rows; the mean over ranks is the loss of the batch."""
-    given, factors = both.of_verl()
-    wanted = {"old_log_probs": both.rows(both.old), "advantages": given, "rollout_is_weights": factors}
-    parts = []
-    for rank in range(ranks):
-        places = range(rank, len(both.fields), ranks)
-        fields = [
-            {name: both.fields[n][name] for name in ("prompts", "responses", "response_mask")}
-            | {name: value[n, : len(both.fields[n]["responses"])] for name, value in wanted.items()}
-            for n in places
-        ]
-        data = host.list_of_dict_to_tensordict(fields)
-        for name, value in (("dp_size", ranks), ("batch_num_tokens", 1), ("global_batch_size", 1)):
-            tensordicts.assign_non_tensor_data(data, name, value)
-        logp = both.rows(both.logp)
-        whole = []
-        for n in places:
-            prompt, length = len(both.fields[n]["prompts"]), len(both.fields[n]["responses"])
-            # What the model says of a token stands one place before it.
-            whole.append(torch.cat([torch.zeros(prompt - 1), logp[n, :length], torch.zeros(1)]))
-        output = {"log_probs": torch.nested.as_nested_tensor(whole, layout=torch.jagged)}
-        loss, said = losses.ppo_loss(both.actor(), output, data)
-        assert "actor/clip_fraction_low" in said
-        parts.append(loss)
-    torch.testing.assert_close(torch.stack(parts).mean(), both.local_losses().sum(), rtol=0, atol=1e-6)
+    """The mean over ranks is the loss of the batch; so are its gradients."""
+    found = both.of_verl_losses(ranks)
+    theirs, ours = torch.stack([loss for loss, _ in found]).mean(), both.local_losses().sum()
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
+    for tensor in (both.logp, both.entropy):
+        a, b = (torch.autograd.grad(x, tensor, retain_graph=True, allow_unused=True)[0] for x in (theirs, ours))
+        a, b = (torch.zeros_like(tensor) if x is None else x for x in (a, b))
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+        assert a.any() == (tensor is both.logp or both.config.algorithm.entropy > 0)
+    entropy = sum(figures["actor/entropy"].aggregate() for _, figures in found) / ranks
+    assert entropy == pytest.approx(float(both.entropy.detach().mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
+    both = Both({}, seed=3)
+    paths = [Row((5, 6, 7, 8), (0, 0, 1, 1)), Row((5, 6, 7, 8, 9), (0, 1, 0, 1, 1)), Row((4, 3), (0, 1))]
+    logps = [torch.randn(len(path.ids) - path.mask.index(1)).requires_grad_() for path in paths]
+    count = sum(sum(path.mask) for path in paths)
+    made = [rows.imitation_of(path, 0.4 / count) for path in paths]
+    found = both.of_verl_losses(ranks, *zip(made, logps, strict=True))
+    theirs = torch.stack([loss for loss, _ in found]).mean()
+    masks = [torch.tensor(path.mask[path.mask.index(1) :]) for path in paths]
+    away = -torch.stack([(logp * mask).sum() for logp, mask in zip(logps, masks, strict=True)]).sum() / count
+    ours = both.local_losses().sum() + 0.4 * away
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
+    for tensor in (*logps, both.logp):
+        a, b = (torch.autograd.grad(x, tensor, retain_graph=True)[0] for x in (theirs, ours))
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    seen = sum(figures["actor/imitation"].aggregate() for _, figures in found) / ranks
+    assert seen == pytest.approx(0.4 * float(away.detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
+def test_a_step_of_the_local_trainer_has_this_loss_and_this_gradient(name: str, tmp_path: Path) -> None:
+    """Its own code, on a model, beside verl's loss of what that model says."""
+    both = Both({"guards": {"max_kl": 1e9}, **CONFIGS[name]}, seed=3)
+    learner = start(make_tiny_model(tmp_path / "model", spread=0.05), both.config)
+    model: Any = learner.policy.module
+    with torch.no_grad():
+        for number, weight in enumerate(model.parameters()):
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+
+    def says(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """(S,) log-probs and entropies."""
+        found = []
+        for path in both.local.paths:
+            logp = model(torch.tensor([path.ids])).logits[0, :-1].log_softmax(-1)
+            trained = torch.tensor(path.mask[1:]).bool()
+            own = logp.gather(1, torch.tensor(path.ids[1:])[:, None])[:, 0]
+            found.append(torch.stack([own[trained], -(logp.exp() * logp).sum(-1)[trained]]))
+        return torch.cat(found, 1).unbind()
+
+    both.logp, both.entropy = says(model)
+    if both.config.algorithm.old == "recompute":
+        both.old = both.logp.detach()
+    if learner.policy.reference is not None:
+        both.first = says(learner.policy.reference)[0].detach()
+    ((loss, seen),) = both.of_verl_losses(1)
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    figures = learner.learn(both.local, seed=0)
+    assert float(loss.detach()) == pytest.approx(figures["actor/pg_loss"], abs=1e-5)
+    norm = float(torch.stack([each.norm() for each in gradient]).norm())
+    assert 0 < norm == pytest.approx(figures["actor/grad_norm"], rel=1e-4)
+    for one in ("actor/entropy", *(["actor/ref_kl"] if both.config.algorithm.kl else [])):
+        assert 0 < seen[one].aggregate() == pytest.approx(figures[one], abs=1e-5)
+
+
+@given(ranks=st.integers(1, 4), cut=st.integers(1, 3), size=st.integers(1, 5), share=st.integers(0, 3))
+def test_every_mini_batch_of_every_rank_has_its_share_beside_it(ranks: int, cut: int, size: int, share: int) -> None:
+    own = [("row", n) for n in range(ranks * cut * size)]
+    others = [[(n, place) for place in range(ranks * share)] for n in range(cut)]
+    found = rows.beside(own, others, ranks)
+    assert [one for one in found if one[0] == "row"] == own
+    assert len(set(found)) == len(found) == len(own) + cut * ranks * share
+    piece = len(found) // (ranks * cut)
+    for number in range(ranks * cut):
+        mine = found[number * piece : (number + 1) * piece]
+        assert sum(one[0] == "row" for one in mine) == size
+        assert {one[0] for one in mine} <= {"row", number % cut}
 
 
 def test_mini_batches_share_the_votes() -> None:

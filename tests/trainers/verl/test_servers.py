@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from transformers import AutoModelForCausalLM
 
 from clawgym.engines import Sampling, TransformersEngine
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import ContextLengthExceeded, EngineError
+from clawgym.rewards.scoring import TorchScorer
 
 cpu: Any = pytest.importorskip("clawgym.trainers.verl.cpu")
 servers: Any = pytest.importorskip("clawgym.trainers.verl.servers")
@@ -105,6 +108,46 @@ async def test_an_aborted_request_gives_back_what_it_has_and_new_ones_wait(serve
     assert not waiting.done()
     await server.resume_generation()
     assert len((await waiting).ids) <= 4
+
+
+async def test_what_was_sampled_is_read_as_the_trainer_would(server: Any, folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.load_state_dict({name: tensor + 0.01 for name, tensor in model.state_dict().items()})
+    sampled_ids = [30, 31, 2, 33]
+    reader = servers.Reader(Client(server), context_window=128)
+    found = []
+    for version in (6, 7):  # also after the weights have changed again
+        model.load_state_dict({name: tensor * 1.05 for name, tensor in model.state_dict().items()})
+        await server.load(dict(model.state_dict()), version)
+        for top_k in (0, 3):
+            one, other = [
+                await scorer.score(PROMPT, sampled_ids, top_k=top_k) for scorer in (reader, TorchScorer(model))
+            ]
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+            assert (one.top_ids == other.top_ids).all()
+            assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-5)
+            assert one.top_logprobs.shape == (4, top_k)
+        found.append(one.logprobs)
+    assert abs(found[0] - found[1]).max() > 1e-3
+
+
+async def test_who_cannot_read_has_nothing_to_say(server: Any) -> None:
+    reader = servers.Reader(Client(server), context_window=8)
+    assert np.isnan((await reader.score(PROMPT, [30, 31, 32, 33], top_k=2)).logprobs).all()
+    assert np.isfinite((await reader.score(PROMPT, [30, 31, 32])).logprobs).all()
+    with pytest.raises(ValueError, match="temperature 1 alone"):
+        await reader.score(PROMPT, [30], temperature=0.7)
+
+
+async def test_a_server_that_reads_other_ids_is_refused() -> None:
+    class Other:
+        async def generate(self, *_: Any, prompt_ids: list[int], **__: Any) -> Any:
+            count = len(prompt_ids)
+            said = {"prompt_ids": [[1]] * count, "prompt_logprobs": [[-1.0]] * count}
+            return cpu.TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=said)
+
+    with pytest.raises(EngineError, match="other ids"):
+        await servers.Reader(Other(), context_window=128).score(PROMPT, [30])
 
 
 async def test_an_aborted_request_is_a_failure_of_the_engine_that_may_be_tried_again(folder: Path) -> None:

@@ -65,14 +65,16 @@ def test_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        ({"algorithm": {"kl": 0.1}}, "algorithm.kl"),
-        ({"optimizer": {"decay": True}}, "optimizer.decay"),
         ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize"),
-        ({"budget": {"minutes": 3}}, "budget.minutes"),
         ({"rollout": {"staleness": 1}}, "rollout.staleness"),
         ({"verl": {"mode": "colocate_async"}}, "rollout.staleness"),
         ({"verl": {"engine": "transformers"}, "compute": {"device": "cuda"}}, "verl.engine"),
-        ({"distillation": {"hints": 1}, "reward": {"judge": "policy"}}, "distillation.hints"),
+        (
+            {"distillation": {"hints": 1}, "reward": {"judge": "policy"}, "rollout": {"temperature": 0.9}},
+            "rollout.temperature",
+        ),
+        ({"algorithm": {"imitation": 0.1}, "rollout": {"temperature": 0.9}}, "rollout.temperature"),
+        ({"algorithm": {"imitation": 0.1}, "verl": {"nodes": 2}}, "verl.nodes"),
     ],
 )
 def test_what_is_not_done_is_refused_by_its_name(parts: dict[str, Any], named: str) -> None:
@@ -111,3 +113,21 @@ def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "sees", vision=True)
     with pytest.raises(TrainingError, match=r"^model\.path"):
         refuse(config(), folder)
+
+
+def test_the_tiny_recipe_needs_but_its_trainer_changed() -> None:
+    refuse(load_config("tiny-cpu", ["trainer=verl", "verl.engine=transformers"]))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_first_policy_is_kept_where_it_is_asked_for(engine: str, tmp_path: Path) -> None:
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    made = told(tmp_path, config(verl={"engine": engine}, algorithm={"kl": 0.1, "entropy": 0.2}))
+    actor, ref = made.actor_rollout_ref.actor, made.actor_rollout_ref.ref
+    assert need_reference_policy(made)
+    validate_config(made, use_reference_policy=True, use_critic=False)
+    assert (actor.kl_loss_coef, actor.entropy_coeff) == (0.1, 0.2)
+    assert ref.fsdp_config.mixed_precision == actor.fsdp_config.mixed_precision
+    assert ref.fsdp_config.forward_only == (engine == "vllm")
