@@ -160,9 +160,9 @@ class Learner:
                 importance=None if importance is None else importance[at],
             )
             count = len(at)
-            if about.kl and self.policy.reference is not None:
-                with torch.no_grad():
-                    first, _ = token_logprobs(self.policy.reference, micro, temperature=batch.temperature)
+            if about.kl:
+                with torch.no_grad(), self.policy.first() as module:
+                    first, _ = token_logprobs(module, micro, temperature=batch.temperature)
                 apart = algorithms.kl(logp, first, "k3")
                 loss = loss + about.kl * (weights[at] * apart).sum()
                 figures.add("actor/ref_kl", apart.detach().mean(), count)

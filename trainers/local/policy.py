@@ -6,7 +6,9 @@ exist for trained tokens only, and for a bounded number of them at a time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,7 @@ class Policy:
         self.folder = folder
         """Of the model it was loaded from: its tokenizer and chat template."""
         self.reference = reference
-        """The first policy, for a KL term; ``None`` where nobody asked for one."""
+        """The first policy, where it was asked for and is another module (:meth:`first`)."""
         self._reader = reader
 
     @property
@@ -95,6 +97,15 @@ class Policy:
             await engine.load_adapter(ADAPTER, weights, version, config=config)
         else:
             await engine.update_weights(weights, version)
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[Any]:
+        """The module of the policy that training began with, for a KL term: below adapters, it is the model itself."""
+        if self.lora:
+            with self.module.disable_adapter():
+                yield self.module
+        else:
+            yield self.reference
 
     def scorer(self) -> TorchScorer:
         """Reads by these weights. Runs the module; nobody else may meanwhile."""

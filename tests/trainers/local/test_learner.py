@@ -185,8 +185,10 @@ def test_entropy_can_be_rewarded(folder: Path) -> None:
     assert seen[-1] > seen[0] + 1e-3
 
 
-def test_a_first_policy_holds_back(folder: Path) -> None:
-    free, held = config(algorithm={"epochs": 4}), config(algorithm={"epochs": 4, "kl": 50.0})
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_first_policy_holds_back(folder: Path, lora: dict[str, Any] | None) -> None:
+    model = {"model": {"lora": lora}, "optimizer": {"lr": 1e-3 if lora is None else 1e-2}}
+    free, held = config(algorithm={"epochs": 4}, **model), config(algorithm={"epochs": 4, "kl": 50.0}, **model)
     moved = []
     for about in (free, held):
         learner = start(folder, about)
