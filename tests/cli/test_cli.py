@@ -15,9 +15,19 @@ from clawgym import __version__
 from clawgym.cli import app
 from clawgym.cli.doctor import examine
 
+# The demo's training, with next to nothing of everything: what is learnt takes minutes.
+BRIEFLY = """
+import clawgym.trainers.config as config
+whole = config.load_config
+brief = [f"tasks.{part}.count={n}" for part, n in dict(demonstrations=4, train=4, validation=1, heldout=1).items()]
+brief += ["model.scratch.hidden=32", "sft.steps=2", "sft.evaluate_every=1", "budget.steps=2", "evaluation.every=1"]
+brief += ["rollout.groups=1", "rollout.group_size=2"]
+config.load_config = lambda source, overrides: whole(source, [*overrides, *brief])
+"""
 
-def clawgym(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", "from clawgym.cli import main; main()", *words]
+
+def clawgym(*words: str, cwd: Path, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", f"{before}\nfrom clawgym.cli import main; main()", *words]
     return subprocess.run(argv, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=170)
 
 
@@ -71,8 +81,9 @@ def test_doctor_says_what_chroot_does_not_isolate(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the demo needs a sandbox")
-def test_the_demo_ranks_three_agents_and_leaves_three_reports(tmp_path: Path) -> None:
-    done = clawgym("demo", cwd=tmp_path)
+def test_the_demo_ranks_three_agents_and_trains_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = clawgym("demo", cwd=tmp_path, before=BRIEFLY)
     assert done.returncode == 0, done.stderr
     ranks = [line.split("│")[1:4] for line in done.stdout.splitlines() if line.count("│") > 4]
     named = {name.strip(): (rank.strip(), score.strip()) for rank, name, score in ranks if rank.strip()}
@@ -83,5 +94,10 @@ def test_the_demo_ranks_three_agents_and_leaves_three_reports(tmp_path: Path) ->
         report = tmp_path / "runs" / "demo" / agent / "report.html"
         assert str(report.relative_to(tmp_path)) in done.stdout
         assert "<html" in report.read_text()[:200]
-    again = clawgym("demo", cwd=tmp_path)
+    for name, steps in (("imitated", (0, 1, 2)), ("trained", (0, 1, 2))):
+        assert f"report: runs/demo/{name}/report.html" in done.stdout
+        method = {"imitated": "imitation", "trained": "reinforcement"}[name]
+        shown = [line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith(f"{method} ")]
+        assert shown == [str(step) for step in steps]
+    again = clawgym("demo", cwd=tmp_path, before=BRIEFLY)
     assert again.stdout == done.stdout, "the same command goes on from where it was: nothing is left to do"
