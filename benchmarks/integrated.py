@@ -25,13 +25,12 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from learning import heldout, newcombe, rows, train
+from learning import half_width, heldout, newcombe, rows, train
 
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
-from clawgym.evaluation.statistics import student_t
 from clawgym.pool import Pool
 from clawgym.records import Task, TaskFile
 from clawgym.rewards.head import train_head
@@ -181,8 +180,7 @@ def table(out: Path, seeds: list[int]) -> None:
                 f"| {acted(run):,.0f} | {'' if auc is None else f'{auc:.2f}'} |"
             )
         if len(found := gains.get(arm, [])) > 1:
-            half = student_t(0.975, len(found) - 1) * stdev(found) / len(found) ** 0.5
-            print(f"| **{arm}** | all | | | | **{fmean(found):+.2f}** +- {half:.2f} | | |")
+            print(f"| **{arm}** | all | | | | **{fmean(found):+.2f}** +- {half_width(found):.2f} | | |")
     points = sorted((auc, fmean(gains[arm])) for arm, (_, auc) in ARMS.items() if auc is not None and arm in gains)
     if len(points) > 1:
         style = "<style>polyline{fill:none;stroke:#26c}line{stroke:#ccc}text{font:11px sans-serif}</style>"

@@ -22,6 +22,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -37,9 +38,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 
 def train(kind: str, out: Path, *settings: str, config: str) -> None:
-    """One run, to its end."""
-    if (out / "report.html").exists() and rows(out, "evaluations")[-1]["split"] == "heldout":
-        return
+    """One run, to its end: for one that has ended, the command does nothing."""
     words = [str(Path(sys.executable).parent / "clawgym"), "train", kind, "--config", config, "--out", str(out)]
     for setting in settings:
         words += ["--set", setting]
@@ -69,6 +68,11 @@ def newcombe(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, floa
     down = ((after["score"] - after["low"]) ** 2 + (before["high"] - before["score"]) ** 2) ** 0.5
     up = ((after["high"] - after["score"]) ** 2 + (before["score"] - before["low"]) ** 2) ** 0.5
     return rise, rise - down, rise + up
+
+
+def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
+    """Of Student's interval of the mean of two or more values."""
+    return student_t((1 + confidence) / 2, len(values) - 1) * stdev(values) / len(values) ** 0.5
 
 
 def run_seed(out: Path, seed: int, arms: list[str], config: str) -> None:
@@ -102,8 +106,7 @@ def table(out: Path, seeds: list[int]) -> None:
                 f"{rise:+.2f} [{low:+.2f}, {high:+.2f}] | {seconds(run) / 60:.1f} |"
             )
         if len(rises) > 1:
-            half = student_t(0.975, len(rises) - 1) * stdev(rises) / len(rises) ** 0.5
-            print(f"| **{arm}** | all | | | **{fmean(rises):+.2f}** +- {half:.2f} | |")
+            print(f"| **{arm}** | all | | | **{fmean(rises):+.2f}** +- {half_width(rises):.2f} | |")
 
 
 def main() -> None:

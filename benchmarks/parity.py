@@ -15,16 +15,12 @@ within 0.1 of 0, two one-sided tests at the level of 0.05 each say that the trai
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import yaml
-
-from clawgym.evaluation.statistics import student_t
+from learning import half_width, heldout, train
 
 MARGIN = 0.1
 SETTINGS: dict[str, Any] = {
@@ -46,27 +42,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def train(kind: str, out: Path, config: Path, *settings: str) -> None:
-    """One run, to its end."""
-    if (out / "report.html").exists() and rows(out) and rows(out)[-1]["split"] == "heldout" and rows(out)[-1]["greedy"]:
-        return
-    words = [str(Path(sys.executable).parent / "clawgym"), "train", kind, "--config", str(config), "--out", str(out)]
-    for setting in settings:
-        words += ["--set", setting]
-    print("$ clawgym", " ".join(words[1:]), flush=True)
-    subprocess.run(words, check=True)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    path = run / "evaluations.jsonl"
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-
-
-def success(run: Path) -> float:
-    """On what is held out, at the end."""
-    return [row for row in rows(run) if row["split"] == "heldout" and not row["greedy"]][-1]["score"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -77,21 +52,22 @@ def main() -> None:
     config = args.out / "config.yaml"
     config.write_text(yaml.safe_dump({**SETTINGS, "budget": {"steps": args.steps}}))
     base = args.out / "base"
-    train("sft", base, config)
+    train("sft", base, config=str(config))
     found: list[tuple[float, float]] = []
     for seed in range(args.seeds):
         ends = []
         for trainer in ("local", "verl"):
             run = args.out / f"{trainer}-{seed}"
-            train("rl", run, config, f"model.path={base}", f"seed={seed}", f"trainer={trainer}")
-            ends.append(success(run))
+            train("rl", run, f"model.path={base}", f"seed={seed}", f"trainer={trainer}", config=str(config))
+            ends.append(heldout(run)["score"])
         found.append((ends[0], ends[1]))
         print(f"seed {seed}: local {ends[0]:.3f}, verl {ends[1]:.3f}", flush=True)
     apart = [verl - local for local, verl in found]
-    print(f"before: {success(base):.3f}; local {fmean(a for a, _ in found):.3f}, verl {fmean(b for _, b in found):.3f}")
+    before, local, verl = heldout(base)["score"], fmean(a for a, _ in found), fmean(b for _, b in found)
+    print(f"before: {before:.3f}; local {local:.3f}, verl {verl:.3f}")
     if len(apart) < 2:
         return
-    half = student_t(0.95, len(apart) - 1) * stdev(apart) / len(apart) ** 0.5
+    half = half_width(apart, 0.9)
     low, high = fmean(apart) - half, fmean(apart) + half
     same = "equivalent" if low > -MARGIN and high < MARGIN else "not shown to be equivalent"
     print(f"verl - local: {fmean(apart):+.3f}, 90 % interval {low:+.3f} to {high:+.3f}: {same} within {MARGIN}")

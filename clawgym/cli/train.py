@@ -42,8 +42,8 @@ def train_command(
         raise TrainingError("imitation is for trainer: local: train sft with it, and rl from what it leaves with verl")
     name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
     folder = out or Path("runs") / name
-    _needed()
     if dry_run:
+        _needed()
         from clawgym.trainers.local.main import plan
 
         _show(plan(chosen, method, folder))  # type: ignore[arg-type]

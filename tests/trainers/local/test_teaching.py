@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from aiohttp import web
 from pydantic import ValidationError
 
 from clawgym.engines.tiny import make_tiny_model
@@ -21,6 +19,7 @@ from clawgym.pool import Pool
 from clawgym.trainers.local.batch import make_batch
 from clawgym.trainers.local.main import train
 
+from ..endpoint import judge_endpoint
 from .batches import some_batch
 from .runs import Said, small
 from .test_learner import config, on_policy, start
@@ -75,27 +74,8 @@ def test_hints_need_a_judge_that_gives_them() -> None:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def judge() -> AsyncIterator[str]:
-    """A judge behind an endpoint: finds every step good, and has one hint."""
-
-    async def answer(request: web.Request) -> web.Response:
-        asked = json.dumps((await request.json())["messages"])
-        marker = re.search(r"<hint (\w+)>", asked)
-        said = f"<hint {marker[1]}>\nWrite the word with echo.\n</hint {marker[1]}>\n" if marker else ""
-        message = {"role": "assistant", "content": f"{said}Verdict: +1"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "j", "choices": [choice]}
-        )
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"  # type: ignore[attr-defined]
-    await runner.cleanup()
+    async with judge_endpoint() as at:
+        yield at(True)
 
 
 @pytest.mark.asyncio(loop_scope="module")
