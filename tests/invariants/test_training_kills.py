@@ -68,6 +68,41 @@ def check_learnt(out: Path, steps: int) -> None:
                 assert episode.fate == "delivered" or episode.outcome == "infra"
 
 
+# Killed in its third step, once, right before or after its checkpoint is written.
+KILLED = """
+import os, signal
+from clawgym.trainers.local.checkpoints import Checkpoints
+
+save = Checkpoints.save
+
+def killing(self, policy, learner, progress):
+    mark = self.folder.parent / "killed"
+    kill = progress.step == 3 and not mark.exists()
+    if not kill or {after}:
+        save(self, policy, learner, progress)
+    if kill:
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Checkpoints.save = killing
+"""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_step_is_whole_where_its_checkpoint_is_the_last_that_was_done(tmp_path: Path, after: bool) -> None:
+    config = small(
+        budget={"steps": 4}, evaluation={"every": 100}, rollout={"groups": 1, "group_size": 2, "staleness": 1}
+    )
+    given = [str(tmp_path / "run"), config.model_dump_json()]
+    begin, end = PROGRAM.split("asyncio.run(")
+    cut = begin + KILLED.format(after=after) + "asyncio.run(" + end
+    first = subprocess.run([sys.executable, "-c", cut, *given], capture_output=True, text=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-2000:]
+    done = subprocess.run([sys.executable, "-c", cut, *given], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_learnt(tmp_path / "run", 4)
+
+
 @pytest.mark.timeout(600 if KILLS < 3 else 0)
 def test_a_killed_trainer_learns_every_batch_once(tmp_path: Path) -> None:
     steps = 8 * KILLS  # more than are learnt between the kills, so that each of them finds a trainer at work

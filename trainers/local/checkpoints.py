@@ -49,6 +49,11 @@ class Progress:
     """Sampled and trained."""
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def weigh(self, score: float) -> None:
+        """This step's score on the validation part is known."""
+        if score > self.best_score:
+            self.best_score, self.best_step = score, self.step
+
     def used(self, budget: Budget) -> float:
         """The share of ``budget`` that is used up, in [0, 1]."""
         minutes = 0.0 if budget.minutes is None else self.seconds / (60 * budget.minutes)
@@ -81,8 +86,8 @@ class Checkpoints:
             return None
         return folder if (folder / "state.json").exists() else None
 
-    def save(self, policy: Policy, learner: Learner, progress: Progress, *, best: bool = False) -> Path:
-        """Write a checkpoint of ``progress.step``. Raises as :meth:`put` does."""
+    def save(self, policy: Policy, learner: Learner, progress: Progress) -> Path:
+        """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
         state = dict(_flat(learner))
         need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE
@@ -95,14 +100,14 @@ class Checkpoints:
             (part / "state.json").write_text(json.dumps(about), "utf-8")
             save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
 
-        return self.put(progress.step, need, fill, best=best)
+        return self.put(progress, need, fill)
 
-    def put(self, step: int, need: int, fill: Callable[[Path], None], *, best: bool = False) -> Path:
-        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``last`` (and ``best``) name it,
-        then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not fit, or
-        cannot be written; then nothing has changed."""
+    def put(self, progress: Progress, need: int, fill: Callable[[Path], None]) -> Path:
+        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``last`` (and ``best``, if it is)
+        name it, then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not
+        fit, or cannot be written; then nothing has changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"{step:06d}"
+        target = self.folder / f"{progress.step:06d}"
         free = shutil.disk_usage(self.folder).free
         if free < need:
             raise TrainingError(
@@ -127,7 +132,7 @@ class Checkpoints:
         finally:
             shutil.rmtree(part, ignore_errors=True)
         write_atomic(self.folder / "last", target.name.encode())
-        if best:
+        if progress.best_step == progress.step:
             write_atomic(self.folder / "best", target.name.encode())
         self._prune()
         return target

@@ -105,6 +105,7 @@ class _Loop:
             for greedy in (False, True):
                 await self._run.measure(self._setting, "heldout", self._parts.heldout, 0, greedy=greedy)
             await self._validate()
+            await self._save()
         self._collector.advance(progress.step, await self._dropped())
         collecting = asyncio.create_task(self._collector.run())
         try:
@@ -114,8 +115,9 @@ class _Loop:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
         if self._over():
-            if self._checkpoints.last() is None or progress.step % self._config.checkpoint_every:
+            if not self._checkpoints.at(progress.step):
                 await self._validate()
+                await self._save()
             await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
 
     async def _acknowledge(self) -> None:
@@ -165,12 +167,12 @@ class _Loop:
             "timing/rollouts_idle_seconds": self._collector.idle_seconds,
             "rollout/infra": float(self._groups.infra),
         }
-        if progress.step % config.evaluation.every == 0:
+        validates = progress.step % config.evaluation.every == 0
+        if validates:
             figures |= await self._validate()
-        elif progress.step % config.checkpoint_every == 0:
-            await asyncio.to_thread(self._checkpoints.save, self._policy, self._learner, progress)
         self._run.log(progress.step, figures)
-        if self._checkpoints.at(progress.step):
+        if validates or progress.step % config.checkpoint_every == 0:
+            await self._save()
             await self._acknowledge()
         self._collector.advance(progress.step, await self._dropped())
 
@@ -234,17 +236,13 @@ class _Loop:
         return stats["channels"].get("train", {}).get("groups", {}).get("dropped", 0)
 
     async def _validate(self) -> dict[str, float]:
-        """Measure on the validation part, and save a checkpoint; the figures of the canaries."""
+        """Measure on the validation part; the figures of the canaries."""
         seen = self._progress.extra.setdefault("canary", {})
         figures, warnings = await self._canaries.look(seen)
         for text in warnings:
             self._run.say(f"warning: {text}")
-        await self._run.validate(
-            self._setting,
-            self._parts.validation,
-            self._progress,
-            self._checkpoints,
-            self._policy,
-            self._learner,
-        )
+        await self._run.validate(self._setting, self._parts.validation, self._progress)
         return figures
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(self._checkpoints.save, self._policy, self._learner, self._progress)

@@ -153,7 +153,8 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
         progress.step += 1
         told(f"imitation, loss {figures['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
-            checkpoints.save(policy, learner, progress, best=progress.step == steps)
+            progress.best_step = steps
+            checkpoints.save(policy, learner, progress)
     best = checkpoints.best()
     return None if best is None else best / "model"
 

@@ -1,13 +1,12 @@
 """The folder of a training run: configuration, receipt, figures, measurements, report.
 
-Invariants: a figure is a line that is whole or not there; figures of steps that are done again, after a run was killed,
-take the place of the old ones; one process at a time writes a folder, and only with the configuration it began with
-(budget, tracking and what the machine does at once may change).
+Invariants: a figure is a line that is whole or not there; those of a step are written before its checkpoint, and those
+of steps that are done again, after a run was killed, take the place of the old ones; one process at a time writes a
+folder, and only with the configuration it began with (budget, tracking and what the machine does at once may change).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from clawgym.records import Task, TaskSet
 from clawgym.runs import RunFolder, make_receipt, repair_tail, write_atomic
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress, load_weights
-from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.parts import Parts
 from clawgym.trainers.local.policy import Policy
 from clawgym.trainers.local.setting import Measured, Setting
@@ -147,21 +145,10 @@ class Run:
         for sink in self._sinks:
             sink.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
 
-    async def validate(
-        self,
-        setting: Setting,
-        tasks: Sequence[Task],
-        progress: Progress,
-        checkpoints: Checkpoints,
-        policy: Policy,
-        learner: Learner,
-    ) -> None:
-        """Measure on the validation part, and save a checkpoint; the best so far is kept."""
+    async def validate(self, setting: Setting, tasks: Sequence[Task], progress: Progress) -> None:
+        """Measure on the validation part; the policy may be the best from now on."""
         score = await self.measure(setting, "validation", tasks, progress.step)
-        better = score.estimate.value > progress.best_score
-        if better:
-            progress.best_score, progress.best_step = score.estimate.value, progress.step
-        await asyncio.to_thread(checkpoints.save, policy, learner, progress, best=better)
+        progress.weigh(score.estimate.value)
 
     async def measure_best(
         self, setting: Setting, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
@@ -171,13 +158,17 @@ class Run:
         if best is None:
             raise TrainingError(f"{self.path}: no checkpoint is there to measure: train first")
         step = int(best.name)
-        known = [(row["split"], row["step"], row["greedy"]) for row in self._lines(EVALUATIONS)]
-        missing = [greedy for greedy in (False, True) if ("heldout", step, greedy) not in known]
+        missing = self.unmeasured(step)
         if missing:
             load_weights(best, policy)
             await policy.publish(setting.engine, step)
         for greedy in missing:
             await self.measure(setting, "heldout", tasks, step, greedy=greedy)
+
+    def unmeasured(self, step: int) -> list[bool]:
+        """In which ways (greedy or not) the policy of ``step`` was not measured yet on what is held out."""
+        known = [(row["split"], row["step"], row["greedy"]) for row in self._lines(EVALUATIONS)]
+        return [greedy for greedy in (False, True) if ("heldout", step, greedy) not in known]
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name

@@ -38,7 +38,8 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
         run.rewind(progress.step)
         async with opened(config, policy, pool, version=progress.step) as setting:
             if last is None:
-                await run.validate(setting, parts.validation, progress, checkpoints, policy, learner)
+                await run.validate(setting, parts.validation, progress)
+                await asyncio.to_thread(checkpoints.save, policy, learner, progress)
             while not _enough(config, progress) and not stop.is_set():
                 batch = imitated.batch(progress.step)
                 figures = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
@@ -47,7 +48,8 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
                 run.log(progress.step, figures)
                 if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
                     await policy.publish(setting.engine, progress.step)
-                    await run.validate(setting, parts.validation, progress, checkpoints, policy, learner)
+                    await run.validate(setting, parts.validation, progress)
+                    await asyncio.to_thread(checkpoints.save, policy, learner, progress)
             if _enough(config, progress):
                 await run.measure_best(setting, policy, checkpoints, parts.heldout)
     return progress

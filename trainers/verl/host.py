@@ -168,14 +168,17 @@ class Host:
         figures, warnings = await self._canaries.look(seen)
         return figures, warnings, seen
 
-    async def advance(self, version: int, learnt: Sequence[int]) -> dict[str, Any]:
-        """The servers sample by ``version``; groups ``learnt``, which were played here, are in a checkpoint.
+    async def learnt(self, groups: Sequence[int]) -> None:
+        """These, which were played here, are in a checkpoint."""
+        for number in groups:
+            await asyncio.to_thread(self._pool.ack, CONSUMER, number)
+
+    async def advance(self, version: int) -> dict[str, Any]:
+        """The servers sample by ``version``.
 
         Returns counts since the start, of teachers and of when serving, rollouts and judging were busy since the last
         call."""
         self._engine.policy_version = version
-        for number in learnt:
-            await asyncio.to_thread(self._pool.ack, CONSUMER, number)
         stats = await asyncio.to_thread(self._pool.stats)
         groups = stats["channels"].get("train", {}).get("groups", {})
         judged = {}

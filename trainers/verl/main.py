@@ -198,11 +198,14 @@ class _Work:
         self._episodes.check()
 
     def begins(self, trainer: Any) -> None:
-        self._advance(self._progress.step, self._progress.extra.get("groups", ()))
+        self._unacked = list(self._progress.extra.get("groups", ()))
+        self._acknowledge()
+        self._advance(self._progress.step)
         if self._progress.step == 0 and self._checkpoints.last() is None:
             for greedy in (False, True):
                 self._measure("heldout", 0, greedy=greedy)
-            self._validate(trainer)
+            self._validate()
+            self._save(trainer)
 
     def worth(self) -> float:
         return float(self._progress.extra.get("process_worth", 1.0))
@@ -231,26 +234,25 @@ class _Work:
         return figures
 
     def learnt(self, trainer: Any, groups: list[int]) -> None:
-        progress, config = self._progress, self.config
+        progress = self._progress
         progress.step = trainer.global_steps
         progress.seconds += trainer.seconds
         progress.tokens += trainer.tokens
         self._unacked += groups
         progress.extra["groups"] = list(self._unacked)
-        if progress.step % config.evaluation.every == 0:
-            self._counts |= self._validate(trainer)
-        elif progress.step % config.checkpoint_every == 0:
-            self._save(trainer)
-        learnt: Sequence[int] = ()
-        if self._checkpoints.at(progress.step):
-            learnt, self._unacked = self._unacked, []
-        self._advance(progress.step, learnt)
+        if progress.step % self.config.evaluation.every == 0:
+            self._counts |= self._validate()
+        self._advance(progress.step)
         self._run.timeline(progress.step, merged([*self._spans, *trainer.spans]))
         self._spans = []
 
-    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+    def figures(self, trainer: Any, figures: Mapping[str, float]) -> None:
         counts, self._counts = self._counts, {}
+        step, config = self._progress.step, self.config
         self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
+        if step % config.evaluation.every == 0 or step % config.checkpoint_every == 0:
+            self._save(trainer)
+            self._acknowledge()
         if self._stop.is_set() or self._over():
             raise _Stopped
 
@@ -259,16 +261,21 @@ class _Work:
 
     # --- the parts of it ---
 
-    def _advance(self, version: int, learnt: Sequence[int]) -> None:
-        """Tell the hosts which version is sampled by, and what need not be played again."""
+    def _acknowledge(self) -> None:
+        """Tell the hosts what the newest checkpoint holds: it need not be played again."""
         import ray
 
+        learnt, self._unacked = self._unacked, []
         count = len(self._hosts)
-        calls = [
-            host.advance.remote(version, [n for n in learnt if n % count == place])
-            for place, host in enumerate(self._hosts)
-        ]
-        for said in ray.get(calls):
+        ray.get(
+            [host.learnt.remote([n for n in learnt if n % count == place]) for place, host in enumerate(self._hosts)]
+        )
+
+    def _advance(self, version: int) -> None:
+        """Tell the hosts which version is sampled by."""
+        import ray
+
+        for said in ray.get([host.advance.remote(version) for host in self._hosts]):
             self._spans += said.pop("spans")
             for name, value in said.items():
                 self._counts[name] = self._counts.get(name, 0.0) + value
@@ -288,8 +295,8 @@ class _Work:
         self._run.measured(score, part, step, tasks, greedy=greedy, seconds=time.monotonic() - started)
         return score.estimate.value
 
-    def _validate(self, trainer: Any) -> dict[str, float]:
-        """Measure on the validation part, and save; the figures of the canaries."""
+    def _validate(self) -> dict[str, float]:
+        """Measure on the validation part; the figures of the canaries."""
         import ray
 
         progress = self._progress
@@ -297,17 +304,13 @@ class _Work:
         figures, warnings, progress.extra["canary"] = ray.get(self._hosts[0].canaries.remote(seen))
         for text in warnings:
             self._run.say(f"warning: {text}")
-        score = self._measure("validation", progress.step)
-        better = score > progress.best_score
-        if better:
-            progress.best_score, progress.best_step = score, progress.step
-        self._save(trainer, best=better)
+        progress.weigh(self._measure("validation", progress.step))
         return figures
 
-    def _save(self, trainer: Any, *, best: bool = False) -> None:
+    def _save(self, trainer: Any) -> None:
         # The weights, two moments of each, and the model once more.
         need = 4 * sum(file.stat().st_size for file in self._model.glob("*.safetensors")) + 2**26
-        self._checkpoints.put(self._progress.step, need, partial(self._fill, trainer), best=best)
+        self._checkpoints.put(self._progress, need, partial(self._fill, trainer))
 
     def _fill(self, trainer: Any, part: Path) -> None:
         inner = part / "verl" / f"global_step_{self._progress.step}"
@@ -322,15 +325,19 @@ class _Work:
 
         progress = self._progress
         if not self._checkpoints.at(progress.step):
-            self._validate(trainer)
+            self._validate()
+            self._save(trainer)
         best = self._checkpoints.best()
         if best is None:
             raise TrainingError(f"{self._run.path}: no checkpoint is there to measure: train first")
+        step = int(best.name)
         ray.get([host.halt.remote() for host in self._hosts])
-        trainer.go_back(best / "verl" / f"global_step_{int(best.name)}")
-        self._advance(int(best.name), ())
-        for greedy in (False, True):
-            self._measure("heldout", int(best.name), greedy=greedy)
+        if not (missing := self._run.unmeasured(step)):
+            return
+        trainer.go_back(best / "verl" / f"global_step_{step}")
+        self._advance(step)
+        for greedy in missing:
+            self._measure("heldout", step, greedy=greedy)
 
     def _over(self) -> bool:
         return self.used() >= 1.0

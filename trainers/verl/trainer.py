@@ -91,8 +91,8 @@ class Owner(Protocol):
         """A step is done, and the servers have its weights."""
         ...
 
-    def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Of a step."""
+    def figures(self, trainer: Any, figures: Mapping[str, float]) -> None:
+        """Of the step that was learnt last; a checkpoint may be written now."""
         ...
 
 
@@ -390,7 +390,7 @@ class _Ours(PPOTrainer):
             "perf/trainer_idle_ratio": waited / self.seconds,
             "perf/sampled_tokens_per_second": self.tokens / self.seconds,
         }
-        self.owner.figures(global_steps, found)
+        self.owner.figures(self, found)
 
     def write_checkpoint(self, folder: Path) -> None:
         """All that a run goes on from, into a folder ``global_step_N`` that every rank can write."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 from clawgym.engines.tiny import make_tiny_model
@@ -24,6 +21,7 @@ from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.local.batch import teacher_of
 from clawgym.trainers.local.teaching import teachers
 
+from ..endpoint import judge_endpoint
 from ..local.runs import small
 
 cpu: Any = pytest.importorskip("clawgym.trainers.verl.cpu")
@@ -39,27 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def judge() -> AsyncIterator[Callable[[bool], str]]:
-    """A model behind an OpenAI-compatible endpoint: finds every step good; its address, with a hint or without."""
-
-    async def answer(request: web.Request) -> web.Response:
-        marker = re.search(r"<hint (\w+)>", json.dumps((await request.json())["messages"]))
-        hinted = marker is not None and request.match_info["hints"] == "True"
-        said = f"<hint {marker[1]}>\nWrite the word with echo.\n</hint {marker[1]}>\n" if marker and hinted else ""
-        message = {"role": "assistant", "content": f"{said}Verdict: +1"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "j", "choices": [choice]}
-        )
-
-    app = web.Application()
-    app.router.add_post("/{hints}/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    yield lambda hints: f"http://127.0.0.1:{port}/{hints}/v1"
-    await runner.cleanup()
+    async with judge_endpoint() as at:
+        yield at
 
 
 class Queue:
@@ -144,7 +123,8 @@ async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypat
                     assert row["turns"][trained].tolist() == list(sample.turn_of)
                     assert (tag["number"], tag["global_steps"], tag["sample"]) == (4, 1, episode.sample)
                     assert tag["attempt"]["process"] == pool.turn_rewards(episode.id)["judge"]
-        await host.advance(1, [4])
+        await host.learnt([4])
+        await host.advance(1)
         with Pool(tmp_path / "pool.db") as pool:
             assert pool.group_states() == {"group-00000004": "consumed"}
 
@@ -153,9 +133,9 @@ async def test_what_is_too_old_is_not_learnt_from(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch, staleness=1) as (host, queue, _):
-        await host.advance(1, [])  # but the server has version 0
+        await host.advance(1)  # but the server has version 0
         await host.group("in time", 0, 0)
-        await host.advance(2, [])
+        await host.advance(2)
         await host.group("too late", 1, 0)
         assert {uid: status[-1] for uid, status in queue.status.items()} == {
             "in time": "finished",
@@ -178,7 +158,7 @@ async def test_failures_of_the_installation(
         await host.group("u", 0, 0)
         assert queue.status["u"][-1] == ("finished" if delivered else "failure")
         assert len({key.rsplit("_", 1)[0] for key in queue.keys}) == delivered
-        counts = await host.advance(1, [])
+        counts = await host.advance(1)
         assert counts["rollout/infra"] == infra
         assert counts["rollout/groups_dropped"] == (0 if delivered else 1)
 
@@ -190,7 +170,7 @@ async def test_a_straggler_is_left_behind(folder: Path, tmp_path: Path, monkeypa
         await host.group("u", 0, 0)
         assert queue.status["u"] == ["running", "finished"]
         assert len({key.rsplit("_", 1)[0] for key in queue.keys}) == 2
-        counts = await host.advance(1, [])
+        counts = await host.advance(1)
         assert counts["rollout/late_groups"] == 1
         with Pool(tmp_path / "pool.db") as pool:
             fates = sorted(e.fate or "" for e in pool.episodes(channel="train"))
@@ -231,7 +211,7 @@ async def test_a_judge_behind_an_endpoint_and_its_hints(
     parts = {"reward": about, "distillation": {"hints": 1}}
     async with opened(folder, tmp_path / "pool.db", monkeypatch, parts=parts) as (host, queue, _):
         await host.group("u", 0, 0)
-        counts = await host.advance(1, [])
+        counts = await host.advance(1)
         batch = host._pool.fetch(hosts.CONSUMER, 0)
         own = TorchScorer(AutoModelForCausalLM.from_pretrained(folder))
         wanted, _ = await teachers(batch, host._config.distillation, host._pool, Renderer(folder), own)
