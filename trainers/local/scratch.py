@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.tiny import make_tiny_model
+from clawgym.engines.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.records import Task
 from clawgym.tasks.packs._seeded import FIRST, WORDS
@@ -17,11 +17,13 @@ from clawgym.trainers.local.checkpoints import Checkpoints
 __all__ = ["base_folder"]
 
 _MOST_IDS = 8192
+_SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
 def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
     """The folder ``model.path``, or the best checkpoint of the run in it; a hub's name as it is; or ``run/base``, which
-    is made once: a random model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``."""
+    is made once: a random model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``, as the
+    chat template puts them."""
     if config.model.path is not None:
         given = Path(config.model.path).expanduser()
         if not given.is_dir() and (given.is_absolute() or config.model.path.startswith((".", "~"))):
@@ -48,12 +50,12 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
 
 
 def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     for word in (*WORDS, *FIRST):
         for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
             yield from (form, form)
-    yield from (task.instruction for task in tasks)
-    for row in said:
-        for message in row["messages"]:
-            yield str(message.get("content") or "")
-            yield from (str(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
-        yield json.dumps(row.get("tools") or "")
+    asked = ({"messages": [{"role": "user", "content": task.instruction}]} for task in tasks)
+    for row in (*asked, *said):
+        text, _ = render_jinja_template([row["messages"]], row.get("tools") or None, chat_template=CHAT_TEMPLATE)
+        yield from _SPECIAL.split(text[0])

@@ -1,9 +1,11 @@
-"""Family ``data``: questions about CSV files in the interpreter's folder."""
+"""Family ``data``: questions about files in the interpreter's folder."""
 
 from __future__ import annotations
 
 import random
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
 
 from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs._seeded import generator as _generator
@@ -56,6 +58,68 @@ def data_total(rng: random.Random) -> Draft:
             "counts-rows": ([python(code("1", mine))], str(len(chosen))),
             "in-euros": ([python(code(amount, mine))], euros(total)),
         },
+    )
+
+
+_CHANGES: dict[str, tuple[str, str, Callable[[list[str], Any], list[str]]]] = {
+    "sort": ("sort them", "sorted(words)", lambda words, _: sorted(words)),
+    "sort-down": (
+        "sort them from z to a",
+        "sorted(words, reverse=True)",
+        lambda words, _: sorted(words, reverse=True),
+    ),
+    "reverse": ("reverse their order", "words[::-1]", lambda words, _: words[::-1]),
+    "first": ("keep the first {0}", "words[:{0}]", lambda words, n: words[:n]),
+    "last": ("keep the last {0}", "words[-{0}:]", lambda words, n: words[-n:]),
+    "skip": ("leave out the first {0}", "words[{0}:]", lambda words, n: words[n:]),
+    "cut": ("leave out the last {0}", "words[:-{0}]", lambda words, n: words[:-n]),
+    "without": (
+        "leave out {0}",
+        '[word for word in words if word != "{0}"]',
+        lambda words, one: [word for word in words if word != one],
+    ),
+    "add": ("add {0} at the end", 'words + ["{0}"]', lambda words, one: [*words, one]),
+}
+"""What can be done to a list of words: in words, in Python, and done."""
+_OTHER = {"sort": "sort-down", "sort-down": "sort", "first": "last", "last": "first", "skip": "cut", "cut": "skip"}
+
+
+@generator("data-words", level=2)
+def data_words(rng: random.Random) -> Draft:
+    """Three or four changes to a list of words, in the order that is asked for."""
+    count = rng.randint(3, 4)
+
+    def changed(steps: list[tuple[str, Any]]) -> list[str]:
+        return reduce(lambda words, step: _CHANGES[step[0]][2](words, step[1]), steps, start)
+
+    def code(steps: list[tuple[str, Any]]) -> str:
+        lines = [f"words = {_CHANGES[name][1].format(value)}\n" for name, value in steps]
+        return f'words = open("{source}.txt").read().split()\n{"".join(lines)}print(" ".join(words))'
+
+    while True:  # until leaving out any change, mixing up the directions, or another order gives something else
+        source, new, *start = rng.sample(WORDS, 9)
+        values = {"without": rng.choice(start), "add": new}
+        steps = [(name, values.get(name, rng.randint(2, 4))) for name in rng.sample(list(_CHANGES), count)]
+        mixed = [(_OTHER.get(name, name), value) for name, value in steps]
+        expected = changed(steps)
+        wrong = [*(steps[:k] + steps[k + 1 :] for k in range(count)), mixed, steps[::-1]]
+        if 1 < len(expected) < 5 and all(changed(some) != expected for some in wrong):
+            break
+    asked = ", ".join(_CHANGES[name][0].format(value) for name, value in steps)
+    return Draft(
+        instruction=(
+            f"Take the words of {source}.txt: {asked}. Which words are left? End with a line `Answer: ...` that holds "
+            "them in order, with a space between, and nothing else."
+        ),
+        inputs={f"{source}.txt": "\n".join(start) + "\n"},
+        calls=[python(code(steps))],
+        answer=" ".join(expected),
+        kind="text",
+        wrong={
+            name: ([python(code(some))], " ".join(changed(some)))
+            for name, some in (("stops-early", steps[:-1]), ("another-order", steps[::-1]), ("mixed-up", mixed))
+        }
+        | {"answers-without-acting": ([], " ".join(start[: len(expected)]))},
     )
 
 
