@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from clawgym.errors import TrainingError
 from clawgym.runs import write_atomic
-from clawgym.trainers.config import Budget
+from clawgym.trainers.config import Budget, TrainConfig
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.policy import Policy
+from clawgym.trainers.local.policy import Policy, load_policy
 
-__all__ = ["Checkpoints", "Progress"]
+__all__ = ["Checkpoints", "Learning", "Progress"]
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -182,6 +182,32 @@ class Checkpoints:
     def _last_name(self) -> str:
         last = self.last()
         return "none yet" if last is None else last.name
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a run learns with, and how far it has come."""
+
+    policy: Policy
+    learner: Learner
+    checkpoints: Checkpoints
+    progress: Progress
+
+    @classmethod
+    def begin(
+        cls, config: TrainConfig, run: Path, model: Path, *, reference: bool = False, lr: float | None = None
+    ) -> Learning:
+        """With the model in ``model``, as the newest checkpoint of ``run`` left it. Raises as
+        :func:`~clawgym.trainers.local.policy.load_policy` and :meth:`Checkpoints.load` do."""
+        policy = load_policy(config.model, model, config.compute, reference=reference, seed=config.seed)
+        learner, checkpoints = Learner(policy, config, lr=lr), Checkpoints(run)
+        last = checkpoints.last()
+        progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+        return cls(policy, learner, checkpoints, progress)
+
+    def save(self) -> None:
+        """Write a checkpoint. Raises as :meth:`Checkpoints.put` does."""
+        self.checkpoints.save(self.policy, self.learner, self.progress)
 
 
 def load_weights(folder: Path, policy: Policy) -> None:

@@ -18,13 +18,11 @@ from clawgym.pool.states import Batch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import attempts_of, images_of, make_batch
 from clawgym.trainers.local.canary import Canaries
-from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.checkpoints import Learning, Progress
 from clawgym.trainers.local.collector import Collector, Groups
 from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.judging import Agreement
-from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.parts import Parts
-from clawgym.trainers.local.policy import Policy, load_policy
 from clawgym.trainers.local.run import Run
 from clawgym.trainers.local.scratch import base_folder
 from clawgym.trainers.local.setting import Setting, opened, pool_file
@@ -46,49 +44,30 @@ async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: async
     Raises :class:`~clawgym.errors.TrainingError` past a guard, and where nothing can be collected.
     """
     folder = base_folder(config, run.path, parts.demonstrations, ())
-    policy = load_policy(config.model, folder, config.compute, reference=config.algorithm.kl > 0, seed=config.seed)
-    learner = Learner(policy, config)
-    checkpoints = Checkpoints(run.path)
-    last = checkpoints.last()
-    progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+    learning = Learning.begin(config, run.path, folder, reference=config.algorithm.kl > 0)
+    progress = learning.progress
     run.rewind(progress.step)
     with Pool(pool_file(run.path)) as pool:
         imitated = None
         if config.algorithm.imitation:
             imitated, _ = await demonstrated(config, parts, pool, run)
             imitated.recall(progress.extra.get("solved", {}), pool)
-        async with opened(config, policy, pool, version=progress.step) as setting:
-            loop = _Loop(config, run, pool, setting, policy, learner, checkpoints, progress, parts, imitated)
-            await loop.run(stop)
+        async with opened(config, learning.policy, pool, version=progress.step) as setting:
+            await _Loop(run, setting, learning, parts, imitated).run(stop)
     return progress
 
 
 class _Loop:
     """One call of :func:`train_grpo`."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        run: Run,
-        pool: Pool,
-        setting: Setting,
-        policy: Policy,
-        learner: Learner,
-        checkpoints: Checkpoints,
-        progress: Progress,
-        parts: Parts,
-        imitated: Imitated | None,
-    ) -> None:
-        self._config = config
+    def __init__(self, run: Run, setting: Setting, learning: Learning, parts: Parts, imitated: Imitated | None) -> None:
         self._run = run
-        self._pool = pool
         self._setting = setting
-        self._policy = policy
-        self._learner = learner
-        self._checkpoints = checkpoints
-        self._progress = progress
+        self._learning = learning
         self._parts = parts
         self._imitated = imitated
+        self._config, self._pool = config, pool = setting.config, setting.pool
+        self._policy, self._checkpoints, self._progress = learning.policy, learning.checkpoints, learning.progress
         self._groups = Groups(config, parts.train, pool, setting.player)
         self._collector = Collector(config, self._groups)
         self._acked = 0
@@ -96,7 +75,7 @@ class _Loop:
         self._agreement = Agreement()
         judge = None if setting.judge is None else setting.judge.pool
         self._canaries = Canaries(config, parts.validation, pool, setting.backend, judge)
-        self._worth = float(progress.extra.get("process_worth", 1.0))
+        self._worth = float(learning.progress.extra.get("process_worth", 1.0))
 
     async def run(self, stop: asyncio.Event) -> None:
         progress = self._progress
@@ -105,7 +84,7 @@ class _Loop:
             for greedy in (False, True):
                 await self._run.measure(self._setting, "heldout", self._parts.heldout, 0, greedy=greedy)
             await self._validate()
-            await self._save()
+            await asyncio.to_thread(self._learning.save)
         self._collector.advance(progress.step, await self._dropped())
         collecting = asyncio.create_task(self._collector.run())
         try:
@@ -117,7 +96,7 @@ class _Loop:
         if self._over():
             if not self._checkpoints.at(progress.step):
                 await self._validate()
-                await self._save()
+                await asyncio.to_thread(self._learning.save)
             await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
 
     async def _acknowledge(self) -> None:
@@ -148,7 +127,7 @@ class _Loop:
             progress.extra.setdefault("solved", {}).update(self._imitated.remember(batch))
             figures["sft/solved_tasks"] = float(self._imitated.solved)
         done = progress.used(config.budget)
-        learn = partial(self._learner.learn, batch, seed=seed, done=done, imitated=self._imitated)
+        learn = partial(self._learning.learner.learn, batch, seed=seed, done=done, imitated=self._imitated)
         figures |= await asyncio.to_thread(learn)
         versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
         progress.step += 1
@@ -172,7 +151,7 @@ class _Loop:
             figures |= await self._validate()
         self._run.log(progress.step, figures)
         if validates or progress.step % config.checkpoint_every == 0:
-            await self._save()
+            await asyncio.to_thread(self._learning.save)
             await self._acknowledge()
         self._collector.advance(progress.step, await self._dropped())
 
@@ -243,6 +222,3 @@ class _Loop:
             self._run.say(f"warning: {text}")
         await self._run.validate(self._setting, self._parts.validation, self._progress)
         return figures
-
-    async def _save(self) -> None:
-        await asyncio.to_thread(self._checkpoints.save, self._policy, self._learner, self._progress)

@@ -41,7 +41,7 @@ from clawgym.rewards.scoring import TorchScorer
 from clawgym.runs import RunFolder, make_receipt
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.batch import make_batch
-from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.checkpoints import Checkpoints, Learning
 from clawgym.trainers.local.collector import episode_seed
 from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
@@ -141,20 +141,18 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
         return best / "model"
     known = [{"messages": said} for said in itertools.islice(conversations(_UNSEEN), _KNOWN)]
     folder = base_folder(config, run, (), known)
-    policy = load_policy(config.model, folder, config.compute, seed=config.seed)
-    learner = Learner(policy, config, lr=config.sft.lr)
-    last = checkpoints.last()
-    progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+    learning = Learning.begin(config, run, folder, lr=config.sft.lr)
+    progress = learning.progress
     renderer, steps, batch = Renderer(folder), config.sft.steps, config.sft.batch
     made = itertools.islice(conversations(_UNSEEN + config.seed), progress.step * batch, None)
     while progress.step < steps and not stop.is_set():
         rows = [row_of(renderer, said) for said in itertools.islice(made, batch)]
-        figures = await asyncio.to_thread(learner.imitate, rows, step=progress.step, steps=steps)
+        figures = await asyncio.to_thread(learning.learner.imitate, rows, step=progress.step, steps=steps)
         progress.step += 1
         told(f"imitation, loss {figures['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
             progress.best_step = steps
-            checkpoints.save(policy, learner, progress)
+            learning.save()
     best = checkpoints.best()
     return None if best is None else best / "model"
 

@@ -55,7 +55,7 @@ def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator
     for word in (*WORDS, *FIRST):
         for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
             yield from (form, form)
-    asked = ({"messages": [{"role": "user", "content": task.instruction}]} for task in tasks)
+    asked: list[Mapping[str, Any]] = [{"messages": [{"role": "user", "content": t.instruction}]} for t in tasks]
     for row in (*asked, *said):
         text, _ = render_jinja_template([row["messages"]], row.get("tools") or None, chat_template=CHAT_TEMPLATE)
         yield from _SPECIAL.split(text[0])

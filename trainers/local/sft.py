@@ -7,17 +7,16 @@ held out is measured once, at the end.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.checkpoints import Checkpoints, Progress
+from clawgym.trainers.local.checkpoints import Learning, Progress
 from clawgym.trainers.local.imitation import Imitated
-from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.parts import Parts
-from clawgym.trainers.local.policy import load_policy
 from clawgym.trainers.local.run import Run
 from clawgym.trainers.local.scratch import base_folder
 from clawgym.trainers.local.setting import demonstrate, opened, pool_file
@@ -29,29 +28,27 @@ __all__ = ["demonstrated", "train_sft"]
 async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
     """Train, and measure on the way. Goes on from the last checkpoint, if there is one."""
     with Pool(pool_file(run.path)) as pool:
-        imitated, policy_folder = await demonstrated(config, parts, pool, run)
-        policy = load_policy(config.model, policy_folder, config.compute, seed=config.seed)
-        learner = Learner(policy, config, lr=config.sft.lr)
-        checkpoints = Checkpoints(run.path)
-        last = checkpoints.last()
-        progress = Progress() if last is None else checkpoints.load(last, policy, learner)
+        imitated, model = await demonstrated(config, parts, pool, run)
+        learning = Learning.begin(config, run.path, model, lr=config.sft.lr)
+        policy, progress = learning.policy, learning.progress
         run.rewind(progress.step)
         async with opened(config, policy, pool, version=progress.step) as setting:
-            if last is None:
+            if learning.checkpoints.last() is None:
                 await run.validate(setting, parts.validation, progress)
-                await asyncio.to_thread(checkpoints.save, policy, learner, progress)
+                await asyncio.to_thread(learning.save)
             while not _enough(config, progress) and not stop.is_set():
                 batch = imitated.batch(progress.step)
-                figures = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+                imitate = partial(learning.learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+                figures = await asyncio.to_thread(imitate)
                 progress.step += 1
                 progress.seconds += figures["timing/update"]
                 run.log(progress.step, figures)
                 if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
                     await policy.publish(setting.engine, progress.step)
                     await run.validate(setting, parts.validation, progress)
-                    await asyncio.to_thread(checkpoints.save, policy, learner, progress)
+                    await asyncio.to_thread(learning.save)
             if _enough(config, progress):
-                await run.measure_best(setting, policy, checkpoints, parts.heldout)
+                await run.measure_best(setting, policy, learning.checkpoints, parts.heldout)
     return progress
 
 
