@@ -99,6 +99,24 @@ def test_the_card_says_what_was_made_of_what(run: Path, tmp_path: Path) -> None:
     assert entry.notes == "held-out split, 95 % interval 0.525 to 0.725, 200 episodes, 1 samples, ClawGym 0.1.0"
 
 
+def test_what_was_measured_greedy_is_told_from_what_was_sampled(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    row = {"step": 2, "task_set": "ClawGym-Bench", "split": "held-out", "low": 0.4, "high": 0.6}
+    with (copy / "evaluations.jsonl").open("a") as file:
+        for greedy, score in ((False, 0.5), (True, 0.55)):
+            file.write(json.dumps({**row, "score": score, "greedy": greedy}) + "\n")
+    with plan_push(read_checkpoint(copy)) as plan:
+        said = {r.metric_name: r.metric_value for r in ModelCard(plan.card).data.eval_results}
+        made = next(u.source for u in plan.uploads if u.path == ".eval_results/clawgym-clawgym-bench.yaml")
+        assert "| held-out | greedy | 0.550 |" in plan.card
+    assert said["mean score, sampled"] == 0.5
+    assert said["mean score, greedy"] == 0.55
+    assert isinstance(made, bytes)
+    (entry,) = parse_eval_result_entries(yaml.safe_load(made))
+    assert entry.value == 0.5
+    assert "sampled" in entry.notes
+
+
 def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lora: Path, model_folder: Path) -> None:
     with plan_push(read_checkpoint(lora)) as plan:
         assert names(plan) == MADE | {

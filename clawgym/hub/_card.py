@@ -62,7 +62,7 @@ def _published(name: str) -> str | None:
 
 
 def _how(row: Mapping[str, Any], library: str) -> str:
-    words = [f"{row['split']} split"]
+    words = [f"{row['split']} split", *filter(None, [row["decoding"]])]
     if row.get("low") is not None and row.get("high") is not None:
         words.append(f"95 % interval {row['low']:.3f} to {row['high']:.3f}")
     words += [f"{row[name]} {name}" for name in ("episodes", "samples") if row.get(name) is not None]
@@ -79,7 +79,7 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
             dataset_name=portable(row["task_set"]),
             dataset_split=row["split"],
             metric_type="score",
-            metric_name="mean score",
+            metric_name=", ".join(filter(None, ("mean score", row["decoding"]))),
             metric_value=row["score"],
         )
         for row in made.scores
@@ -118,7 +118,8 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
 def eval_results(made: Checkpoint) -> dict[str, bytes]:
     """``.eval_results/*.yaml`` by name: of each task set that is a data set of the Hub, as the format wants it."""
     files: dict[str, list[EvalResultEntry]] = {}
-    for row in made.scores:
+    # The format has one value for each split: where there are two, the one that was sampled.
+    for row in {(row["task_set"], row["split"]): row for row in sorted(made.scores, key=_greedy_first)}.values():
         if repo := _published(row["task_set"]):
             entry = EvalResultEntry(repo, _slug(row["split"]), row["score"], notes=_how(row, made.receipt.library))
             files.setdefault(f".eval_results/clawgym-{_slug(row['task_set'])}.yaml", []).append(entry)
@@ -155,6 +156,10 @@ def curve(made: Checkpoint) -> bytes | None:
         ends=[(at(x, low)[0], x) for x in (first, last)],
     )
     return text.encode()
+
+
+def _greedy_first(row: Mapping[str, Any]) -> bool:
+    return row["decoding"] != "greedy"
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[float, ...]:

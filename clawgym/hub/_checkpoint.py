@@ -43,9 +43,12 @@ class Checkpoint:
 
     @property
     def scores(self) -> list[dict[str, Any]]:
-        """The last evaluation of this very step on each task set and split."""
+        """The last evaluation of this very step on each task set and split, sampled and greedy, with ``decoding`` to
+        say which (empty where the row does not)."""
         rows = [row for row in self.evaluations if row["step"] == self.step]
-        return list({(row["task_set"], row["split"]): row for row in rows}.values())
+        words = {True: "greedy", False: "sampled"}
+        rows = [{**row, "decoding": words.get(row.get("greedy"), "")} for row in rows]  # type: ignore[arg-type]
+        return list({(row["task_set"], row["split"], row["decoding"]): row for row in rows}.values())
 
 
 def read_checkpoint(run: str | Path, checkpoint: str = "best") -> Checkpoint:
