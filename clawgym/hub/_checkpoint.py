@@ -47,7 +47,7 @@ class Checkpoint:
         say which (empty where the row does not)."""
         rows = [row for row in self.evaluations if row["step"] == self.step]
         words = {True: "greedy", False: "sampled"}
-        rows = [{**row, "decoding": words.get(row.get("greedy"), "")} for row in rows]  # type: ignore[arg-type]
+        rows = [{**row, "decoding": words.get(row.get("greedy"), "")} for row in rows]
         return list({(row["task_set"], row["split"], row["decoding"]): row for row in rows}.values())
 
 

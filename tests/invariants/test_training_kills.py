@@ -91,11 +91,10 @@ Checkpoints.save = killing
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_step_is_whole_where_its_checkpoint_is_the_last_that_was_done(tmp_path: Path, after: bool) -> None:
     config = small(
-        budget={"steps": 4}, evaluation={"every": 100}, rollout={"groups": 1, "group_size": 2, "staleness": 1}
+        budget={"steps": 4}, checkpoint_every=3, evaluation={"every": 100}, rollout={"groups": 1, "group_size": 2}
     )
     given = [str(tmp_path / "run"), config.model_dump_json()]
-    begin, end = PROGRAM.split("asyncio.run(")
-    cut = begin + KILLED.format(after=after) + "asyncio.run(" + end
+    cut = PROGRAM.replace("asyncio.run(", f"{KILLED.format(after=after)}\nasyncio.run(")
     first = subprocess.run([sys.executable, "-c", cut, *given], capture_output=True, text=True)
     assert first.returncode == -signal.SIGKILL, first.stderr[-2000:]
     done = subprocess.run([sys.executable, "-c", cut, *given], capture_output=True, text=True)

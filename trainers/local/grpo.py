@@ -84,7 +84,7 @@ class _Loop:
             for greedy in (False, True):
                 await self._run.measure(self._setting, "heldout", self._parts.heldout, 0, greedy=greedy)
             await self._validate()
-            await asyncio.to_thread(self._learning.save)
+            await self._save()
         self._collector.advance(progress.step, await self._dropped())
         collecting = asyncio.create_task(self._collector.run())
         try:
@@ -96,8 +96,12 @@ class _Loop:
         if self._over():
             if not self._checkpoints.at(progress.step):
                 await self._validate()
-                await asyncio.to_thread(self._learning.save)
+                await self._save()
             await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(self._learning.save)
+        await self._acknowledge()
 
     async def _acknowledge(self) -> None:
         """Tell the pool what the newest checkpoint holds."""
@@ -151,8 +155,7 @@ class _Loop:
             figures |= await self._validate()
         self._run.log(progress.step, figures)
         if validates or progress.step % config.checkpoint_every == 0:
-            await asyncio.to_thread(self._learning.save)
-            await self._acknowledge()
+            await self._save()
         self._collector.advance(progress.step, await self._dropped())
 
     async def _teachers(self, batch: Batch) -> tuple[Taught, dict[str, float]]:

@@ -143,6 +143,7 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
     folder = base_folder(config, run, (), known)
     learning = Learning.begin(config, run, folder, lr=config.sft.lr)
     progress = learning.progress
+    progress.best_step = config.sft.steps  # nothing is measured on the way: the last one is what every cell begins with
     renderer, steps, batch = Renderer(folder), config.sft.steps, config.sft.batch
     made = itertools.islice(conversations(_UNSEEN + config.seed), progress.step * batch, None)
     while progress.step < steps and not stop.is_set():
@@ -151,7 +152,6 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
         progress.step += 1
         told(f"imitation, loss {figures['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
-            progress.best_step = steps
             learning.save()
     best = checkpoints.best()
     return None if best is None else best / "model"

@@ -9,6 +9,7 @@ from typing import Any
 
 from clawgym.engines.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import TrainingError
+from clawgym.gateway._template import Template, for_template
 from clawgym.records import Task
 from clawgym.tasks.packs._seeded import FIRST, WORDS
 from clawgym.trainers.config import TrainConfig
@@ -50,12 +51,11 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
 
 
 def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     for word in (*WORDS, *FIRST):
         for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
             yield from (form, form)
+    template = Template(CHAT_TEMPLATE, {})
     asked: list[Mapping[str, Any]] = [{"messages": [{"role": "user", "content": t.instruction}]} for t in tasks]
     for row in (*asked, *said):
-        text, _ = render_jinja_template([row["messages"]], row.get("tools") or None, chat_template=CHAT_TEMPLATE)
-        yield from _SPECIAL.split(text[0])
+        text = template([for_template(m) for m in row["messages"]], row.get("tools") or (), generation=False)
+        yield from _SPECIAL.split(text)

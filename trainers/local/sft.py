@@ -7,7 +7,6 @@ held out is measured once, at the end.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 from clawgym.errors import TrainingError
@@ -30,7 +29,7 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
     with Pool(pool_file(run.path)) as pool:
         imitated, model = await demonstrated(config, parts, pool, run)
         learning = Learning.begin(config, run.path, model, lr=config.sft.lr)
-        policy, progress = learning.policy, learning.progress
+        policy, learner, progress = learning.policy, learning.learner, learning.progress
         run.rewind(progress.step)
         async with opened(config, policy, pool, version=progress.step) as setting:
             if learning.checkpoints.last() is None:
@@ -38,8 +37,7 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
                 await asyncio.to_thread(learning.save)
             while not _enough(config, progress) and not stop.is_set():
                 batch = imitated.batch(progress.step)
-                imitate = partial(learning.learner.imitate, batch, step=progress.step, steps=config.sft.steps)
-                figures = await asyncio.to_thread(imitate)
+                figures = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
                 progress.step += 1
                 progress.seconds += figures["timing/update"]
                 run.log(progress.step, figures)

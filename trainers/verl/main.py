@@ -252,7 +252,6 @@ class _Work:
         self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
         if step % config.evaluation.every == 0 or step % config.checkpoint_every == 0:
             self._save(trainer)
-            self._acknowledge()
         if self._stop.is_set() or self._over():
             raise _Stopped
 
@@ -308,9 +307,11 @@ class _Work:
         return figures
 
     def _save(self, trainer: Any) -> None:
+        """Write a checkpoint, and say what it holds."""
         # The weights, two moments of each, and the model once more.
         need = 4 * sum(file.stat().st_size for file in self._model.glob("*.safetensors")) + 2**26
         self._checkpoints.put(self._progress, need, partial(self._fill, trainer))
+        self._acknowledge()
 
     def _fill(self, trainer: Any, part: Path) -> None:
         inner = part / "verl" / f"global_step_{self._progress.step}"

@@ -97,7 +97,8 @@ def data_words(rng: random.Random) -> Draft:
         return f'words = open("{source}.txt").read().split()\n{"".join(lines)}print(" ".join(words))'
 
     while True:  # until leaving out any change, mixing up the directions, or another order gives something else
-        source, new, *start = [str(word) for word in rng.sample(WORDS, 9)]
+        drawn: list[str] = rng.sample(WORDS, 9)
+        source, new, *start = drawn
         values = {"without": rng.choice(start), "add": new}
         steps = [(name, values.get(name, rng.randint(2, 4))) for name in rng.sample(list(_CHANGES), count)]
         mixed = [(_OTHER.get(name, name), value) for name, value in steps]
