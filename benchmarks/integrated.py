@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -197,6 +198,8 @@ def main() -> None:
     ask.add_argument("--steps", type=int, default=80, help="of learning, 64 episodes each")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
+    here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges of this file
     if not said.table:
         said.out.mkdir(parents=True, exist_ok=True)
         if "head" in said.arms:

@@ -147,4 +147,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # this folder: in it, this file would be imported for verl
     main()
