@@ -47,6 +47,8 @@ class Model(_Part):
     path: str | None = None
     """A folder (also ``<run>/checkpoints/best/model``) or a hub name; left out, the model is made from scratch."""
     scratch: Scratch = Scratch()
+    context_window: int | None = Field(default=None, ge=2)
+    """Most tokens of a prompt and its reply; left out, as many as the model was made for."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: Lora | None = None
     quantize: Literal["8bit", "4bit"] | None = None

@@ -131,7 +131,10 @@ class VisionEngine:
         self.images = ImageReader(self.tokenizer)
         self.placeholder: int = config.image_token_id
         text = config.get_text_config()
-        self.context_window = context_window or int(text.max_position_embeddings)
+        window = int(text.max_position_embeddings)
+        if context_window is not None and not 1 < context_window <= window:
+            raise EngineError(f"context_window={context_window}: the model has {window}: choose from 2 to that")
+        self.context_window = context_window or window
         self._vocab = int(text.vocab_size)
         self.policy_version = policy_version
         self._turn = asyncio.Lock()

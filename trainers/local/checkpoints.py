@@ -74,11 +74,6 @@ class Checkpoints:
         """The one with the best score on the validation part."""
         return self._named("best")
 
-    def at(self, step: int) -> bool:
-        """Whether the newest checkpoint is of this step, or of a later one."""
-        last = self.last()
-        return last is not None and int(last.name) >= step
-
     def _named(self, name: str) -> Path | None:
         try:
             folder = self.folder / (self.folder / name).read_text("utf-8").strip()

@@ -94,9 +94,6 @@ class _Loop:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
         if self._over():
-            if not self._checkpoints.at(progress.step):
-                await self._validate()
-                await self._save()
             await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
 
     async def _save(self) -> None:
@@ -150,7 +147,7 @@ class _Loop:
             "timing/rollouts_idle_seconds": self._collector.idle_seconds,
             "rollout/infra": float(self._groups.infra),
         }
-        validates = progress.step % config.evaluation.every == 0
+        validates = progress.step % config.evaluation.every == 0 or self._over()
         if validates:
             figures |= await self._validate()
         self._run.log(progress.step, figures)

@@ -55,19 +55,21 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         heads = (2 * about.heads + 2 * about.kv_heads) * about.head_dim
         weights = layers * hidden * (heads + 9 * hidden) + vocab * hidden
         kv = 2 * about.kv_heads * about.head_dim * layers
-        window = about.context_window
+        window = config.model.context_window or about.context_window
     else:
         folder = base_folder(config, out, (), ())
         shape = AutoConfig.from_pretrained(folder)
         auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
         with init_empty_weights():
-            weights = sum(p.numel() for p in auto.from_config(shape).parameters())
+            made = auto.from_config(shape)
+        made.tie_weights()  # which meta tensors are not
+        weights = sum(p.numel() for p in made.parameters())
         text = shape.get_text_config()
         layers, hidden, vocab = text.num_hidden_layers, text.hidden_size, text.vocab_size
         inner = getattr(text, "intermediate_size", None) or 4 * hidden
         head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
         kv = 2 * text.num_key_value_heads * head * layers
-        window = text.max_position_embeddings
+        window = config.model.context_window or text.max_position_embeddings
     size = 4 if config.model.dtype == "float32" else 2
     below = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
     trained = weights
@@ -76,7 +78,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
     # What a step keeps of a trained weight: a gradient, two moments, and a copy where the weight is not in float32.
     # Adapters are in float32 whatever is below them.
     step = 12 if size == 4 or config.model.lora else size + 12
-    tokens = config.compute.micro_tokens
+    tokens = max(config.compute.micro_tokens, config.model.context_window or 0)  # a row is not cut
     layer = 24 * hidden + 5 * inner  # numbers that a layer keeps of a token for the backward pass
     kept = layers * hidden + layer if config.compute.checkpointing else layers * layer
     memory = {
@@ -88,14 +90,16 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         "keys and values of rollouts": min(2**18, config.rollout.concurrency * min(4096, window)) * kv * size,
     }
     if config.trainer == "verl":
-        # Of each rank. verl holds weights in float32, in shards, and adapters' weights below as they are; the engine,
-        # which may be on other GPUs, has them in the type that it computes in.
+        # Of each rank. verl holds weights in float32, in shards, and adapters' weights below as they are; the engine
+        # has them in the type that it computes in.
         ranks, engine = config.verl.nodes * config.verl.ranks, weights * size / config.verl.tensor_parallel
         memory |= {
             "weights of the policy": weights * 4 / ranks,
             "weights of the engine": engine,
             "gradients and AdamW": trained * 12 / ranks,
         }
+        if config.verl.mode == "separate_async":  # the engine has GPUs of its own, and takes verl.memory of them
+            del memory["weights of the engine"], memory["keys and values of rollouts"]
     if config.algorithm.kl and config.model.lora is None:
         memory["weights of the first policy"] = weights * size
     sizes = {name: len(getattr(parts, name)) for name in ("demonstrations", "train", "validation", "heldout")}

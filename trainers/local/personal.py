@@ -249,7 +249,7 @@ async def _talks(
     judge = ComplaintJudge()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(Pool(pool_file(run)))
-        engine = policy.engine(max_batch=config.rollout.concurrency)
+        engine = policy.engine(context_window=config.model.context_window, max_batch=config.rollout.concurrency)
         stack.push_async_callback(engine.aclose)
         await policy.publish(engine, 0)
         gateway = await stack.enter_async_context(Gateway(engine, pool))

@@ -69,8 +69,11 @@ class Policy:
         weights = {name: p.detach() for name, p in self.module.named_parameters()}
         return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
 
-    def engine(self, *, max_batch: int = 64, policy_version: int = 0) -> TransformersEngine | VisionEngine:
+    def engine(
+        self, *, context_window: int | None = None, max_batch: int = 64, policy_version: int = 0
+    ) -> TransformersEngine | VisionEngine:
         """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied.
+        ``context_window`` as of :class:`~clawgym.engines.transformers.TransformersEngine`.
 
         A model that reads images samples one sequence at a time, through the adapters where there are any."""
         shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
@@ -79,11 +82,19 @@ class Policy:
             from clawgym.engines.vision import VisionEngine
 
             inner = base_of(inner).requires_grad_(False)
-            return VisionEngine(inner, tokenizer=self.folder, policy_version=policy_version)
+            return VisionEngine(
+                inner, tokenizer=self.folder, context_window=context_window, policy_version=policy_version
+            )
         if self.lora:
             inner = inner.unload()
         inner = inner.requires_grad_(False).eval() if not self.lora else inner.eval()
-        return TransformersEngine(inner, tokenizer=self.folder, max_batch=max_batch, policy_version=policy_version)
+        return TransformersEngine(
+            inner,
+            tokenizer=self.folder,
+            context_window=context_window,
+            max_batch=max_batch,
+            policy_version=policy_version,
+        )
 
     async def publish(self, engine: TransformersEngine | VisionEngine, version: int) -> None:
         """Let the engine sample by these weights as ``version``."""

@@ -107,7 +107,11 @@ async def opened(config: TrainConfig, policy: Policy, pool: Pool, *, version: in
         backend = make_backend(config.backend)
         stack.push_async_callback(backend.aclose)
         await backend.probe()
-        engine = policy.engine(max_batch=config.rollout.concurrency, policy_version=version)
+        engine = policy.engine(
+            context_window=config.model.context_window,
+            max_batch=config.rollout.concurrency,
+            policy_version=version,
+        )
         stack.push_async_callback(engine.aclose)
         await policy.publish(engine, version)
         gateway = await stack.enter_async_context(Gateway(engine, pool))

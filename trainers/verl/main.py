@@ -33,7 +33,7 @@ from clawgym.trainers.local.setting import Score, measured, pool_file
 from clawgym.trainers.local.sft import demonstrated
 from clawgym.trainers.local.tracking import View
 from clawgym.trainers.verl.merging import merge_adapters
-from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings
+from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings, window_of
 from clawgym.trainers.verl.timeline import Span, merged
 
 __all__ = ["train"]
@@ -142,7 +142,7 @@ class _Work:
         model = base_folder(self.config, self._run.path, self._parts.demonstrations, ()).absolute()
         refuse(self.config, model)
         self._model = model
-        window = _window(model)
+        window = window_of(self.config, model)
         resume = None if last is None else (last / "verl" / f"global_step_{self._progress.step}").absolute()
         settings = verl_settings(self.config, model, window=window, run=self._run.path.absolute(), resume=resume)
         settings.transfer_queue.enable = True
@@ -240,7 +240,7 @@ class _Work:
         progress.tokens += trainer.tokens
         self._unacked += groups
         progress.extra["groups"] = list(self._unacked)
-        if progress.step % self.config.evaluation.every == 0:
+        if self._validates():
             self._counts |= self._validate()
         self._advance(progress.step)
         self._run.timeline(progress.step, merged([*self._spans, *trainer.spans]))
@@ -248,9 +248,9 @@ class _Work:
 
     def figures(self, trainer: Any, figures: Mapping[str, float]) -> None:
         counts, self._counts = self._counts, {}
-        step, config = self._progress.step, self.config
+        step = self._progress.step
         self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
-        if step % config.evaluation.every == 0 or step % config.checkpoint_every == 0:
+        if self._validates() or step % self.config.checkpoint_every == 0:
             self._save(trainer)
         if self._stop.is_set() or self._over():
             raise _Stopped
@@ -324,10 +324,6 @@ class _Work:
     def _ends(self, trainer: Any) -> None:
         import ray
 
-        progress = self._progress
-        if not self._checkpoints.at(progress.step):
-            self._validate()
-            self._save(trainer)
         best = self._checkpoints.best()
         if best is None:
             raise TrainingError(f"{self._run.path}: no checkpoint is there to measure: train first")
@@ -343,6 +339,9 @@ class _Work:
     def _over(self) -> bool:
         return self.used() >= 1.0
 
+    def _validates(self) -> bool:
+        return self._progress.step % self.config.evaluation.every == 0 or self._over()
+
     def _progress_name(self) -> str:
         last = self._checkpoints.last()
         return "none yet" if last is None else last.name
@@ -355,12 +354,6 @@ def _progress_of(folder: Path) -> Progress:
         raise TrainingError(
             f"{folder}: cannot be gone on from ({error}): use the trainer it was written with, or name another --out"
         ) from error
-
-
-def _window(model: Path) -> int:
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
 
 
 def _cause(error: BaseException) -> str:

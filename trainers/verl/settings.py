@@ -17,7 +17,7 @@ from clawgym.trainers.config import TrainConfig
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["CPU", "environment", "on_cpu", "refuse", "verl_settings"]
+__all__ = ["CPU", "environment", "on_cpu", "refuse", "verl_settings", "window_of"]
 
 CPU = "clawgym.trainers.verl.cpu"
 FORMULAS = "clawgym.trainers.verl.formulas"
@@ -60,6 +60,18 @@ def refuse(config: TrainConfig, model: Path | None = None) -> None:
     ):
         if asked:
             raise TrainingError(f"{setting}: not with trainer: verl: {instead}")
+
+
+def window_of(config: TrainConfig, model: Path) -> int:
+    """Most tokens of a prompt and its reply. Raises :class:`~clawgym.errors.TrainingError` for more than the model in
+    the folder ``model`` was made for."""
+    from transformers import AutoConfig
+
+    asked = config.model.context_window
+    made_for = int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
+    if asked is not None and asked > made_for:
+        raise TrainingError(f"model.context_window: the model has {made_for}, not {asked}: choose from 2 to that")
+    return asked or made_for
 
 
 def environment(config: TrainConfig) -> dict[str, str]:
@@ -165,6 +177,9 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "external_lib": FORMULAS,
                 "use_remove_padding": not cpu,
                 "enable_gradient_checkpointing": config.compute.checkpointing,
+                # Log-probs and entropy 512 tokens at a time: never the logits of a whole micro-batch.
+                "use_fused_kernels": True,
+                "fused_kernel_options": {"impl_backend": "torch"},
                 "override_config": {"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
                 **lora,
             },

@@ -126,8 +126,9 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
         assert samples_of(pool.turns(episode.id))
     assert versions <= {0, 1, 2}
     assert len(versions) > 1
-    parts = {row["split"] for row in lines(out / "evaluations.jsonl")}
-    assert parts == {"validation", "heldout"}
+    measured = [(row["split"], row["step"]) for row in lines(out / "evaluations.jsonl")]
+    assert [step for split, step in measured if split == "validation"] == [0, 2, 3]  # every two, and the last one
+    assert "heldout" in dict(measured)
     with pytest.raises(RunFolderError, match=r"belongs to another configuration .*optimizer\.lr"):
         await train(config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), out,
                     view=Said())  # fmt: skip
@@ -213,6 +214,8 @@ async def test_the_memory_that_is_planned_grows_with_what_it_is_for(tmp_path: Pa
     assert half["weights of the policy"] == weights / 2
     assert half["gradients and AdamW"] == 3.5 * weights  # with the copies in float32
     assert "weights of the first policy" in memory(tmp_path, algorithm={"kl": 0.1})
+    one_row = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "context_window": 4096})
+    assert one_row["activations of a micro-batch"] == 4 * plain["activations of a micro-batch"]  # it is not cut
 
 
 async def test_what_a_model_that_sees_would_need_is_said(tmp_path: Path) -> None:

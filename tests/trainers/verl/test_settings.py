@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig, load_config, recipes
-from clawgym.trainers.verl.settings import environment, refuse, verl_settings
+from clawgym.trainers.verl.settings import environment, refuse, verl_settings, window_of
 
 pytest.importorskip("verl")
 
@@ -82,16 +83,35 @@ def test_what_is_not_done_is_refused_by_its_name(parts: dict[str, Any], named: s
         refuse(config(**parts))
 
 
-@pytest.mark.parametrize("name", [name for name in recipes() if load_config(name).trainer == "verl"])
-def test_recipes_are_settings_that_verl_takes(name: str, tmp_path: Path) -> None:
+def launches() -> list[tuple[str, ...]]:
+    """A recipe and what is set of it: all that are verl's, and what docs/verl.md starts."""
+    page = (Path(__file__).parents[3] / "docs/verl.md").read_text("utf-8")
+    (judge,) = re.findall(r'^judge="(.*)"$', page, re.MULTILINE)
+    said = re.findall(r"^clawgym train rl --config (.*)$", page, re.MULTILINE)
+    found = [tuple(line.replace("$judge", judge).replace("--set ", "").split()) for line in said]
+    assert len(found) >= 5
+    return [(name,) for name in recipes() if load_config(name).trainer == "verl"] + found
+
+
+@pytest.mark.parametrize("launch", launches(), ids=" ".join)
+def test_recipes_and_what_the_page_starts_are_settings_that_verl_takes(launch: tuple[str, ...], tmp_path: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    about = load_config(name)
+    about = load_config(launch[0], launch[1:])
     refuse(about)
     made = told(tmp_path, about)
     validate_config(made, use_reference_policy=need_reference_policy(made), use_critic=need_critic(made))
     assert (need_reference_policy(made), need_critic(made)) == (False, False)
+    assert about.trainer == "verl"
+    assert about.model.context_window is not None  # these were made for a quarter of a million tokens
+
+
+def test_no_more_tokens_than_the_model_was_made_for(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", context_window=512)
+    assert [window_of(config(model={"context_window": n}), folder) for n in (None, 100, 512)] == [512, 100, 512]
+    with pytest.raises(TrainingError, match=r"^model\.context_window: the model has 512, not 513"):
+        window_of(config(model={"context_window": 513}), folder)
 
 
 def test_memory_is_that_of_a_rank(tmp_path: Path) -> None:
