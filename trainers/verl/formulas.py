@@ -123,10 +123,10 @@ def loss(
         seen["actor/ref_kl"] = Metric(AggregationType.SUM, agg_loss(apart.detach(), mask, **mean))
     if config.entropy_coeff:
         total = total - config.entropy_coeff * (votes * torch.where(mask, entropy, torch.zeros_like(entropy))).sum()
+    seen["actor/pg_loss"] = Metric(AggregationType.SUM, total.detach())
     if "imitated" in fields:
         away = -ranks * (rows["imitated"] * torch.where(rows["imitated"] > 0, logp, torch.zeros_like(logp))).sum()
         total = total + away
-        seen["actor/imitation"] = Metric(AggregationType.SUM, away)
+        seen["actor/imitation"] = Metric(AggregationType.SUM, away.detach())
     seen["actor/entropy"] = Metric(AggregationType.SUM, agg_loss(entropy.detach(), mask, **mean))
-    seen["actor/pg_loss"] = Metric(AggregationType.SUM, total)
     return total, seen

@@ -287,6 +287,8 @@ def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
     seen = sum(figures["actor/imitation"].aggregate() for _, figures in found) / ranks
     assert seen == pytest.approx(0.4 * float(away.detach()), abs=1e-6)
+    apart = sum(figures["actor/pg_loss"].aggregate() for _, figures in found) / ranks
+    assert apart == pytest.approx(float(both.local_losses().sum().detach()), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
