@@ -32,6 +32,7 @@ INVARIANTS = Path(__file__).parent / "invariants"
 
 LONGEST = (
     "envs/test_openclaw.py",
+    "trainers/verl/test_end_to_end.py",
     "evaluation/test_escape.py",
     "agents/openclaw/test_openclaw.py",
     "invariants/test_training_parts_killed.py",

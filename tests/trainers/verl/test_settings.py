@@ -13,6 +13,8 @@ from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig, load_config, recipes
 from clawgym.trainers.verl.settings import environment, refuse, verl_settings, window_of
 
+from ..local.runs import small
+
 pytest.importorskip("verl")
 
 
@@ -119,14 +121,18 @@ def test_memory_is_that_of_a_rank(tmp_path: Path) -> None:
     from clawgym.trainers.local.main import plan
 
     folder = make_tiny_model(tmp_path / "tiny")
-    one, four = (
-        plan(config(model={"path": str(folder)}, verl={"engine": "transformers", "ranks": n}), "rl", tmp_path / "run")
-        for n in (1, 4)
-    )
+
+    def planned(**about: Any) -> Any:
+        given = small(trainer="verl", model={"path": str(folder)}, verl={"engine": "transformers", **about})
+        return plan(given, "rl", tmp_path / "run")
+
+    one, four, apart = planned(), planned(ranks=4), planned(mode="separate_async")
     assert (one["ranks"], four["ranks"]) == (1, 4)
     for name in ("weights of the policy", "gradients and AdamW"):
         assert four["memory_bytes"][name] == pytest.approx(one["memory_bytes"][name] / 4, rel=1e-3)
     assert four["memory_bytes"]["weights of the engine"] == one["memory_bytes"]["weights of the engine"]
+    elsewhere = {"weights of the engine", "keys and values of rollouts"}
+    assert set(one["memory_bytes"]) - set(apart["memory_bytes"]) == elsewhere
 
 
 def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
