@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     base = args.out / "base"
     train("sft", base, *TASKS, config="demo")
     both = (*TASKS, f"model.path={base}", f"budget.steps={args.steps}", "evaluation.every=8")

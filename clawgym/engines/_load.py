@@ -15,7 +15,7 @@ from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.errors import EngineError
 
-__all__ = ["load_model", "prepare", "read_weights", "sees", "set_weights"]
+__all__ = ["fitting_window", "load_model", "prepare", "read_weights", "sees", "set_weights"]
 
 
 def sees(model: str | Path) -> bool:
@@ -48,6 +48,15 @@ def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str |
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Plan], torch.Tensor]
 """The forward pass of a step: ids (T,), their positions (T,), the places (E,) whose logits are wanted, and the plan;
 gives logits (E, vocabulary)."""
+
+
+def fitting_window(asked: int | None, made_for: int) -> int:
+    """The context window that was asked for, or all that a model was made for.
+
+    Raises :class:`~clawgym.errors.EngineError` for more than that, and for no room for a reply."""
+    if asked is not None and not 1 < asked <= made_for:
+        raise EngineError(f"context_window={asked}: the model has {made_for}: choose from 2 to that")
+    return asked or made_for
 
 
 def prepare(module: torch.nn.Module) -> tuple[Any, Run, KVShape, int, Callable[[], None]]:

@@ -28,7 +28,7 @@ try:
     import transformers
 
     from clawgym.engines._batch import Batch
-    from clawgym.engines._load import load_model, prepare, read_weights, set_weights
+    from clawgym.engines._load import fitting_window, load_model, prepare, read_weights, set_weights
     from clawgym.engines._lora import Adapter, read_adapter
     from clawgym.engines._stream import Stream
     from clawgym.engines._worker import Request, Worker
@@ -86,9 +86,7 @@ class TransformersEngine:
             self._model, self._source = load_model(model, device, dtype), str(model)
         self.tokenizer = str(tokenizer if tokenizer is not None else model)
         self._model, run, shape, window, undo = prepare(self._model)
-        if context_window is not None and not 1 < context_window <= window:
-            raise EngineError(f"context_window={context_window}: the model has {window}: choose from 2 to that")
-        self.context_window = context_window or window
+        self.context_window = fitting_window(context_window, window)
         self._vocab = self._model.get_input_embeddings().num_embeddings
         if kv_tokens is None:
             kv_tokens = max(1, min(KEPT_TOKENS, _memory(shape.device) // 4 // shape.token_bytes))

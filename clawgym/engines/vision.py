@@ -31,7 +31,7 @@ try:
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from clawgym.engines._load import sees, set_weights
+    from clawgym.engines._load import fitting_window, sees, set_weights
     from clawgym.engines._sample import sample
 except ImportError as error:
     raise MissingDependency(
@@ -131,10 +131,7 @@ class VisionEngine:
         self.images = ImageReader(self.tokenizer)
         self.placeholder: int = config.image_token_id
         text = config.get_text_config()
-        window = int(text.max_position_embeddings)
-        if context_window is not None and not 1 < context_window <= window:
-            raise EngineError(f"context_window={context_window}: the model has {window}: choose from 2 to that")
-        self.context_window = context_window or window
+        self.context_window = fitting_window(context_window, int(text.max_position_embeddings))
         self._vocab = int(text.vocab_size)
         self.policy_version = policy_version
         self._turn = asyncio.Lock()

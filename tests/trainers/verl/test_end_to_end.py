@@ -107,8 +107,10 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
     assert [row["actor/lr"] for row in rows] == pytest.approx([1e-3, 5.5e-4])
     with Pool(out / "pool.db") as pool:
         assert [*pool.group_states().values()] == ["consumed"] * 4
-        learnt = [e for e in pool.episodes(channel="train") if e.fate == "delivered"]
-        assert len(learnt) == 48  # whatever the killed run had begun beside them
+        played = pool.episodes(channel="train")
+        learnt = [e for e in played if e.fate == "delivered"]
+        assert len(learnt) == 48
+        assert {e.fate for e in played} <= {"delivered", "infra"}  # what the killed run had not ended was replaced
         versions = []
         for episode in learnt:
             turns = pool.turns(episode.id)
