@@ -210,6 +210,9 @@ class Compute(_Part):
     threads: int | None = Field(default=None, gt=0)
     """Of torch on a CPU, for all that this process computes."""
     device: str | None = None
+    vllm: str | None = None
+    """Address of a vLLM server that samples beside the trainer (``http://127.0.0.1:8000/v1``), for adapters; left out,
+    an engine in this process does."""
     checkpointing: bool = False
     """Compute activations again instead of keeping them."""
 
@@ -301,6 +304,11 @@ class TrainConfig(_Part):
         if self.distillation.hints and self.reward.judge not in ("policy", "model", "complaints"):
             raise ValueError(
                 "distillation.hints: only the judges policy and model give hints, and complaints: set reward.judge"
+            )
+        if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
+            raise ValueError(
+                "compute.vllm: is for adapters in the local trainer: set model.lora, or train whole weights beside "
+                "vLLM with trainer: verl and verl.engine"
             )
         if self.algorithm.advantage == "binary" and self.reward.judge is None:
             raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")

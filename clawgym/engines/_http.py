@@ -85,6 +85,12 @@ class Upstream:
         """The JSON that answers ``body``. One try."""
         return await self._json("POST", path, body)
 
+    async def tell(self, path: str, body: dict[str, Any]) -> None:
+        """Post ``body`` where the answer is in words, which are not read. One try."""
+        response = await self._within(self._first, self._request("POST", path, body), "answer")
+        async with response:
+            await self._refuse(response)
+
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The JSON of the events that answer ``body``, up to ``[DONE]`` or the end; those that came together
         together. One try.

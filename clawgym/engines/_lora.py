@@ -24,7 +24,7 @@ from torch import nn
 
 from clawgym.errors import EngineError
 
-__all__ = ["Adapter", "AdapterHooks", "read_adapter"]
+__all__ = ["Adapter", "AdapterHooks", "read_adapter", "write_adapter"]
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
 
@@ -77,6 +77,19 @@ def read_adapter(
     if not layers:
         raise EngineError(f"{where}: holds no weights: check the adapter")
     return layers
+
+
+def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    """``weights``, a state dict of peft's, and its ``config`` into ``folder``, as peft saves them."""
+    from safetensors.torch import save_file
+
+    save_file(
+        {name: w.detach().contiguous() for name, w in weights.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+    about = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    (folder / "adapter_config.json").write_text(json.dumps(about, indent=2, default=str) + "\n", "utf-8")
 
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})

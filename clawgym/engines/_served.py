@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
 from clawgym.engines._failures import Failure
@@ -170,14 +170,15 @@ class ServedEngine:
                     f"of {self.context_window} of {self.model}: shorten the conversation, or use a model with a larger "
                     "window"
                 )
-            ask = Ask(prompt_ids, sampling, room, stop_ids, adapter)
-            checked = Checked(self._upstream, ask, self.policy_version, self._exact(ask))
-            try:
-                async with aclosing(self._stream(ask, checked)) as items:
-                    async for tokens in items:
-                        yield tokens
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                checked.broken(f"an answer of another form ({error!r})", "a current version of the server")
+            with self._serving(adapter) as (named, version):
+                ask = Ask(prompt_ids, sampling, room, stop_ids, named)
+                checked = Checked(self._upstream, ask, version, self._exact(ask))
+                try:
+                    async with aclosing(self._stream(ask, checked)) as items:
+                        async for tokens in items:
+                            yield tokens
+                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                    checked.broken(f"an answer of another form ({error!r})", "a current version of the server")
 
         async with aclosing(persist(attempt, self._upstream.patience, self._failed)) as items:
             async for tokens in items:
@@ -216,6 +217,11 @@ class ServedEngine:
         raise NotImplementedError
 
     # -- shared
+
+    @contextmanager
+    def _serving(self, adapter: str | None) -> Iterator[tuple[str | None, int | None]]:
+        """What the server knows ``adapter`` by, and the version of these weights, while one stream lasts."""
+        yield adapter, self.policy_version
 
     async def _look(self) -> None:
         """Look at the server, if nobody has; whoever comes meanwhile waits for the same look. One try."""

@@ -12,18 +12,41 @@ log-probs are left out, and the receipt and a warning say why.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
+import asyncio
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from clawgym.engines._failures import Failure
+from clawgym.engines._retry import persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
+from clawgym.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["VLLMEngine"]
 
 _SINCE = "vLLM 0.10.2 or newer"
+
+
+@dataclass(eq=False)
+class _Adapter:
+    """One version of an adapter that was given to the server."""
+
+    version: int
+    folder: Path
+    named: str = ""
+    """By the server; another name for each try, for it keeps what it has by a name."""
+    streams: int = 0
+    """That sample by it."""
 
 
 class VLLMEngine(ServedEngine):
@@ -35,6 +58,94 @@ class VLLMEngine(ServedEngine):
     """
 
     name = "vllm"
+    shared: Path | None = None
+    """A folder of our own that the server reads, too: :meth:`load_adapter` puts weights there."""
+
+    def __init__(self, base_url: str, model: str, *, tokenizer: str, **options: Any) -> None:
+        super().__init__(base_url, model, tokenizer=tokenizer, **options)
+        self._adapters: dict[str, _Adapter] = {}
+        self._replaced: list[_Adapter] = []
+
+    async def load_adapter(
+        self,
+        name: str,
+        weights: Mapping[str, torch.Tensor],
+        version: int,
+        *,
+        config: Mapping[str, Any],
+    ) -> None:
+        """Give the server a LoRA adapter, or replace it: streams that run with the old one finish on it.
+
+        ``weights`` is peft's state dict, ``config`` what is in ``adapter_config.json``. The server needs
+        ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, and :attr:`shared`, which is emptied at first,
+        at the same path. Raises :class:`~clawgym.errors.EngineError`, also if it refuses.
+        """
+        if self.shared is None:
+            raise EngineError("adapters need a folder that the server reads, too: set shared")
+        if not self._adapters:
+            await asyncio.to_thread(shutil.rmtree, self.shared, ignore_errors=True)
+        given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
+        await asyncio.to_thread(_write, given.folder, weights, config)
+        await persist_call(partial(self._load, given), self._upstream.patience)
+        if name in self._adapters:
+            self._replaced.append(self._adapters.pop(name))
+        self._adapters[name] = given
+        for one in [one for one in self._replaced if not one.streams]:
+            self._replaced.remove(one)
+            await self._unload(one)
+
+    async def aclose(self) -> None:
+        """Take the adapters back, and close the connections. Idempotent."""
+        for one in (*self._adapters.values(), *self._replaced):
+            await self._unload(one)
+        if self._adapters and self.shared is not None:
+            await asyncio.to_thread(shutil.rmtree, self.shared, ignore_errors=True)
+        self._adapters, self._replaced = {}, []
+        await super().aclose()
+
+    def receipt(self) -> dict[str, Any]:
+        """As of every server, and the versions of adapters."""
+        return super().receipt() | {"adapters": {name: one.version for name, one in self._adapters.items()}}
+
+    async def _load(self, given: _Adapter) -> None:
+        named = f"{given.folder.name}-{secrets.token_hex(4)}"
+        try:
+            await self._upstream.tell("/v1/load_lora_adapter", {"lora_name": named, "lora_path": str(given.folder)})
+        except EngineError as error:
+            if error.retryable and error.status != 500:  # with which it says what is wrong with the adapter
+                raise
+            raise EngineError(
+                f"{error}: adapters need a server on this machine that was started with --enable-lora, "
+                "--max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+                status=error.status,
+            ) from error
+        given.named = named
+
+    async def _unload(self, given: _Adapter) -> None:
+        with suppress(EngineError):  # a server that is gone has none
+            await self._upstream.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
+        await asyncio.to_thread(shutil.rmtree, given.folder, ignore_errors=True)
+
+    @contextmanager
+    def _serving(self, adapter: str | None) -> Iterator[tuple[str | None, int | None]]:
+        given = self._adapters.get(adapter or "")
+        if given is None:
+            yield adapter, self.policy_version
+            return
+        given.streams += 1
+        try:
+            yield given.named, given.version
+        finally:
+            given.streams -= 1
+
+    async def _look_once(self) -> None:
+        await super()._look_once()
+        if self._adapters:
+            listed = await self._upstream.get("/v1/models")
+            known = {row.get("id") for row in listed.get("data") or () if isinstance(row, dict)}
+            for one in self._adapters.values():
+                if one.named not in known:  # a server that was started again
+                    await self._load(one)
 
     async def _first_look(self) -> Scale:
         tops: list[list[float]] = []
@@ -88,7 +199,7 @@ class VLLMEngine(ServedEngine):
         ids: list[int] = []
         logprobs: list[Any] = []
         reason, cached, echoed = "", 0, False
-        async with aclosing(self._upstream.events("/v1/completions", body)) as several:
+        async with aclosing(self._answer(body)) as several:
             async for events in several:
                 for event in events:
                     if event.get("error") or event.get("object") == "error":
@@ -115,6 +226,18 @@ class VLLMEngine(ServedEngine):
             raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
         yield checked.end(checked.take(ids, logprobs), reason, cached)
 
+    async def _answer(self, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
+        try:
+            async with aclosing(self._upstream.events("/v1/completions", body)) as several:
+                async for events in several:
+                    yield events
+        except EngineError as error:
+            if error.status == 404 and any(body["model"] == one.named for one in self._adapters.values()):
+                raise EngineError(
+                    f"{error}: the server was started again; its adapters are loaded anew", status=503, retryable=True
+                ) from error
+            raise
+
     def _check_prompt(self, choice: dict[str, Any], ask: Ask, checked: Checked) -> None:
         seen = choice.get("prompt_token_ids")
         if seen is None:
@@ -134,6 +257,13 @@ class VLLMEngine(ServedEngine):
             "unknown": "which log-probs it gives is not known; sample at temperature 1 without top_p and top_k",
         }
         return f"log-probs are left out, and turns cannot be trained on: {mend[self.scale]}"
+
+
+def _write(folder: Path, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    from clawgym.engines._lora import write_adapter
+
+    folder.mkdir(parents=True)
+    write_adapter(folder, weights, config)
 
 
 def _choice(answer: dict[str, Any]) -> dict[str, Any]:

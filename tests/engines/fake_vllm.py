@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,13 +34,31 @@ class FakeVLLM(FakeServer):
         self.pace = 0.0
         """Seconds between events."""
         self.heeds_stop = True
+        self.loads = True
+        """Adapters, while it runs."""
 
     def routes(self, app: web.Application) -> None:
+        if self.loads:
+            app.router.add_post("/v1/load_lora_adapter", self._load)
+            app.router.add_post("/v1/unload_lora_adapter", self._unload)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self.models})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not (Path(body["lora_path"]) / "adapter_model.safetensors").exists():
+            return self._error(404, f"No adapter found for {body['lora_path']}")
+        row = {"id": body["lora_name"], "object": "model", "root": body["lora_path"], "parent": "tiny"}
+        self.models = [*self.models, row | {"max_model_len": 64}]
+        return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        self.models = [row for row in self.models if row["id"] != name]
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body, fault = await self.take(request)

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,74 @@ async def test_an_adapter_is_a_model_of_the_server(fake_vllm: FakeVLLM, engine) 
     assert fake_vllm.requests[-1]["model"] == "lora-a"
     with pytest.raises(EngineError, match="lora-b"):
         await sample(engine(), adapter="lora-b")
+
+
+def weights(value: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An adapter, as peft has it."""
+    torch = pytest.importorskip("torch")
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    return {f"{layer}.lora_{part}.weight": torch.full((2, 2), value) for part in "AB"}, {"r": 2, "lora_alpha": 4}
+
+
+async def test_an_adapter_is_replaced_while_it_samples(fake_vllm: FakeVLLM, engine, tmp_path: Path) -> None:
+    one = engine()
+    with pytest.raises(EngineError, match="shared"):
+        await one.load_adapter("policy", weights(0)[0], 0, config={})
+    one.shared = tmp_path / "adapters"
+    (one.shared / "left").mkdir(parents=True)  # by a run that was killed
+    (first, about), (second, _) = weights(1), weights(2)
+    await one.load_adapter("policy", first, 3, config=about)
+    running = one.generate(PROMPT, Sampling(max_tokens=6, seed=1), adapter="policy")
+    fake_vllm.pace = 0.01
+    versions = {(await anext(running)).policy_version}
+    old = fake_vllm.requests[-1]["model"]
+
+    await one.load_adapter("policy", second, 4, config=about)
+    assert {tokens.policy_version for tokens in await sample(one, adapter="policy")} == {4}
+    new = fake_vllm.requests[-1]["model"]
+    assert new != old
+    versions |= {tokens.policy_version async for tokens in running}
+    assert versions == {3}  # to its end
+    assert {row["id"] for row in fake_vllm.models} == {"tiny", "lora-a", old, new}
+    assert one.receipt()["adapters"] == {"policy": 4}
+
+    await one.load_adapter("policy", first, 5, config=about)
+    assert not {row["id"] for row in fake_vllm.models} & {old, new}
+    assert len(list(one.shared.iterdir())) == 1
+    await one.aclose()
+    assert [row["id"] for row in fake_vllm.models] == ["tiny", "lora-a"]
+    assert not one.shared.exists()
+
+
+async def test_a_server_that_was_started_again_gets_its_adapters_back(
+    fake_vllm: FakeVLLM, engine, tmp_path: Path
+) -> None:
+    one, before = engine(), fake_vllm.models
+    one.shared = tmp_path / "adapters"
+    given, about = weights(1)
+    await one.load_adapter("policy", given, 3, config=about)
+    await sample(one, adapter="policy")
+    fake_vllm.models = before
+    check(await sample(one, adapter="policy"))
+    await fake_vllm.stop()
+    fake_vllm.models = before
+    again = asyncio.create_task(sample(one, adapter="policy"))
+    await asyncio.sleep(0.2)
+    await fake_vllm.start()
+    assert {tokens.policy_version for tokens in await again} == {3}
+
+
+async def test_a_server_that_takes_no_adapters_is_told_apart(tmp_path: Path) -> None:
+    server = FakeVLLM()
+    server.loads = False
+    await server.start()
+    one = VLLMEngine(server.base_url, "tiny", tokenizer="tiny", patience=5.0)
+    one.shared = tmp_path / "adapters"
+    given, about = weights(1)
+    with pytest.raises(EngineError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        await one.load_adapter("policy", given, 3, config=about)
+    await one.aclose()
+    await server.stop()
 
 
 @pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids", "logprobs"])

@@ -6,16 +6,11 @@ Runs where ``CLAWGYM_VLLM`` is the python of an environment with vLLM; ``docs/en
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -25,9 +20,10 @@ from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import ContextLengthExceeded, EngineError
 
 from .exact import assert_exact, sampled
+from .real_vllm import needs_vllm, serving
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("CLAWGYM_VLLM"), reason="CLAWGYM_VLLM names no python with vLLM"),
+    needs_vllm,
     pytest.mark.timeout(600),
 ]
 PROMPT = [1, 300, 400, 11, 2, 12, 1, 500, 12] * 40
@@ -46,35 +42,8 @@ def plain(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [os.environ["CLAWGYM_VLLM"], "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(folder), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16"]
-    command += ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
-    command += ["--enable-lora", "--max-lora-rank", "8"]
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
-        try:
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            log.seek(0)
-            print(log.read().decode(errors="replace")[-5000:])
+    with serving(folder, "--served-model-name", "tiny") as address:
+        yield address
 
 
 @pytest_asyncio.fixture
@@ -129,20 +98,26 @@ async def test_a_cut_choice_has_no_logprobs(engine: VLLMEngine) -> None:
     assert (len(got.ids), got.logprobs) == (5, [])
 
 
-async def test_an_adapter(engine: VLLMEngine, server: str, folder: Path, tmp_path: Path) -> None:
+async def test_adapters(engine: VLLMEngine, folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(model, config).eval()
-    model.save_pretrained(tmp_path)
-    async with aiohttp.ClientSession() as client:
-        body = {"lora_name": "policy", "lora_path": str(tmp_path)}
-        async with client.post(f"{server}/load_lora_adapter", json=body) as answer:
-            assert answer.status == 200, await answer.text()
-    assert_exact(model, PROMPT, await sampled(engine, PROMPT, max_tokens=20, adapter="policy"))
+    engine.shared = tmp_path / "adapters"
+    for version in (1, 2, 3):
+        torch.manual_seed(version)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        about = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(model, about).eval()
+        weights = peft.get_peft_model_state_dict(model)
+        await engine.load_adapter("policy", weights, version, config=about.to_dict())
+        got = await sampled(engine, PROMPT, max_tokens=20, adapter="policy")
+        assert_exact(model, PROMPT, got)
+    wide = peft.LoraConfig(r=32, lora_alpha=8, target_modules=["q_proj"]).to_dict()
+    weights = {
+        name: tensor.repeat(8, 1) if "lora_A" in name else tensor.repeat(1, 8) for name, tensor in weights.items()
+    }
+    with pytest.raises(EngineError, match="max-lora-rank"):
+        await engine.load_adapter("policy", weights, 4, config=wide)
 
 
 async def test_leaving_early_leaves_the_server_in_order(engine: VLLMEngine, plain: Any) -> None:

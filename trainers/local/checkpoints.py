@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from clawgym.engines._lora import write_adapter
 from clawgym.errors import TrainingError
 from clawgym.runs import write_atomic
 from clawgym.trainers.config import Budget, TrainConfig
@@ -136,10 +137,7 @@ class Checkpoints:
         folder = part / ("adapter" if policy.lora else "model")
         folder.mkdir()
         if policy.lora:
-            save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-            about = policy.module.peft_config["default"].to_dict()
-            about = {k: sorted(v) if isinstance(v, set) else v for k, v in about.items()}
-            (folder / "adapter_config.json").write_text(json.dumps(about, indent=2, default=str) + "\n", "utf-8")
+            write_adapter(folder, weights, policy.adapter_config())
         else:
             save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
             policy.module.config.save_pretrained(folder)

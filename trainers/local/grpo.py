@@ -52,7 +52,7 @@ async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: async
         if config.algorithm.imitation:
             imitated, _ = await demonstrated(config, parts, pool, run)
             imitated.recall(progress.extra.get("solved", {}), pool)
-        async with opened(config, learning.policy, pool, version=progress.step) as setting:
+        async with opened(config, learning.policy, run.path, pool, version=progress.step) as setting:
             await _Loop(run, setting, learning, parts, imitated).run(stop)
     return progress
 

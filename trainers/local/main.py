@@ -89,6 +89,8 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         "logits": min(2**24, tokens * vocab) * 4 * 6,
         "keys and values of rollouts": min(2**18, config.rollout.concurrency * min(4096, window)) * kv * size,
     }
+    if config.compute.vllm:  # the server has both, in memory of its own
+        del memory["weights of the engine"], memory["keys and values of rollouts"]
     if config.trainer == "verl":
         # Of each rank. verl holds weights in float32, in shards, and adapters' weights below as they are; the engine
         # has them in the type that it computes in.

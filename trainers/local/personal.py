@@ -48,7 +48,7 @@ from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.personal_report import hints_in_words, report
 from clawgym.trainers.local.policy import Policy, base_of, load_policy
 from clawgym.trainers.local.scratch import base_folder
-from clawgym.trainers.local.setting import pool_file
+from clawgym.trainers.local.setting import pool_file, sampling
 from clawgym.trainers.local.supervised import row_of
 from clawgym.trainers.local.teaching import teachers
 
@@ -249,9 +249,7 @@ async def _talks(
     judge = ComplaintJudge()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(Pool(pool_file(run)))
-        engine = policy.engine(context_window=config.model.context_window, max_batch=config.rollout.concurrency)
-        stack.push_async_callback(engine.aclose)
-        await policy.publish(engine, 0)
+        engine = await stack.enter_async_context(sampling(config, policy, run))
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         chosen = judge if method != "random" else DegradedJudge(judge, 0.5, seed=config.seed)
         judging = Judging(gateway, chosen, by_majority=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines._load import sees
 from clawgym.engines.transformers import TransformersEngine
+from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.batching import MicroBatch
@@ -26,7 +28,10 @@ from clawgym.trainers.config import Compute, Model
 if TYPE_CHECKING:
     from clawgym.engines.vision import ImageReader, VisionEngine
 
-__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
+    Sampler = TransformersEngine | VisionEngine | VLLMEngine
+    """What episodes are sampled by."""
+
+__all__ = ["ADAPTER", "Policy", "Sampler", "hidden_states", "load_policy", "token_logprobs"]
 
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""
@@ -69,6 +74,10 @@ class Policy:
         weights = {name: p.detach() for name, p in self.module.named_parameters()}
         return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
 
+    def adapter_config(self) -> dict[str, Any]:
+        """What peft calls so."""
+        return self.module.peft_config["default"].to_dict()
+
     def engine(
         self, *, context_window: int | None = None, max_batch: int = 64, policy_version: int = 0
     ) -> TransformersEngine | VisionEngine:
@@ -96,16 +105,41 @@ class Policy:
             policy_version=policy_version,
         )
 
-    async def publish(self, engine: TransformersEngine | VisionEngine, version: int) -> None:
+    async def served(self, base_url: str, shared: Path, *, context_window: int | None = None) -> VLLMEngine:
+        """The vLLM server at ``base_url``, which has the weights below the adapters; these go to it by way of the
+        folder ``shared``.
+
+        Raises :class:`~clawgym.errors.TrainingError` where there are no adapters, or images to read, and
+        :class:`~clawgym.errors.EngineError` for a server that does not do."""
+        if self.adapter is None:
+            raise TrainingError(
+                "compute.vllm: a server samples by adapters of a model without images: set model.lora, leave "
+                "compute.vllm out, or train whole weights beside vLLM with trainer: verl"
+            )
+        made = VLLMEngine(
+            base_url,
+            str(self.folder),
+            tokenizer=str(self.folder),
+            api_key=os.environ.get("VLLM_API_KEY"),
+            context_window=context_window,
+        )
+        made.shared = shared
+        try:
+            await made.ready()
+        except BaseException:
+            await made.aclose()
+            raise
+        return made
+
+    async def publish(self, engine: Sampler, version: int) -> None:
         """Let the engine sample by these weights as ``version``."""
-        if not isinstance(engine, TransformersEngine):
+        if not isinstance(engine, TransformersEngine | VLLMEngine):
             named = base_of(self.module).named_parameters()
             await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
             return
         weights = {name: tensor.clone() for name, tensor in self.trained().items()}
-        if self.lora:
-            config = self.module.peft_config["default"].to_dict()
-            await engine.load_adapter(ADAPTER, weights, version, config=config)
+        if isinstance(engine, VLLMEngine) or self.lora:
+            await engine.load_adapter(ADAPTER, weights, version, config=self.adapter_config())
         else:
             await engine.update_weights(weights, version)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clawgym.agents.demonstrate import DemonstrationEngine
-from clawgym.engines.transformers import TransformersEngine
 from clawgym.errors import TrainingError
 from clawgym.evaluation.statistics import Estimate, rate
 from clawgym.gateway.server import Gateway
@@ -27,9 +26,9 @@ from clawgym.trainers.local.judging import Judging, judging
 from clawgym.trainers.local.policy import Policy
 
 if TYPE_CHECKING:
-    from clawgym.engines.vision import VisionEngine
+    from clawgym.trainers.local.policy import Sampler
 
-__all__ = ["Measured", "Score", "Setting", "demonstrate", "measured", "opened", "pool_file", "scores"]
+__all__ = ["Measured", "Score", "Setting", "demonstrate", "measured", "opened", "pool_file", "sampling", "scores"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Setting:
     config: TrainConfig
     pool: Pool
     backend: Backend
-    engine: TransformersEngine | VisionEngine
+    engine: Sampler
     gateway: Gateway
     player: Player
     judge: Judging | None
@@ -101,19 +100,32 @@ def measured(results: Sequence[Score]) -> Measured:
 
 
 @contextlib.asynccontextmanager
-async def opened(config: TrainConfig, policy: Policy, pool: Pool, *, version: int = 0) -> AsyncIterator[Setting]:
-    """A setting whose engine samples by ``policy`` as ``version``."""
+async def sampling(config: TrainConfig, policy: Policy, run: Path, *, version: int = 0) -> AsyncIterator[Sampler]:
+    """An engine that samples by ``policy`` as ``version``: in this process, or where ``compute.vllm`` says."""
+    window = config.model.context_window
+    if config.compute.vllm is None:
+        engine: Sampler = policy.engine(
+            context_window=window, max_batch=config.rollout.concurrency, policy_version=version
+        )
+    else:
+        engine = await policy.served(config.compute.vllm, run.absolute() / "adapters", context_window=window)
+    try:
+        await policy.publish(engine, version)
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    config: TrainConfig, policy: Policy, run: Path, pool: Pool, *, version: int = 0
+) -> AsyncIterator[Setting]:
+    """A setting of the run in ``run``, whose engine samples by ``policy`` as ``version``."""
     async with contextlib.AsyncExitStack() as stack:
         backend = make_backend(config.backend)
         stack.push_async_callback(backend.aclose)
         await backend.probe()
-        engine = policy.engine(
-            context_window=config.model.context_window,
-            max_batch=config.rollout.concurrency,
-            policy_version=version,
-        )
-        stack.push_async_callback(engine.aclose)
-        await policy.publish(engine, version)
+        engine = await stack.enter_async_context(sampling(config, policy, run, version=version))
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         await gateway.listen()
         judge = await stack.enter_async_context(judging(config, gateway))

@@ -31,7 +31,7 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
         learning = Learning.begin(config, run.path, model, lr=config.sft.lr)
         policy, learner, progress = learning.policy, learning.learner, learning.progress
         run.rewind(progress.step)
-        async with opened(config, policy, pool, version=progress.step) as setting:
+        async with opened(config, policy, run.path, pool, version=progress.step) as setting:
             if learning.checkpoints.last() is None:
                 await run.validate(setting, parts.validation, progress)
                 await asyncio.to_thread(learning.save)
