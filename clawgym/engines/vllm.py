@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["VLLMEngine"]
 
 _SINCE = "vLLM 0.10.2 or newer"
+_CLOSING = 10.0
+"""Seconds that a server has to take an adapter back."""
 
 
 @dataclass(eq=False)
@@ -85,8 +87,12 @@ class VLLMEngine(ServedEngine):
         if not self._adapters:
             await asyncio.to_thread(shutil.rmtree, self.shared, ignore_errors=True)
         given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
-        await asyncio.to_thread(_write, given.folder, weights, config)
-        await persist_call(partial(self._load, given), self._upstream.patience)
+        try:
+            await asyncio.to_thread(_write, given.folder, weights, config)
+            await persist_call(partial(self._load, given), self._upstream.patience)
+        except BaseException:
+            shutil.rmtree(given.folder, ignore_errors=True)
+            raise
         if name in self._adapters:
             self._replaced.append(self._adapters.pop(name))
         self._adapters[name] = given
@@ -122,8 +128,9 @@ class VLLMEngine(ServedEngine):
         given.named = named
 
     async def _unload(self, given: _Adapter) -> None:
-        with suppress(EngineError):  # a server that is gone has none
-            await self._upstream.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
+        with suppress(EngineError, TimeoutError):  # a server that is gone has none
+            async with asyncio.timeout(_CLOSING):
+                await self._upstream.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
         await asyncio.to_thread(shutil.rmtree, given.folder, ignore_errors=True)
 
     @contextmanager

@@ -8,21 +8,37 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-__all__ = ["needs_vllm", "serving"]
+__all__ = ["Server", "needs_vllm", "serving"]
 
 needs_vllm = pytest.mark.skipif(not os.environ.get("CLAWGYM_VLLM"), reason="CLAWGYM_VLLM names no python with vLLM")
 
 
+@dataclass
+class Server:
+    """It may still be starting."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[str]:
-    """The address of a server of ``folder``, which may still be starting. What it said is printed at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def serving(folder: Path, *words: str, port: int = 0) -> Iterator[Server]:
+    """A server of ``folder``. What it said is printed at the end."""
+    port = port or free_port()
     command = [os.environ["CLAWGYM_VLLM"], "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(folder), "--host", "127.0.0.1", "--port", str(port), *words]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16"]
@@ -39,7 +55,7 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
         try:
-            yield f"http://127.0.0.1:{port}/v1"
+            yield Server(port, process)
         finally:
             process.terminate()
             try:

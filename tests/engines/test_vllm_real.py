@@ -42,8 +42,8 @@ def plain(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
-    with serving(folder, "--served-model-name", "tiny") as address:
-        yield address
+    with serving(folder, "--served-model-name", "tiny") as server:
+        yield server.address
 
 
 @pytest_asyncio.fixture

@@ -35,7 +35,8 @@ CONSUMER = "trainer"
 _LOOK = 0.5
 """Seconds between two looks at whether a batch is ready, where no group ends: a deadline may have passed."""
 _PATIENCE = 20
-"""Attempts in a row that failed for no fault of the agent, after which a run gives up."""
+"""Attempts in a row that failed for no fault of the agent, after which a run gives up; and at least all that are under
+way at once, which one server takes with it."""
 
 
 async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
@@ -203,7 +204,7 @@ class _Loop:
             news.cancel()
             if collecting in done:
                 collecting.result()
-            if self._groups.in_a_row >= _PATIENCE:
+            if self._groups.in_a_row >= max(_PATIENCE, 1 + self._config.rollout.concurrency):
                 raise TrainingError(
                     f"{self._groups.in_a_row} attempts in a row failed for no fault of the policy "
                     f"({self._groups.last_cause}): run `clawgym doctor`, mend it, and give the same command again"

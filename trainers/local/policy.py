@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Sampler = TransformersEngine | VisionEngine | VLLMEngine
     """What episodes are sampled by."""
 
-__all__ = ["ADAPTER", "Policy", "Sampler", "hidden_states", "load_policy", "token_logprobs"]
+__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
 
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,11 +11,24 @@ import pytest
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.pool import Pool
-from clawgym.trainers.config import load_config
+from clawgym.trainers.config import TrainConfig, load_config
 from clawgym.trainers.local.main import plan, train
 
-from ...engines.real_vllm import needs_vllm, serving
+from ...engines.real_vllm import Server, needs_vllm, serving
 from .runs import Said, small
+
+
+def beside(server: Server, folder: Path, staleness: int) -> TrainConfig:
+    return small(
+        model={"path": str(folder), "lora": {"rank": 4}, "context_window": 1024},
+        rollout={"groups": 2, "group_size": 2, "concurrency": 8, "staleness": staleness},
+        optimizer={"lr": 3e-2},
+        compute={"threads": 1, "row_tokens": 256, "micro_tokens": 1024, "vllm": server.address},
+    )
+
+
+def figures(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @needs_vllm
@@ -22,16 +36,10 @@ from .runs import Said, small
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_a_run_samples_by_what_it_has_learnt(tmp_path: Path, staleness: int) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
-    with serving(folder) as address:
-        about = small(
-            model={"path": str(folder), "lora": {"rank": 4}, "context_window": 1024},
-            rollout={"groups": 2, "group_size": 2, "concurrency": 8, "staleness": staleness},
-            optimizer={"lr": 3e-2},
-            compute={"threads": 1, "row_tokens": 256, "micro_tokens": 1024, "vllm": address},
-        )
-        out = tmp_path / "run"
-        await train(about, out, "rl", view=Said())
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    out = tmp_path / "run"
+    with serving(folder) as server:
+        await train(beside(server, folder, staleness), out, "rl", view=Said())
+    rows = figures(out)
     assert [row["staleness/max"] for row in rows] == [0.0] * 3 if not staleness else [row["step"] for row in rows]
     if not staleness:  # the first update is of the weights that sampled, the others are of what was learnt since
         assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
@@ -39,6 +47,26 @@ async def test_a_run_samples_by_what_it_has_learnt(tmp_path: Path, staleness: in
         for episode in pool.episodes(channel="train", state="closed"):
             assert {turn.policy_version for turn in pool.turns(episode.id)} <= {0, 1, 2, 3}
     assert not (out / "adapters").exists()
+
+
+@needs_vllm
+@pytest.mark.timeout(900)
+async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", spread=0.05)
+    out = tmp_path / "run"
+    with serving(folder) as server:
+        running = asyncio.create_task(train(beside(server, folder, 0), out, "rl", view=Said()))
+        while not (out / "metrics.jsonl").exists():
+            assert not running.done(), running
+            await asyncio.sleep(0.1)
+        server.process.kill()
+        server.process.wait()
+        with serving(folder, port=server.port):
+            progress = await running
+    assert progress.step == 3
+    rows = figures(out)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
 
 
 def test_it_is_for_adapters() -> None:
