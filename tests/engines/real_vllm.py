@@ -7,10 +7,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 __all__ = ["Server", "needs_vllm", "serving"]
@@ -28,6 +29,18 @@ class Server:
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
+
+    def kill(self) -> None:
+        """And the processes that it has begun, which would outlive it."""
+        try:
+            found = psutil.Process(self.process.pid)
+            all_of_it = [found, *found.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            all_of_it = []
+        for one in all_of_it:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.process.wait()
 
 
 def free_port() -> int:
@@ -53,15 +66,14 @@ def serving(folder: Path, *words: str, port: int = 0) -> Iterator[Server]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
+        server = Server(port, subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log))
         try:
-            yield Server(port, process)
+            yield server
         finally:
-            process.terminate()
+            server.process.terminate()
             try:
-                process.wait(30)
+                server.process.wait(30)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                server.kill()
             log.seek(0)
             print(log.read().decode(errors="replace")[-5000:])

@@ -59,8 +59,7 @@ async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
         while not (out / "metrics.jsonl").exists():
             assert not running.done(), running
             await asyncio.sleep(0.1)
-        server.process.kill()
-        server.process.wait()
+        server.kill()
         with serving(folder, port=server.port):
             progress = await running
     assert progress.step == 3
