@@ -5,17 +5,17 @@ without a loopback. The first connection is stdin and stdout, the second is stde
 the program starts, so whatever runs in the box comes too late to speak for it. No process of ours stays.
 """
 
+import _socket as socket  # the C half: socket takes longer to import than Python to start
 import os
-import socket
 import sys
 
 
 def main(place: str, program: list[str]) -> None:
-    if place.startswith("/"):
-        listener = socket.socket(socket.AF_UNIX)
+    unix = place.startswith("/")
+    listener = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
+    if unix:
         listener.bind(place)
     else:
-        listener = socket.socket(socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", int(place)))
     listener.listen(2)
@@ -25,15 +25,14 @@ def main(place: str, program: list[str]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    speech, errors = listener.accept()[0], listener.accept()[0]
+    if not unix:  # what is accepted inherits it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    speech, errors = listener._accept()[0], listener._accept()[0]
     listener.close()
-    if place.startswith("/"):
+    if unix:
         os.unlink(place)
-    for sock in (speech, errors):
-        if sock.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for sock, descriptor in ((speech, 0), (speech, 1), (errors, 2)):
-        os.dup2(sock.fileno(), descriptor)
+    for accepted, descriptor in ((speech, 0), (speech, 1), (errors, 2)):
+        os.dup2(accepted, descriptor)
     try:
         os.execvp(program[0], program)
     except OSError as error:

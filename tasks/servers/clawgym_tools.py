@@ -21,7 +21,6 @@ its schema allows. Text a tool prints goes to stderr.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -80,7 +79,7 @@ class Server:
             raise ValueError(f"two tools are called {name!r}: rename one")
         self.tools[name] = {
             "name": name,
-            "description": description or inspect.getdoc(function) or "",
+            "description": description or _described(function),
             "inputSchema": schema or schema_of(function),
         }
         self._functions[name] = function
@@ -174,13 +173,33 @@ def schema_of(function: Callable[..., Any]) -> dict:
     """The JSON schema of a function's parameters. Raises ``TypeError`` for an annotation that says too little."""
     hints = get_type_hints(function, include_extras=True)
     properties, required = {}, []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in hints:
-            raise TypeError(f"{function.__name__}: annotate {parameter.name!r}, or give a schema")
-        properties[parameter.name] = _schema_of_type(hints[parameter.name], function.__name__)
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
+    for name, optional in _parameters(function):
+        if name not in hints:
+            raise TypeError(f"{function.__name__}: annotate {name!r}, or give a schema")
+        properties[name] = _schema_of_type(hints[name], function.__name__)
+        if not optional:
+            required.append(name)
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+# Both without the module inspect, whose import takes as long as a short call.
+def _parameters(function: Any) -> list[tuple[str, bool]]:
+    """The parameters of a function or method, and whether they have a default."""
+    code, bound = function.__code__, hasattr(function, "__self__")
+    if code.co_flags & 0x0C:
+        raise TypeError(f"{function.__name__}: takes any number of arguments: name them, or give a schema")
+    places, names = code.co_argcount, code.co_varnames
+    first = places - len(function.__defaults__ or ())
+    given = [(name, n >= first) for n, name in enumerate(names[:places])]
+    by_name = function.__kwdefaults__ or {}
+    return given[bound:] + [(name, name in by_name) for name in names[places : places + code.co_kwonlyargcount]]
+
+
+def _described(function: Any) -> str:
+    """The docstring, without its margin."""
+    first, *rest = (function.__doc__ or "").expandtabs().split("\n")
+    margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
+    return "\n".join([first.lstrip(), *(line[margin:] for line in rest)]).strip("\n")
 
 
 def _schema_of_type(hint: Any, where: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .questions import QUESTIONS
 __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 
 NAME = "toolcall-basic"
-VERSION = "3"
+VERSION = "4"
 
 GENERATORS: dict[str, Generator[Draft]] = {
     **NUMBERS,

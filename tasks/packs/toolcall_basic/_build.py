@@ -42,6 +42,22 @@ _ANSWER_CHECK = {
 def _():
     return ca.same_text(ca.answer_in(ca.final_message()), DATA["answer"])
 """,
+    "words": """
+WORDS = ca.answer_in(ca.final_message()).casefold().split()
+WANTED = DATA["answer"].casefold().split()
+
+@checks("some_words")
+def _():
+    return cg.share(WORDS, WANTED)
+
+@checks("all_words")
+def _():
+    return sorted(WORDS) == sorted(WANTED)
+
+@checks("order")
+def _():
+    return WORDS == WANTED
+""",
     "number": """
 @checks("answer")
 def _():
@@ -67,7 +83,7 @@ class Draft:
     """Three or more plausible mistakes: what went wrong -> calls and answer."""
     answer: str = ""
     """What the closing message has to say; empty where only the state counts."""
-    kind: Literal["", "text", "number", "math"] = ""
+    kind: Literal["", "text", "words", "number", "math"] = ""
     """How the answer is compared; ``math`` needs the library."""
     said: str = ""
     """The answer as the reference gives it, where that is another form of the same."""

@@ -115,7 +115,7 @@ def data_words(rng: random.Random) -> Draft:
         inputs={f"{source}.txt": "\n".join(start) + "\n"},
         calls=[python(code(steps))],
         answer=" ".join(expected),
-        kind="text",
+        kind="words",
         wrong={
             name: ([python(code(some))], " ".join(changed(some)))
             for name, some in (("stops-early", steps[:-1]), ("another-order", steps[::-1]), ("mixed-up", mixed))
