@@ -27,7 +27,7 @@ def main(place: str, program: list[str]) -> None:
         os.dup2(nothing, descriptor)
     if not unix:  # what is accepted inherits it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    speech, errors = listener._accept()[0], listener._accept()[0]
+    speech, errors = (listener._accept()[0] for _ in range(2))  # type: ignore
     listener.close()
     if unix:
         os.unlink(place)
