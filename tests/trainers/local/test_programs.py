@@ -90,7 +90,7 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
     policy = load_policy(config.model, base_folder(config, tmp_path, (), ()), config.compute)
     learner = Learner(policy, config)
     with Pool(tmp_path / "pool.db") as pool:
-        async with opened(config, policy, pool) as setting:
+        async with opened(config, policy, tmp_path, pool) as setting:
             tasks = load_parts(config.tasks, config.agent).train
             groups = Groups(config, tasks, pool, setting.player)
             collector = Collector(config, groups)

@@ -205,7 +205,7 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
     policy: Policy = load_policy(about.model, folder, about.compute)
     learner = Learner(policy, about)
     with Pool(tmp_path / "pool.db") as pool:
-        async with opened(about, policy, pool) as setting:
+        async with opened(about, policy, tmp_path, pool) as setting:
             collector = Collector(about, Groups(about, [looks], pool, Leading(about, setting)))
             collecting = asyncio.create_task(collector.run())
             try:
