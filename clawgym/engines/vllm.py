@@ -60,11 +60,13 @@ class VLLMEngine(ServedEngine):
     """
 
     name = "vllm"
-    shared: Path | None = None
-    """A folder of our own that the server reads, too: :meth:`load_adapter` puts weights there."""
 
-    def __init__(self, base_url: str, model: str, *, tokenizer: str, **options: Any) -> None:
+    def __init__(
+        self, base_url: str, model: str, *, tokenizer: str, shared: Path | None = None, **options: Any
+    ) -> None:
         super().__init__(base_url, model, tokenizer=tokenizer, **options)
+        self.shared = shared
+        """A folder of our own that the server reads, too: :meth:`load_adapter` puts weights there."""
         self._adapters: dict[str, _Adapter] = {}
         self._replaced: list[_Adapter] = []
 

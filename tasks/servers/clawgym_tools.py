@@ -185,7 +185,10 @@ def schema_of(function: Callable[..., Any]) -> dict:
 # Both without the module inspect, whose import takes as long as a short call.
 def _parameters(function: Any) -> list[tuple[str, bool]]:
     """The parameters of a function or method, and whether they have a default."""
-    code, bound = function.__code__, hasattr(function, "__self__")
+    bound = hasattr(function, "__self__")
+    while hasattr(function, "__wrapped__"):  # by a decorator
+        function = function.__wrapped__
+    code = function.__code__
     if code.co_flags & 0x0C:
         raise TypeError(f"{function.__name__}: takes any number of arguments: name them, or give a schema")
     places, names = code.co_argcount, code.co_varnames

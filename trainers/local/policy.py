@@ -122,8 +122,8 @@ class Policy:
             tokenizer=str(self.folder),
             api_key=os.environ.get("VLLM_API_KEY"),
             context_window=context_window,
+            shared=shared,
         )
-        made.shared = shared
         try:
             await made.ready()
         except BaseException:

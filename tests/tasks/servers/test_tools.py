@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -136,6 +138,37 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def louder(*args: Any, **more: Any) -> str:
+        return function(*args, **more).upper()
+
+    return louder
+
+
+class Shelf:
+    @decorated
+    def find(self, name: str, *, most: int = 3) -> str:
+        """Look it up.
+
+        Names are in any case:
+            as they come.
+        """
+        return name * most
+
+
+def test_a_method_and_a_decorated_function_are_tools() -> None:
+    server = Server()
+    server.tool(Shelf().find)
+    offered = server.tools["find"]
+    assert offered["description"] == inspect.getdoc(Shelf.find)
+    assert offered["inputSchema"]["properties"] == {"name": {"type": "string"}, "most": {"type": "integer"}}
+    assert offered["inputSchema"]["required"] == ["name"]
+    assert server.call("find", {"name": "a"})["content"][0]["text"] == "AAA"
+    with pytest.raises(TypeError, match="any number"):
+        schema_of(lambda *args: args)
 
 
 @given(st.dictionaries(st.sampled_from(["name", "count", "tags", "x"]), JSON))

@@ -40,12 +40,20 @@ async def test_a_run_samples_by_what_it_has_learnt(tmp_path: Path, staleness: in
     with serving(folder) as server:
         await train(beside(server, folder, staleness), out, "rl", view=Said())
     rows = figures(out)
-    assert [row["staleness/max"] for row in rows] == [0.0] * 3 if not staleness else [row["step"] for row in rows]
-    if not staleness:  # the first update is of the weights that sampled, the others are of what was learnt since
-        assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    behind = [row["staleness/max"] for row in rows]
     with Pool(out / "pool.db") as pool:
-        for episode in pool.episodes(channel="train", state="closed"):
-            assert {turn.policy_version for turn in pool.turns(episode.id)} <= {0, 1, 2, 3}
+        learnt = [e for e in pool.episodes(channel="train", state="closed") if e.fate == "delivered"]
+        versions = [{turn.policy_version for turn in pool.turns(episode.id)} for episode in learnt]
+    if staleness:
+        assert behind[0] == 0
+        assert max(behind) == 1
+        assert set().union(*versions) <= {0, 1, 2}
+    else:  # the first update is of the weights that sampled, the others are of what was learnt since
+        assert behind == [0, 0, 0]
+        assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
+        assert all(len(seen) == 1 for seen in versions)
+        assert set().union(*versions) == {0, 1, 2}
     assert not (out / "adapters").exists()
 
 
