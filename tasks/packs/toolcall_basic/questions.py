@@ -74,11 +74,11 @@ _CHANGES: dict[str, tuple[str, str, Callable[[list[str], Any], list[str]]]] = {
     "skip": ("leave out the first {0}", "words[{0}:]", lambda words, n: words[n:]),
     "cut": ("leave out the last {0}", "words[:-{0}]", lambda words, n: words[:-n]),
     "without": (
-        "leave out {0}",
-        '[word for word in words if word != "{0}"]',
+        'leave out "{0}"',
+        "[word for word in words if word != '{0}']",
         lambda words, one: [word for word in words if word != one],
     ),
-    "add": ("add {0} at the end", 'words + ["{0}"]', lambda words, one: [*words, one]),
+    "add": ('add "{0}" at the end', "words + ['{0}']", lambda words, one: [*words, one]),
 }
 """What can be done to a list of words: in words, in Python, and done."""
 _OTHER = {"sort": "sort-down", "sort-down": "sort", "first": "last", "last": "first", "skip": "cut", "cut": "skip"}
@@ -94,7 +94,7 @@ def data_words(rng: random.Random) -> Draft:
 
     def code(steps: list[tuple[str, Any]]) -> str:
         lines = [f"words = {_CHANGES[name][1].format(value)}\n" for name, value in steps]
-        return f'words = open("{source}.txt").read().split()\n{"".join(lines)}print(" ".join(words))'
+        return f"words = open('{source}.txt').read().split()\n{''.join(lines)}print('Answer:', *words)"
 
     while True:  # until leaving out any change, mixing up the directions, or another order gives something else
         drawn: list[str] = rng.sample(WORDS, 9)
@@ -109,8 +109,8 @@ def data_words(rng: random.Random) -> Draft:
     asked = ", ".join(_CHANGES[name][0].format(value) for name, value in steps)
     return Draft(
         instruction=(
-            f"Take the words of {source}.txt: {asked}. Which words are left? End with a line `Answer: ...` that holds "
-            "them in order, with a space between, and nothing else."
+            f'Take the words of "{source}.txt": {asked}. Which words are left? End with a line `Answer: ...` that '
+            "holds them in order, with a space between, and nothing else."
         ),
         inputs={f"{source}.txt": "\n".join(start) + "\n"},
         calls=[python(code(steps))],
