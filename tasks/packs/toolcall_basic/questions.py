@@ -109,8 +109,8 @@ def data_words(rng: random.Random) -> Draft:
     asked = ", ".join(_CHANGES[name][0].format(value) for name, value in steps)
     return Draft(
         instruction=(
-            f"{source}.txt holds words, one a line. Change the list step by step: {asked}. Which words are left? End "
-            "with a line `Answer: ...` that holds them in order, with a space between, and nothing else."
+            f'Take the words of "{source}.txt": {asked}. Which words are left? End with a line `Answer: ...` that '
+            "holds them in order, with a space between, and nothing else."
         ),
         inputs={f"{source}.txt": "\n".join(start) + "\n"},
         calls=[python(code(steps))],
