@@ -46,7 +46,7 @@ from clawgym.trainers.local.setting import demonstrate
 TRAIN = range(2000, 2800)
 SETTINGS = (
     "tasks.generators=[text-steps]",
-    "tasks.demonstrations={first: 0, count: 60}",
+    "tasks.demonstrations={first: 0, count: 240}",
     f"tasks.train={{first: {TRAIN.start}, count: {len(TRAIN)}}}",
     "reward.score=strict",
 )
