@@ -18,7 +18,7 @@ from typing import Any
 
 from clawgym.errors import EngineError, MissingDependency
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "VISION_TOKENS", "make_tiny_model"]
+__all__ = ["BRIEF_TEMPLATE", "CHAT_TEMPLATE", "SPECIAL_TOKENS", "VISION_TOKENS", "make_tiny_model"]
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -35,7 +35,7 @@ SPECIAL_TOKENS = (
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """What a model that sees has after them."""
 
-CHAT_TEMPLATE = """\
+_CHAT = """\
 {%- macro text_of(content) -%}
   {%- if content is string -%}{{ content }}
   {%- elif content is not none and content is defined -%}
@@ -54,11 +54,7 @@ CHAT_TEMPLATE = """\
 {%- if tools or opening -%}
   {{ '<|im_start|>system\\n' ~ opening }}
   {%- if tools -%}
-    {{ ('\\n\\n' if opening else '') ~ 'These functions can be called. Each line describes one, as JSON:\\n<tools>' }}
-    {%- for tool in tools -%}{{ '\\n' ~ (tool | tojson) }}{%- endfor -%}
-    {{ '\\n</tools>\\nA call is one JSON object with the name and the arguments, between two tags:\\n' }}
-    {{- '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call>' }}
-  {%- endif -%}
+TOOLS  {%- endif -%}
   {{ '<|im_end|>\\n' }}
 {%- endif -%}
 {%- for message in rest -%}
@@ -86,7 +82,26 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
+_TOOLS = """\
+    {{ ('\\n\\n' if opening else '') ~ 'These functions can be called. Each line describes one, as JSON:\\n<tools>' }}
+    {%- for tool in tools -%}{{ '\\n' ~ (tool | tojson) }}{%- endfor -%}
+    {{ '\\n</tools>\\nA call is one JSON object with the name and the arguments, between two tags:\\n' }}
+    {{- '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call>' }}
+"""
+_NAMES = """\
+    {{ ('\\n\\n' if opening else '') ~ '<tools>' }}
+    {%- for tool in tools -%}
+      {%- set about = tool.function -%}
+      {{ '\\n' ~ about.name ~ '(' ~ (((about.parameters or {}).properties or {}) | join(', ')) ~ ')' }}
+    {%- endfor -%}
+    {{ '\\n</tools>' }}
+"""
+CHAT_TEMPLATE = _CHAT.replace("TOOLS", _TOOLS)
 """ChatML with tools in the Hermes style. A history is only ever appended to: reasoning of earlier turns stays."""
+
+BRIEF_TEMPLATE = _CHAT.replace("TOOLS", _NAMES)
+"""The same, but of a tool only its name and its parameters' names are said: what a model can use that is too small to
+read descriptions. Tokens that say nothing cost as much as others, and are in the way of attention."""
 
 _SEEING = CHAT_TEMPLATE.replace(
     "{%- if part.type != 'text' -%}{{ raise_exception('this model reads text only, not ' ~ part.type) }}{%- endif -%}",
@@ -117,13 +132,15 @@ def make_tiny_model(
     context_window: int = 32768,
     vision: bool = False,
     corpus: Iterable[str] | None = None,
+    brief: bool = False,
     spread: float = 0.15,
 ) -> Path:
     """Write a random Qwen3 model of about 200,000 weights (float32) with tokenizer and chat template to ``folder``.
 
     With ``vision`` it is a Qwen2-VL model, which reads images: one of 1024 x 768 pixels is 70 tokens. The tokenizer is
-    trained on ``corpus``, if given: then every word of it is one token, and ``vocab`` is the most ids. ``spread`` is
-    the standard deviation of the weights; a model that is to be trained wants 0.05 or less.
+    trained on ``corpus``, if given: then every word of it is one token, and ``vocab`` is the most ids. With ``brief``
+    its template is :data:`BRIEF_TEMPLATE`, else :data:`CHAT_TEMPLATE`. ``spread`` is the standard deviation of the
+    weights; a model that is to be trained wants 0.05 or less.
 
     Returns ``folder``. Raises :class:`~clawgym.errors.EngineError` if there is something in it already, and
     :class:`~clawgym.errors.MissingDependency` without torch and transformers.
@@ -143,7 +160,8 @@ def make_tiny_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        size = _write_tokenizer(made, vocab, context_window, vision, _text() if corpus is None else corpus)
+        template = _SEEING if vision else BRIEF_TEMPLATE if brief else CHAT_TEMPLATE
+        size = _write_tokenizer(made, vocab, context_window, template, vision, _text() if corpus is None else corpus)
         eos, pad = SPECIAL_TOKENS.index("<|im_end|>"), SPECIAL_TOKENS.index("<|endoftext|>")
         shape = {
             "vocab_size": size,
@@ -218,7 +236,9 @@ def _seeing(shape: dict[str, Any]) -> Any:
     )
 
 
-def _write_tokenizer(folder: Path, vocab: int, context_window: int, vision: bool, corpus: Iterable[str]) -> int:
+def _write_tokenizer(
+    folder: Path, vocab: int, context_window: int, template: str, vision: bool, corpus: Iterable[str]
+) -> int:
     """Train and write a byte-level BPE tokenizer; the number of its ids."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -251,7 +271,7 @@ def _write_tokenizer(folder: Path, vocab: int, context_window: int, vision: bool
                 "pad_token": "<|endoftext|>",
                 "model_max_length": context_window,
                 "clean_up_tokenization_spaces": False,
-                "chat_template": _SEEING if vision else CHAT_TEMPLATE,
+                "chat_template": template,
             },
             indent=2,
         )

@@ -89,6 +89,21 @@ def test_template(folder: Path) -> None:
     assert tokenizer.apply_chat_template(MESSAGES[1:2], tokenize=False) == "<|im_start|>user\nHello 日本<|im_end|>\n"
 
 
+def test_a_brief_template_names_tools_and_is_the_same_otherwise(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    asked = {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "read", "parameters": asked}}]
+    tools.append({"type": "function", "function": {"name": "wait"}})
+    texts = {}
+    for name, place in (("whole", folder), ("brief", make_tiny_model(tmp_path / "model", brief=True))):
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        texts[name] = tokenizer.apply_chat_template(MESSAGES, tools=tools, add_generation_prompt=True, tokenize=False)
+    head, tail = texts["brief"].split("<|im_end|>\n", 1)
+    assert head == "<|im_start|>system\nBe brief.\n\n<tools>\nexec()\nread(path, lines)\nwait()\n</tools>"
+    assert texts["whole"].split("<|im_end|>\n", 1)[1] == tail
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 6])  # not 4: tool results share one user turn
 def test_a_longer_history_only_appends(folder: Path, length: int) -> None:
     from transformers import AutoTokenizer

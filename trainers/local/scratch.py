@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
+from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.gateway._template import Template, for_template
 from clawgym.records import Task
@@ -45,6 +45,7 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
             context_window=about.context_window,
             vocab=_MOST_IDS,
             corpus=_texts(tasks, said),
+            brief=True,
             spread=0.05,
         )
     return folder
@@ -54,7 +55,7 @@ def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator
     for word in (*WORDS, *FIRST):
         for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
             yield from (form, form)
-    template = Template(CHAT_TEMPLATE, {})
+    template = Template(BRIEF_TEMPLATE, {})
     asked: list[Mapping[str, Any]] = [{"messages": [{"role": "user", "content": t.instruction}]} for t in tasks]
     for row in (*asked, *said):
         text = template([for_template(m) for m in row["messages"]], row.get("tools") or (), generation=False)
