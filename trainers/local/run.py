@@ -20,6 +20,7 @@ from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress, load_weights
 from clawgym.trainers.local.parts import Parts
 from clawgym.trainers.local.policy import Policy
+from clawgym.trainers.local.scratch import given_model
 from clawgym.trainers.local.setting import Measured, Setting
 from clawgym.trainers.local.tracking import Tracker, View, sinks
 
@@ -47,7 +48,8 @@ class Run:
     @classmethod
     def open(cls, path: Path, config: TrainConfig, method: str, parts: Parts, view: View) -> Self:
         """Begin a run at ``path``, or go on with one. Raises :class:`~clawgym.errors.RunFolderError` as
-        :meth:`~clawgym.runs.RunFolder.open` does."""
+        :meth:`~clawgym.runs.RunFolder.open` does, and as :func:`given_model` does, before anything is written."""
+        given_model(config)
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
         receipt = make_receipt(

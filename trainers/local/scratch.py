@@ -15,22 +15,29 @@ from clawgym.tasks.packs._seeded import FIRST, WORDS
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Checkpoints
 
-__all__ = ["base_folder"]
+__all__ = ["base_folder", "given_model"]
 
 _MOST_IDS = 8192
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
+def given_model(config: TrainConfig) -> Path | None:
+    """The folder ``model.path``, or the best checkpoint of the run in it; a hub's name as it is; ``None`` where a model
+    is to be made. Raises :class:`~clawgym.errors.TrainingError` for a folder that is not there."""
+    if config.model.path is None:
+        return None
+    given = Path(config.model.path).expanduser()
+    if not given.is_dir() and (given.is_absolute() or config.model.path.startswith((".", "~"))):
+        raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
+    best = Checkpoints(given).best()
+    return given if best is None else best / "model"
+
+
 def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
-    """The folder ``model.path``, or the best checkpoint of the run in it; a hub's name as it is; or ``run/base``, which
-    is made once: a random model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``, as the
-    chat template puts them."""
-    if config.model.path is not None:
-        given = Path(config.model.path).expanduser()
-        if not given.is_dir() and (given.is_absolute() or config.model.path.startswith((".", "~"))):
-            raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
-        best = Checkpoints(given).best()
-        return given if best is None else best / "model"
+    """:func:`given_model`, or ``run/base``, which is made once: a random model, whose tokenizer knows the words of
+    ``tasks`` and of the conversations ``said``, as the chat template puts them."""
+    if (given := given_model(config)) is not None:
+        return given
     folder = run / "base"
     if not folder.exists():
         about = config.model.scratch

@@ -99,6 +99,13 @@ async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> 
     assert again.step == progress.step
 
 
+async def test_a_model_that_is_not_there_leaves_no_run(tmp_path: Path) -> None:
+    for method in ("sft", "rl"):
+        with pytest.raises(TrainingError, match=r"model\.path .*/nowhere: no such folder"):
+            await train(small(model={"path": str(tmp_path / "nowhere")}), tmp_path / "run", method, view=Said())
+    assert not list(tmp_path.iterdir())
+
+
 async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
     config = small(
         model={"path": str(taught)},
