@@ -47,7 +47,7 @@ from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.personal_report import hints_in_words, report
 from clawgym.trainers.local.policy import Policy, base_of, load_policy
-from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.scratch import base_folder, given_model
 from clawgym.trainers.local.setting import pool_file, sampling
 from clawgym.trainers.local.supervised import row_of
 from clawgym.trainers.local.teaching import teachers
@@ -100,6 +100,7 @@ async def bench(
     """
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
+    given_model(config)  # what is not there is said before there is a folder
     settings = config.model_dump(mode="json")
     fixed = {name: value for name, value in settings.items() if name not in _FREE} | {"steps": config.budget.steps}
     with RunFolder.open(out, make_receipt("bench", config={"bench": "personal", **fixed})) as folder:

@@ -48,8 +48,11 @@ class Run:
     @classmethod
     def open(cls, path: Path, config: TrainConfig, method: str, parts: Parts, view: View) -> Self:
         """Begin a run at ``path``, or go on with one. Raises :class:`~clawgym.errors.RunFolderError` as
-        :meth:`~clawgym.runs.RunFolder.open` does, and as :func:`given_model` does, before anything is written."""
+        :meth:`~clawgym.runs.RunFolder.open` does, and :class:`~clawgym.errors.TrainingError` for a model or data that
+        are not there, before anything is written."""
         given_model(config)
+        if method == "sft" and config.sft.data is not None and not Path(config.sft.data).expanduser().is_file():
+            raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
         receipt = make_receipt(

@@ -94,6 +94,12 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
         command(tmp_path / "run", "--method", "sft")
 
 
+def test_a_model_that_is_not_there_leaves_no_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"model\.path .*/nowhere: no such folder"):
+        command(tmp_path / "run", "--set", f"model.path={tmp_path / 'nowhere'}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_methods_differ_in_what_is_learnt_and_in_nothing_else() -> None:
     plain = load_config("personal-cpu")
     made = {method: config_of(plain, method, 3) for method in METHODS}

@@ -99,10 +99,13 @@ async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> 
     assert again.step == progress.step
 
 
-async def test_a_model_that_is_not_there_leaves_no_run(tmp_path: Path) -> None:
+async def test_a_model_or_data_that_are_not_there_leave_no_run(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
     for method in ("sft", "rl"):
         with pytest.raises(TrainingError, match=r"model\.path .*/nowhere: no such folder"):
-            await train(small(model={"path": str(tmp_path / "nowhere")}), tmp_path / "run", method, view=Said())
+            await train(small(model={"path": nowhere}), tmp_path / "run", method, view=Said())
+    with pytest.raises(TrainingError, match=r"sft\.data .*/nowhere: no such file"):
+        await train(small(sft={"data": nowhere}), tmp_path / "run", "sft", view=Said())
     assert not list(tmp_path.iterdir())
 
 
