@@ -141,8 +141,8 @@ def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
         refuse(config(), folder)
 
 
-def test_the_tiny_recipe_needs_but_its_trainer_changed() -> None:
-    refuse(load_config("tiny-cpu", ["trainer=verl", "verl.engine=transformers"]))
+def test_the_tiny_recipe_needs_but_its_trainer_changed_and_no_running_ahead() -> None:
+    refuse(load_config("tiny-cpu", ["trainer=verl", "verl.engine=transformers", "rollout.staleness=0"]))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
