@@ -53,6 +53,7 @@ SETTINGS = (
     "rollout={groups: 8, group_size: 8, temperature: 1.0, concurrency: 64}",
     "algorithm={old: rollout, minibatches: 2, imitation: 1.0}",
     "optimizer={lr: 6.0e-4, warmup: 10}",
+    "evaluation={every: 12, canary: 0}",
 )
 ARMS: dict[str, tuple[str | None, float | None]] = {
     "outcome": (None, None),
@@ -199,7 +200,7 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=Path("runs/integrated"))
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
-    ask.add_argument("--steps", type=int, default=40, help="of learning, 64 episodes each")
+    ask.add_argument("--steps", type=int, default=24, help="of learning, 64 episodes each")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
     here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

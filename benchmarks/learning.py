@@ -7,7 +7,7 @@ For each seed a policy is imitated from scratch (``base``), and from it are made
 - ``rl``: reinforcement, as the recipe says;
 - ``shuffled``: the same with the rewards of each step dealt out anew: what is left is not learnt from rewards;
 - ``sft``: more imitation of the same demonstrations, for as long as ``rl`` has learnt;
-- ``plain``: reinforcement without imitation beside it, at half the rate.
+- ``plain``: reinforcement without imitation beside it, at a sixth of the rate.
 
 Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
 tasks, sampled at temperature 1, before and after, with the interval of the difference: for a seed Newcombe's for
