@@ -187,10 +187,18 @@ def table(out: Path, seeds: list[int]) -> None:
             )
         if len(found := gains.get(arm, [])) > 1:
             print(f"| **{arm}** | all | | | | **{fmean(found):+.2f}** +- {half_width(found):.2f} | | |")
-    points = sorted((auc, fmean(gains[arm])) for arm, (_, auc) in ARMS.items() if auc is not None and arm in gains)
-    if len(points) > 1:
-        style = "<style>polyline{fill:none;stroke:#26c}line{stroke:#ccc}text{font:11px sans-serif}</style>"
-        head, _, rest = str(curve([("gain in held-out success, by the judge's AUC", points)])).partition(">")
+    known = sorted((auc, arm) for arm, (_, auc) in ARMS.items() if auc is not None and arm in gains)
+    if len(known) > 1:
+        lines = [
+            ("outcome alone", [(auc, 0.0) for auc, _ in known]),
+            ("gain in held-out success, by the judge's AUC: mean", [(auc, fmean(gains[arm])) for auc, arm in known]),
+        ]
+        lines += [(f"seed {n}", [(auc, gains[arm][n]) for auc, arm in known]) for n in range(len(gains[known[0][1]]))]
+        style = (
+            "<style>polyline{fill:none;stroke:#9bd}.c0{stroke:#333}.c1{stroke:#26c;stroke-width:3}"
+            "line{stroke:#ddd}text{font:11px sans-serif}</style>"
+        )
+        head, _, rest = str(curve(lines)).partition(">")
         (out / "gain.svg").write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}', "utf-8")
         print(f"\n{out / 'gain.svg'}")
 
