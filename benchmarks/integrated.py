@@ -14,7 +14,7 @@ from scratch until it solves some of them (``base``), and from it the same numbe
 Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
 tasks, sampled at temperature 1, and what the judge was worth by the outcomes of the run (``process_auc``, the mean of
 its last ten steps); over seeds, the difference to ``outcome`` of the same seed and Student's interval. ``gain.svg`` is
-the gain against the judge's quality.
+the gain against the judge's quality, the mean of the seeds with the least and the most of them.
 """
 
 from __future__ import annotations
@@ -190,15 +190,19 @@ def table(out: Path, seeds: list[int]) -> None:
     known = sorted((auc, arm) for arm, (_, auc) in ARMS.items() if auc is not None and arm in gains)
     if len(known) > 1:
         lines = [
-            ("outcome alone", [(auc, 0.0) for auc, _ in known]),
-            ("gain in held-out success, by the judge's AUC: mean", [(auc, fmean(gains[arm])) for auc, arm in known]),
+            (
+                "gain in held-out success, by the judge's AUC: mean of the seeds",
+                [(x, fmean(gains[arm])) for x, arm in known],
+            ),
+            ("outcome alone", [(x, 0.0) for x, _ in known]),
         ]
-        lines += [(f"seed {n}", [(auc, gains[arm][n]) for auc, arm in known]) for n in range(len(gains[known[0][1]]))]
+        seeds_apart = [(x, min(gains[arm]), max(gains[arm])) for x, arm in known]
+        low, high = min(0.0, *(y for _, y, _ in seeds_apart)), max(0.0, *(y for _, _, y in seeds_apart))
         style = (
-            "<style>polyline{fill:none;stroke:#9bd}.c0{stroke:#333}.c1{stroke:#26c;stroke-width:3}"
+            "<style>polyline{fill:none;stroke:#26c}polyline.c1{stroke:#333}polygon{fill:#26c;opacity:.15}"
             "line{stroke:#ddd}text{font:11px sans-serif}</style>"
         )
-        head, _, rest = str(curve(lines)).partition(">")
+        head, _, rest = str(curve(lines, bands=[seeds_apart], low=low, high=high)).partition(">")
         (out / "gain.svg").write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}', "utf-8")
         print(f"\n{out / 'gain.svg'}")
 
