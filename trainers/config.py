@@ -261,9 +261,9 @@ class Guards(_Part):
     """When to stop because learning has gone wrong."""
 
     max_kl: float = Field(default=1.0, gt=0)
-    """Nats a token, between two updates."""
+    """Nats a token that all updates of a step may move the policy by, measured after the last of them."""
     min_entropy: float = Field(default=1e-4, ge=0)
-    """Nats a token."""
+    """Nats a token, after the last update of a step."""
 
 
 class Tracking(_Part):

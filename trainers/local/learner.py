@@ -2,7 +2,8 @@
 
 Invariants: what a token counts for is fixed over the whole mini-batch before the first forward pass, so the result does
 not depend on how it was cut into micro-batches; the order of everything is that of the batch and of a seeded generator;
-weights change only if loss and gradient are finite.
+weights change only if loss and gradient are finite; a policy past a guard is never given away: whoever asked gets an
+error in its place, before it can be saved or sampled by.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Learner:
         self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitated: Imitated | None = None
     ) -> dict[str, float]:
         """Update the policy on a batch, after the share ``done`` in [0, 1] of the budget; ``imitated`` is for
-        ``algorithm.imitation``. Returns figures; raises
-        :class:`~clawgym.errors.TrainingError` for numbers that are no numbers and past a guard, before the weights are
-        changed by them."""
+        ``algorithm.imitation``. Returns figures; raises :class:`~clawgym.errors.TrainingError` for a gradient that is
+        no number, before the weights are changed by it, and for a policy that is past a guard after the last update:
+        its weights are here still, and of no use."""
         config, about = self._config, self._config.algorithm
         started = time.perf_counter()
         rng = random.Random(seed)
-        old, mismatch = self._old(batch)
+        old = self._old(batch)
         importance = None
         if about.old == "recompute":
             importance = algorithms.truncated_importance(old, batch.rollout_logp, cap=about.importance_cap)
@@ -65,9 +66,11 @@ class Learner:
         batch = replace(batch, advantages=advantages)
         figures = _Figures()
         figures.set("opd/tokens_taught_frac", taught)
-        figures.add("training/rollout_probs_diff", mismatch, 1)
+        if about.old == "recompute":
+            figures.add("training/rollout_probs_diff", _apart(old, batch.rollout_logp), len(old))
         lr = self.lr * (1 - 0.9 * done) if config.optimizer.decay else self.lr
         members = list(range(len(batch.episodes)))
+        first = self.updates
         for _ in range(about.epochs):
             rng.shuffle(members)
             share = math.ceil(len(members) / about.minibatches)
@@ -77,17 +80,34 @@ class Learner:
                 self._forget_gradient()
                 if imitated is not None:
                     self._imitate(imitated.batch(self.updates), about.imitation, figures)
-                self._update(batch, part, old, importance, figures)
+                self._update(batch, part, old, importance, figures, unchanged=self.updates == first)
+        self._guard(batch, old, rng, figures)
         seconds = time.perf_counter() - started
         figures.set("timing/update", seconds)
-        figures.set("perf/update_tokens_per_second", batch.computed_tokens / seconds)
-        if not figures.mean("actor/entropy") >= config.guards.min_entropy:
-            raise TrainingError(
-                f"the entropy of the policy fell to {figures.mean('actor/entropy'):.2g} nats a token "
-                f"(guards.min_entropy is {config.guards.min_entropy:g}): go on from an earlier checkpoint with a lower "
-                "optimizer.lr, or with algorithm.entropy"
-            )
+        figures.set("perf/update_tokens_per_second", about.epochs * batch.computed_tokens / seconds)
         return figures.all()
+
+    def _guard(self, batch: TrainingBatch, old: torch.Tensor, rng: random.Random, figures: _Figures) -> None:
+        """Where the updates of a step have left the policy, by rows of it drawn at random that fill a micro-batch."""
+        guards = self._config.guards
+        micro = next(iter(self._micro(rng.sample(list(batch.rows), len(batch.rows)))), None)
+        if micro is None or not len(micro.places):
+            return
+        with torch.no_grad():
+            logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
+        # Sampled by the policy of before: its KL to the one of now.
+        moved, left = float(algorithms.kl(old[micro.places], logp).mean()), float(entropy.mean())
+        figures.set("actor/step_kl", moved)
+        if not moved <= guards.max_kl:
+            raise TrainingError(
+                f"the policy moved {moved:.3g} nats a token away within one step (guards.max_kl is "
+                f"{guards.max_kl:g}): go on from the last checkpoint with a lower optimizer.lr"
+            )
+        if not left >= guards.min_entropy:
+            raise TrainingError(
+                f"the entropy of the policy fell to {left:.2g} nats a token (guards.min_entropy is "
+                f"{guards.min_entropy:g}): go on from the last checkpoint with a lower optimizer.lr"
+            )
 
     def imitate(self, paths: Sequence[Path], *, step: int, steps: int) -> dict[str, float]:
         """One step of supervised training: mean cross-entropy over the trained tokens."""
@@ -111,16 +131,15 @@ class Learner:
             (weight * loss).backward()
             figures.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
 
-    def _old(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probs that the ratio is taken to, (S,), and how far they are from the engine's: mean difference of
-        the probabilities."""
+    def _old(self, batch: TrainingBatch) -> torch.Tensor:
+        """The log-probs that the ratio is taken to, (S,)."""
         if self._config.algorithm.old == "rollout":
-            return batch.rollout_logp, torch.tensor(0.0)
+            return batch.rollout_logp
         old = torch.zeros_like(batch.rollout_logp)
         with torch.no_grad():
             for micro in self._micro(batch.rows):
                 old[micro.places] = token_logprobs(self.policy.module, micro, temperature=batch.temperature)[0]
-        return old, (old.exp() - batch.rollout_logp.exp()).abs().mean()
+        return old
 
     def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
         """(S,) advantages with the teachers' part in them, and the share of tokens that had a teacher."""
@@ -136,8 +155,11 @@ class Learner:
         old: torch.Tensor,
         importance: torch.Tensor | None,
         figures: _Figures,
+        *,
+        unchanged: bool,
     ) -> None:
-        """One step of the optimiser on the tokens ``part`` (S',) of a batch, and on the gradient that is there."""
+        """One step of the optimiser on the tokens ``part`` (S',) of a batch, and on the gradient that is there;
+        ``unchanged``: the policy is still that of before the step."""
         about = self._config.algorithm
         weights = torch.zeros_like(old)
         weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
@@ -160,6 +182,8 @@ class Learner:
                 importance=None if importance is None else importance[at],
             )
             count = len(at)
+            if unchanged and about.old == "rollout":  # as many tokens as there are without another pass
+                figures.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
             if about.kl:
                 with torch.no_grad(), self.policy.first() as module:
                     first, _ = token_logprobs(module, micro, temperature=batch.temperature)
@@ -176,12 +200,6 @@ class Learner:
                     figures.most("actor/ratio_max", value)
                 elif name != "tokens":
                     figures.add(f"actor/{name}", value, count)
-        kl = figures.mean("actor/approx_kl")
-        if kl > self._config.guards.max_kl:
-            raise TrainingError(
-                f"the policy moved {kl:.3g} nats a token away within one step (guards.max_kl is "
-                f"{self._config.guards.max_kl:g}): go on from the last checkpoint with a lower optimizer.lr"
-            )
         figures.most("actor/grad_norm", torch.tensor(self._step()))
         figures.set("actor/lr", self.optimizer.param_groups[0]["lr"])
 
@@ -223,6 +241,11 @@ class Learner:
     def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:
         for micro in micro_batches(rows, tokens=self._config.compute.micro_tokens):
             yield self.policy.ready(micro)
+
+
+def _apart(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Mean difference of the probabilities of tokens; 0 without any."""
+    return (logp.exp() - other.exp()).abs().mean() if len(logp) else torch.tensor(0.0)
 
 
 class _Figures:

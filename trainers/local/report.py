@@ -29,7 +29,7 @@ _CURVES: Sequence[tuple[str, Sequence[str]]] = (
      ("canary/process_reference", "canary/process_look", "canary/process_attack")),
     ("Loss", ("sft/loss", "actor/pg_loss")),
     ("Entropy, nats a token", ("actor/entropy",)),
-    ("KL of an update, nats a token", ("actor/approx_kl",)),
+    ("KL of a step, nats a token", ("actor/step_kl", "actor/approx_kl")),
     ("Clipped tokens", ("actor/clip_fraction_low", "actor/clip_fraction_high")),
     ("Norm of the gradient", ("actor/grad_norm", "sft/grad_norm")),
     ("Mismatch of trainer and engine, probability", ("training/rollout_probs_diff",)),

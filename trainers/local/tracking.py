@@ -135,7 +135,7 @@ _SHOWN = (
     ("sft/loss", "loss"),
     ("actor/pg_loss", "loss"),
     ("actor/entropy", "entropy"),
-    ("actor/approx_kl", "kl"),
+    ("actor/step_kl", "kl"),
     ("actor/clip_fraction", "clipped"),
     ("actor/grad_norm", "gradient"),
     ("sft/grad_norm", "gradient"),

@@ -156,11 +156,23 @@ def test_a_leap_and_a_collapse_stop_the_run(folder: Path) -> None:
     far = config(algorithm={"old": "rollout"})  # the rows claim log-probs that this policy does not give
     with pytest.raises(TrainingError, match=r"moved .* nats a token away .*guards\.max_kl"):
         start(folder, far).learn(make_batch(some_batch(), far, seed=0), seed=0)
+    leaps = config(optimizer={"lr": 0.5, "warmup": 1})  # one update, before which nothing is to be seen
+    learner = start(folder, leaps)
+    with pytest.raises(TrainingError, match=r"moved .* nats a token away .*guards\.max_kl"):
+        learner.learn(on_policy(make_batch(some_batch(), leaps, seed=0), learner.policy), seed=0)
     certain = config(guards={"min_entropy": 20.0})
     learner = start(folder, certain)
     batch = on_policy(make_batch(some_batch(), certain, seed=0), learner.policy)
     with pytest.raises(TrainingError, match=r"entropy of the policy fell to .*guards\.min_entropy"):
         learner.learn(batch, seed=0)
+
+
+def test_the_mismatch_is_measured_without_a_pass_of_its_own(folder: Path) -> None:
+    about = config(algorithm={"old": "rollout", "minibatches": 2}, guards={"max_kl": 1e9})
+    learner = start(folder, about)
+    batch = make_batch(some_batch(), about, seed=0)
+    assert learner.learn(on_policy(batch, learner.policy), seed=0)["training/rollout_probs_diff"] < 1e-6
+    assert learner.learn(batch, seed=0)["training/rollout_probs_diff"] > 1e-3  # ids that it would not have sampled so
 
 
 def test_only_adapters_are_trained_and_the_rest_is_shared(folder: Path) -> None:
