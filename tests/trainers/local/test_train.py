@@ -148,6 +148,15 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
     assert said.steps == [4]
 
 
+async def test_past_a_guard_the_last_good_checkpoint_is_left(taught: Path, tmp_path: Path) -> None:
+    leaps = small(model={"path": str(taught)}, algorithm={"imitation": 1.0}, optimizer={"lr": 0.5, "warmup": 1})
+    with pytest.raises(TrainingError, match=r"moved .* within one step .*go on from the last checkpoint"):
+        await train(leaps, tmp_path / "rl", view=Said())
+    checkpoints = Checkpoints(tmp_path / "rl")
+    assert (checkpoints.last(), checkpoints.best()) == (tmp_path / "rl/checkpoints/000000",) * 2
+    assert "Measured in real boxes" in (tmp_path / "rl/report.html").read_text()
+
+
 async def test_adapters_are_learnt_and_sampled_by(taught: Path, tmp_path: Path) -> None:
     best = Checkpoints(taught).best()
     config = small(model={"path": str(best / "model"), "lora": {"rank": 2}}, budget={"steps": 2})  # type: ignore[operator]
