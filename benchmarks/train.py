@@ -289,7 +289,7 @@ def measure_run(options: argparse.Namespace, folder: Path) -> None:
     first, *rows = steps_of(config, folder / "run")
     wall = rows[-1]["time"] - first["time"]
     waited, learnt = (sum(row[name] for row in rows) for name in ("timing/wait_for_batch", "timing/update"))
-    idle = rows[-1]["timing/rollouts_idle_seconds"] - first["timing/rollouts_idle_seconds"]
+    idle = sum(row["timing/rollouts_idle_seconds"] for row in rows)
     tokens = sum(row["rollout/sampled_tokens"] for row in rows)
     computed = sum(row["perf/update_tokens_per_second"] * row["timing/update"] for row in rows)
     found = {
@@ -332,7 +332,7 @@ def measure_ahead(options: argparse.Namespace, folder: Path) -> None:
         episodes = list(pool.episodes(channel="train"))
         dropped = pool.stats()["channels"]["train"]["groups"].get("dropped", 0)
     busy = sum(max(0.0, min(end, e.closed_at or end) - max(start, e.opened_at)) for e in episodes)
-    idle = rows[-1]["timing/rollouts_idle_seconds"] - first["timing/rollouts_idle_seconds"]
+    idle = sum(row["timing/rollouts_idle_seconds"] for row in rows)
     said = {
         "seconds": (end - start) / len(rows),
         "trainer_idle": sum(row["timing/wait_for_batch"] for row in rows) / (end - start),

@@ -112,7 +112,7 @@ class _Loop:
 
     async def _step(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> None:
         config, progress = self._config, self._progress
-        started = time.monotonic()
+        started, idle = time.monotonic(), self._collector.idle_seconds
         fetched = await self._fetch(collecting, stop)
         if fetched is None:
             return
@@ -145,7 +145,8 @@ class _Loop:
             "perf/sampled_tokens_per_second": figures["rollout/sampled_tokens"] / seconds,
             "staleness/mean": sum(progress.step - 1 - v for v in versions) / max(1, len(versions)),
             "staleness/max": float(max((progress.step - 1 - v for v in versions), default=0)),
-            "timing/rollouts_idle_seconds": self._collector.idle_seconds,
+            "timing/rollouts_idle_seconds": self._collector.idle_seconds - idle,
+            "perf/rollout_idle_ratio": (self._collector.idle_seconds - idle) / seconds,
             "rollout/infra": float(self._groups.infra),
         }
         validates = progress.step % config.evaluation.every == 0 or self._over()

@@ -36,7 +36,7 @@ _CURVES: Sequence[tuple[str, Sequence[str]]] = (
     ("Staleness, versions", ("staleness/mean", "staleness/max")),
     ("Steps of an episode", ("rollout/avg_steps_per_trajectory",)),
     ("Seconds: step, update, waiting", ("timing/step", "timing/update", "timing/wait_for_batch")),
-    ("Trainer idle", ("perf/trainer_idle_ratio",)),
+    ("Idle share of a step: trainer, rollouts", ("perf/trainer_idle_ratio", "perf/rollout_idle_ratio")),
 )  # fmt: skip
 
 

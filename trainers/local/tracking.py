@@ -64,7 +64,10 @@ class _Wandb:
             _log.warning("wandb: %s", error)
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._run.finish()
+        except Exception as error:
+            _log.warning("wandb: %s", error)
 
 
 class _TensorBoard:
@@ -78,11 +81,17 @@ class _TensorBoard:
         self._writer = SummaryWriter(str(path / "tensorboard"))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
+        try:
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)
+        except Exception as error:
+            _log.warning("tensorboard: %s", error)
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        except Exception as error:
+            _log.warning("tensorboard: %s", error)
 
 
 class View(Protocol):
