@@ -334,7 +334,8 @@ class TrainConfig(_Part):
     guards: Guards = Guards()
     tracking: Tracking = Tracking()
     checkpoint_every: PositiveInt = 1
-    """Steps; the last and the best one are kept."""
+    """Steps of ``rl``; imitation is saved when it is measured, and both when they are stopped. The last and the best
+    checkpoint are kept."""
 
 
 def recipes() -> tuple[str, ...]:
