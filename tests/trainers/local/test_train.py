@@ -71,6 +71,22 @@ async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Pa
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 
 
+async def test_learning_that_is_stopped_between_two_checkpoints_is_saved(taught: Path, tmp_path: Path) -> None:
+    config = small(model={"path": str(taught)}, checkpoint_every=10, evaluation={"every": 10}, budget={"steps": 2})
+    stop = asyncio.Event()
+
+    class Stopping(Said):
+        def step(self, step: int, figures: Any) -> None:
+            super().step(step, figures)
+            stop.set()
+
+    first, second = Stopping(), Said()
+    await train(config, tmp_path / "rl", view=first, stop=stop)
+    assert Checkpoints(tmp_path / "rl").last() == tmp_path / "rl/checkpoints/000001"
+    await train(config, tmp_path / "rl", view=second)
+    assert (first.steps, second.steps) == ([1], [2])
+
+
 async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> None:
     """Tasks that differ in nothing that has to be known: a small model solves all of them after some steps."""
     easy = terminal_basic.make("write-word", 0)
