@@ -45,7 +45,8 @@ class Model(_Part):
     """The policy."""
 
     path: str | None = None
-    """A folder (also ``<run>/checkpoints/best/model``) or a hub name; left out, the model is made from scratch."""
+    """The folder of a model, or of a run, whose best checkpoint is meant; or a hub name; left out, the model is
+    made from scratch."""
     scratch: Scratch = Scratch()
     context_window: int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its reply; left out, as many as the model was made for."""
@@ -221,7 +222,7 @@ class Sft(_Part):
     """Supervised training, on demonstrations or on exported trajectories."""
 
     data: str | None = None
-    """A pool, or what ``clawgym pool export`` wrote (messages, parquet); left out, demonstrations are made."""
+    """What ``clawgym pool export`` wrote (messages, parquet); left out, demonstrations are made."""
     steps: PositiveInt = 300
     until: float | None = Field(default=None, gt=0, le=1)
     """End sooner: at this score on the validation part. Reinforcement needs a policy that still varies what it does."""
@@ -334,7 +335,8 @@ class TrainConfig(_Part):
     guards: Guards = Guards()
     tracking: Tracking = Tracking()
     checkpoint_every: PositiveInt = 1
-    """Steps; the last and the best one are kept."""
+    """Steps of ``rl``; imitation is saved when it is measured, and both when they are stopped. The last and the best
+    checkpoint are kept."""
 
 
 def recipes() -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Checkpoints: everything that a run goes on from, and the model in the format of transformers or peft.
 
 Invariants: a checkpoint's folder appears when it is whole on disk; ``last`` names one that is whole; the one that is
-``best`` is never removed; nothing is written where it would not fit.
+``best`` is never removed; a checkpoint that is named and not there is said, never taken for a beginning; nothing is
+written where it would not fit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from clawgym.engines._lora import write_adapter
@@ -29,7 +31,7 @@ __all__ = ["Checkpoints", "Learning", "Progress"]
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
-              "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+              "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")  # fmt: skip
 _COPY = "weight"
 """Of a weight in float32 that the model holds in less."""
 _SPARE = 64 * 2**20
@@ -68,19 +70,37 @@ class Checkpoints:
         self.folder = run / "checkpoints"
 
     def last(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The newest whole checkpoint; ``None`` before the first. Raises :class:`~clawgym.errors.TrainingError` if it
+        is gone."""
         return self._named("last")
 
     def best(self) -> Path | None:
-        """The one with the best score on the validation part."""
+        """The one with the best score on the validation part. As :meth:`last`."""
         return self._named("best")
 
     def _named(self, name: str) -> Path | None:
+        step = self._step(name)
+        if step is None:
+            return None
+        folder = self.folder / step
+        if not step or not (folder / "state.json").exists():
+            raise TrainingError(
+                f"{folder}: {self.folder / name} names this checkpoint, and it is not there: put it back, or begin "
+                "again with another --out"
+            )
+        return folder
+
+    def _step(self, name: str) -> str | None:
         try:
-            folder = self.folder / (self.folder / name).read_text("utf-8").strip()
+            return (self.folder / name).read_text("utf-8").strip()
         except FileNotFoundError:
             return None
-        return folder if (folder / "state.json").exists() else None
+
+    def name_best(self, progress: Progress) -> None:
+        """Let ``best`` name what ``progress`` says, if it is there: a run may have been killed before it did."""
+        name = f"{progress.best_step:06d}"
+        if self._step("best") != name and (self.folder / name / "state.json").exists():
+            write_atomic(self.folder / "best", name.encode())
 
     def save(self, policy: Policy, learner: Learner, progress: Progress) -> Path:
         """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
@@ -99,7 +119,7 @@ class Checkpoints:
         return self.put(progress, need, fill)
 
     def put(self, progress: Progress, need: int, fill: Callable[[Path], None]) -> Path:
-        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``last`` (and ``best``, if it is)
+        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``best`` (if it is) and ``last``
         name it, then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not
         fit, or cannot be written; then nothing has changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,16 +140,16 @@ class Checkpoints:
                     os.fsync(handle.fileno())
             shutil.rmtree(target, ignore_errors=True)
             part.replace(target)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # the latter for a full disk, too
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise TrainingError(
-                f"{target}: cannot be written ({error.strerror or error}): mend that and give the same command again; "
-                f"it goes on from checkpoint {self._last_name()}"
+                f"{target}: cannot be written ({why}); nothing was overwritten: make room, or mend that, and give the "
+                f"same command again; it goes on from checkpoint {self._last_name()}"
             ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
+        self.name_best(progress)  # first: once ``last`` holds this score, no lower one becomes the best again
         write_atomic(self.folder / "last", target.name.encode())
-        if progress.best_step == progress.step:
-            write_atomic(self.folder / "best", target.name.encode())
         self._prune()
         return target
 
@@ -153,9 +173,9 @@ class Checkpoints:
         try:
             about = json.loads((folder / "state.json").read_text("utf-8"))
             load_weights(folder, policy)
-            state = load_file(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
+            state = _tensors(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
             _restore(learner, state)
-            torch.set_rng_state(load_file(folder / "random.safetensors")["torch"])
+            torch.set_rng_state(_tensors(folder / "random.safetensors")["torch"])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise TrainingError(
                 f"{folder}: cannot be gone on from ({error}): use the configuration it was written with, or name "
@@ -164,17 +184,18 @@ class Checkpoints:
         learner.updates = about.pop("updates")
         version, numbers, gauss = about.pop("random")
         random.setstate((version, tuple(numbers), gauss))
-        return Progress(**about)
+        progress = Progress(**about)
+        self.name_best(progress)
+        return progress
 
     def _prune(self) -> None:
-        kept = {p.name for p in (self.last(), self.best()) if p is not None}
+        kept = {self._step("last"), self._step("best")}
         for folder in self.folder.iterdir():
             if folder.is_dir() and folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _last_name(self) -> str:
-        last = self.last()
-        return "none yet" if last is None else last.name
+        return self._step("last") or "none yet"
 
 
 @dataclass(frozen=True)
@@ -208,15 +229,24 @@ def load_weights(folder: Path, policy: Policy) -> None:
     if policy.lora:
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(policy.module, load_file(folder / "adapter" / "adapter_model.safetensors"))
+        set_peft_model_state_dict(policy.module, _tensors(folder / "adapter" / "adapter_model.safetensors"))
         return
-    weights = load_file(folder / "model" / "model.safetensors")
+    weights = _tensors(folder / "model" / "model.safetensors")
     own = policy.trained()
     if weights.keys() != own.keys():
         raise ValueError(f"it has {len(weights)} weights, the model {len(own)}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{file}: cannot be read ({error}): put this file back, or begin again with another --out"
+        ) from error
 
 
 def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:

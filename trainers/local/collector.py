@@ -96,8 +96,10 @@ class Player:
             await self._program.aclose()
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, group: str | None = None, channel: str = "train",
-                   greedy: bool = False, instead_of: Sequence[str] = ()) -> Episode:  # fmt: skip
-        """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``."""
+                   greedy: bool = False, instead_of: Sequence[str] = (),
+                   placed: Callable[[], Awaitable[object]] | None = None) -> Episode:  # fmt: skip
+        """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``.
+        ``placed`` is called once it has its place, before it begins."""
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
         place = _Place(self._slots)
 
@@ -107,6 +109,8 @@ class Player:
                 await self._judging(task, session, episode)
 
         async def opening() -> None:  # only now: a group must not look finished while it waits for this one
+            if placed is not None:
+                await placed()
             for old in instead_of:
                 await asyncio.to_thread(self._gateway.pool.close_episode, old, outcome="infra", cause=INTERRUPTED)
 
@@ -161,18 +165,21 @@ class Groups:
         return self._tasks[order[place]]
 
     async def play(self, number: int, samples: Missing | None = None) -> None:
-        """Play ``samples`` of a group (all of them), each instead of the episodes that it comes with."""
+        """Play ``samples`` of a group (all of them), each instead of the episodes that it comes with. Its deadline
+        begins when the first of them has a place."""
         task, about = self.task_of(number), self._config.rollout
         if samples is None:
             samples = dict.fromkeys(range(about.group_size), ())
-        group = await asyncio.to_thread(
-            self._pool.open_group,
-            id=group_id(number),
-            task_id=task.id,
-            size=about.group_size,
-            deadline=about.deadline,
-        )
-        await asyncio.gather(*(self._sample(task, group, number, n, old) for n, old in samples.items()))
+        group = group_id(number)
+        opened = asyncio.Lock()
+
+        async def placed() -> None:
+            async with opened:  # the same call again changes nothing
+                await asyncio.to_thread(
+                    self._pool.open_group, id=group, task_id=task.id, size=about.group_size, deadline=about.deadline
+                )
+
+        await asyncio.gather(*(self._sample(task, group, number, n, old, placed) for n, old in samples.items()))
 
     async def begun(self) -> dict[int, Missing]:
         """Of each group that a run before this one has begun: what it lacks. What comes too late for its group is
@@ -201,11 +208,21 @@ class Groups:
                     await asyncio.to_thread(self._pool.close_episode, episode, outcome="infra", cause=INTERRUPTED)
         return found
 
-    async def _sample(self, task: Task, group: str, number: int, sample: int, old: Sequence[str]) -> None:
+    async def _sample(
+        self,
+        task: Task,
+        group: str,
+        number: int,
+        sample: int,
+        old: Sequence[str],
+        placed: Callable[[], Awaitable[object]],
+    ) -> None:
         for attempt in range(1 + _REFILLS):
             seed = episode_seed(self._config.seed, number, sample, attempt)
             try:
-                episode = await self._player.play(task, seed=seed, sample=sample, group=group, instead_of=old)
+                episode = await self._player.play(
+                    task, seed=seed, sample=sample, group=group, instead_of=old, placed=placed
+                )
             except PoolError:
                 states = await asyncio.to_thread(self._pool.group_states)
                 if states.get(group) in ("leased", "consumed", "dropped"):  # its deadline came first

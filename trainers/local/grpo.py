@@ -47,7 +47,7 @@ async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: async
     folder = base_folder(config, run.path, parts.demonstrations, ())
     learning = Learning.begin(config, run.path, folder, reference=config.algorithm.kl > 0)
     progress = learning.progress
-    run.rewind(progress.step)
+    run.rewind(progress.step if learning.checkpoints.last() else -1)  # the first measurements are done again, too
     with Pool(pool_file(run.path)) as pool:
         imitated = None
         if config.algorithm.imitation:
@@ -94,6 +94,8 @@ class _Loop:
         finally:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
+        if self._acked < progress.step:  # stopped between two checkpoints
+            await self._save()
         if self._over():
             await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
 

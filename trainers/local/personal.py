@@ -277,8 +277,8 @@ async def _cell(
                 return None
             found = await talks.train(list(itertools.islice(asked, config.rollout.groups)), len(sessions))
             sessions += found
-            batch = await _fetched(config, talks.pool, step)
             try:
+                batch = await _fetched(config, talks.pool, step)
                 figures = await _learn(config, batch, talks.pool, renderer, policy, learner, step)
             except TrainingError as error:  # a policy that falls apart is a result
                 ended = str(error)

@@ -70,8 +70,9 @@ def render(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """A torn last line, of a run that was killed while it wrote, is passed over."""
     try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     except FileNotFoundError:
         return []
 

@@ -2,12 +2,14 @@
 
 Invariants: a figure is a line that is whole or not there; those of a step are written before its checkpoint, and those
 of steps that are done again, after a run was killed, take the place of the old ones; one process at a time writes a
-folder, and only with the configuration it began with (budget, tracking and what the machine does at once may change).
+folder, and only with the configuration it began with (budget, tracking, the rate of learning and what the machine does
+at once may change).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Self
 
 from clawgym.errors import TrainingError
 from clawgym.records import Task, TaskSet
-from clawgym.runs import RunFolder, make_receipt, repair_tail, write_atomic
+from clawgym.runs import RECEIPT, RunFolder, make_receipt, repair_tail, write_atomic
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress, load_weights
 from clawgym.trainers.local.parts import Parts
@@ -28,7 +30,7 @@ __all__ = ["EVALUATIONS", "METRICS", "Run"]
 
 METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"
 _FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
-"""Settings that a run may go on with changed."""
+"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the receipt keeps the first."""
 
 
 class Run:
@@ -55,6 +57,10 @@ class Run:
             raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
+        if (path / RECEIPT).exists():  # the rate may change: the receipt keeps the one it began with
+            begun = RunFolder.read(path).receipt.config.get("optimizer")
+            if isinstance(begun, Mapping) and "lr" in begun:
+                fixed["optimizer"] = {**fixed["optimizer"], "lr": begun["lr"]}
         receipt = make_receipt(
             "train",
             TaskSet(f"{config.tasks.set}:heldout", parts.heldout),
@@ -76,13 +82,16 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         try:
             for sink in self._sinks:
                 sink.close()
             from clawgym.trainers.local.report import render
 
             self.folder.write("report.html", render(self.path).encode())
+        except Exception:
+            if error is None:  # else what ended the run is what is said
+                raise
         finally:
             self.folder.close()
 
@@ -180,5 +189,18 @@ class Run:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
     def _line(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        left = memoryview(json.dumps(row).encode() + b"\n")
+        try:
+            with (self.path / name).open("ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError:
+                    file.truncate(before)
+                    raise
+        except OSError as error:
+            raise TrainingError(
+                f"{self.path / name}: cannot be written ({error.strerror}); nothing was overwritten: make room, or "
+                "mend that, and give the same command again; it goes on from the last checkpoint"
+            ) from error

@@ -30,7 +30,8 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
         imitated, model = await demonstrated(config, parts, pool, run)
         learning = Learning.begin(config, run.path, model, lr=config.sft.lr)
         policy, learner, progress = learning.policy, learning.learner, learning.progress
-        run.rewind(progress.step)
+        run.rewind(progress.step if learning.checkpoints.last() else -1)
+        saved = progress.step
         async with opened(config, policy, run.path, pool, version=progress.step) as setting:
             if learning.checkpoints.last() is None:
                 await run.validate(setting, parts.validation, progress)
@@ -45,6 +46,9 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
                     await policy.publish(setting.engine, progress.step)
                     await run.validate(setting, parts.validation, progress)
                     await asyncio.to_thread(learning.save)
+                    saved = progress.step
+            if saved < progress.step:  # stopped between two checkpoints
+                await asyncio.to_thread(learning.save)
             if _enough(config, progress):
                 await run.measure_best(setting, policy, learning.checkpoints, parts.heldout)
     return progress

@@ -76,7 +76,7 @@ def row_of(renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Seq
             ids += (*context, *said)
             mask += [0] * len(context) + [1] * len(said)
             fresh = []
-    except (Refusal, KeyError, TypeError) as error:
+    except (Refusal, KeyError, TypeError, AttributeError) as error:  # also a message that is no object
         raise TrainingError(
             f"a conversation cannot be rendered ({error}): correct it, or use another template"
         ) from error

@@ -63,12 +63,28 @@ async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Pa
     first, second = Stopping(), Said()
     await train(small(), tmp_path / "sft", "sft", view=first, stop=stop)
     await train(small(), tmp_path / "sft", "sft", view=second)
-    assert (first.steps, second.steps) == ([1, 2, 3], [3, 4])  # the last checkpoint was of step 2
+    assert (first.steps, second.steps) == ([1, 2, 3], [4])  # saved where it was stopped
     assert [row["step"] for row in lines(tmp_path / "sft/metrics.jsonl")] == [1, 2, 3, 4]
     whole, stopped = (
         load_file(run / "checkpoints/000004/model/model.safetensors") for run in (taught, tmp_path / "sft")
     )
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+async def test_learning_that_is_stopped_between_two_checkpoints_is_saved(taught: Path, tmp_path: Path) -> None:
+    config = small(model={"path": str(taught)}, checkpoint_every=10, evaluation={"every": 10}, budget={"steps": 2})
+    stop = asyncio.Event()
+
+    class Stopping(Said):
+        def step(self, step: int, figures: Any) -> None:
+            super().step(step, figures)
+            stop.set()
+
+    first, second = Stopping(), Said()
+    await train(config, tmp_path / "rl", view=first, stop=stop)
+    assert Checkpoints(tmp_path / "rl").last() == tmp_path / "rl/checkpoints/000001"
+    await train(config, tmp_path / "rl", view=second)
+    assert (first.steps, second.steps) == ([1], [2])
 
 
 async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> None:
@@ -139,9 +155,9 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
     measured = [(row["split"], row["step"]) for row in lines(out / "evaluations.jsonl")]
     assert [step for split, step in measured if split == "validation"] == [0, 2, 3]  # every two, and the last one
     assert "heldout" in dict(measured)
-    with pytest.raises(RunFolderError, match=r"belongs to another configuration .*optimizer\.lr"):
-        await train(config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), out,
-                    view=Said())  # fmt: skip
+    other = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"weight_decay": 0.1})})
+    with pytest.raises(RunFolderError, match=r"belongs to another configuration .*optimizer\.weight_decay"):
+        await train(other, out, view=Said())
     longer = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": 4})})
     said = Said()
     await train(longer, out, view=said)
