@@ -144,7 +144,7 @@ class Reward(_Part):
     base_url: str | None = None
     """Of the judge ``model``."""
     shuffle: bool = False
-    """A control: every episode gets the reward of another one of its step."""
+    """A control: the outcomes of a step are dealt out anew among its episodes, and the judge's rewards among turns."""
 
 
 class Distillation(_Part):

@@ -23,6 +23,7 @@ from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
+from clawgym.rewards.states import setting_of
 from clawgym.rollout.collect import collect_here, collect_resident
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
@@ -119,6 +120,7 @@ class Player:
                 "adapter": self._adapter,
                 "sampling": Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
                 "keep_workspace": False,
+                "meta": {"setting": setting_of(task)},
                 "finished": finished,
             }
             if self._program is not None:

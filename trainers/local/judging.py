@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from clawgym.engines import OpenAIEngine
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.personal.judge import ComplaintJudge
 from clawgym.records import Episode, Task
-from clawgym.rewards.calibration import WINDOW, Calibration, Judged, calibrate
+from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
 from clawgym.rewards.head import HeadJudge
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.model import ModelJudge, policy_engine
@@ -130,12 +132,44 @@ def _own(module: str, name: str) -> Judge:
 
 
 class Agreement:
-    """How far process and outcome agree in the episodes that were learnt from, and so what process is worth."""
+    """How far process and outcome agree in the episodes that were learnt from, and so what process is worth, setting by
+    setting. The episodes are kept in ``extra`` of the run's progress, so that a run that goes on knows them."""
 
-    def __init__(self) -> None:
-        self._seen: deque[Judged] = deque(maxlen=WINDOW)
+    def __init__(self, config: TrainConfig, extra: dict[str, Any]) -> None:
+        self._config = config
+        self._extra = extra
+        # Of a checkpoint without episodes only what they made of it is known.
+        self._unknown = float(extra.get("process_worth", weight((0.0, 1.0))))
+        self._seen: dict[str, deque[Judged]] = {}
+        self._keep(Judged(*row) for row in extra.get("judged", ()))
 
-    def add(self, attempts: Iterable[Attempt]) -> Calibration | None:
-        """Count the episodes of a batch in; ``None`` while nothing was judged."""
-        self._seen.extend(judged_of(attempts))
-        return next(iter(calibrate(self._seen).values()), None)
+    def worth(self, setting: str) -> float:
+        """What process counts for in tasks of ``setting``, in [0, 1], beside ``reward.coefficient``."""
+        if not self._config.reward.calibrate:
+            return 1.0
+        found = self._found.get(setting)
+        return self._unknown if found is None else found.weight
+
+    def add(self, attempts: Sequence[Attempt]) -> dict[str, float]:
+        """Count the episodes of a batch in; from now on process is worth what they say. Figures, with the worth that
+        the batch itself was learnt with; none without a judge."""
+        if self._config.reward.judge is None:
+            return {}
+        figures = {"reward/process_worth": fmean(self.worth(one.setting) for one in attempts) if attempts else 0.0}
+        self._keep(judged_of(attempts))
+        self._extra["judged"] = [
+            [row.setting, row.process, row.score, row.solved] for rows in self._seen.values() for row in rows
+        ]
+        for setting, found in self._found.items():
+            which = "" if len(self._found) == 1 else f"_{setting}"
+            for name in ("auc", "pearson", "spearman"):
+                if (value := getattr(found, name)) is not None:
+                    figures[f"reward/process_{name}{which}"] = value
+            if which:
+                figures[f"reward/process_worth{which}"] = self.worth(setting)
+        return figures
+
+    def _keep(self, rows: Iterable[Judged]) -> None:
+        for row in rows:
+            self._seen.setdefault(row.setting, deque(maxlen=WINDOW)).append(row)
+        self._found = calibrate(row for rows in self._seen.values() for row in rows)
