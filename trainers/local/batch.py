@@ -20,10 +20,12 @@ from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, Worth, figures_of, scores_of, turn_advantages
 
-__all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
+__all__ = ["PROCESS", "UNSCORED", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
 
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
+UNSCORED = "judge-unscored"
+"""The name under which it has what a judge said of turns without a valid vote; hints, for instance."""
 
 
 @dataclass(frozen=True)

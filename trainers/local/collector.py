@@ -76,7 +76,7 @@ class Player:
         backend: Backend,
         *,
         adapter: str | None = None,
-        judging: Callable[[Task, str, Episode], Awaitable[None]] | None = None,
+        judging: Callable[[Task, str, Episode, float], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._gateway = gateway
@@ -100,12 +100,14 @@ class Player:
                    greedy: bool = False, instead_of: Sequence[str] = ()) -> Episode:  # fmt: skip
         """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``."""
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
-        place = _Place(self._slots)
+        place, began = _Place(self._slots), time.monotonic()
 
         async def finished(session: str, episode: Episode) -> None:
             place.free()
             if self._judging is not None and channel == "train" and episode.outcome is not Outcome.INFRA:
-                await self._judging(task, session, episode)
+                # Half of what is left: an episode that is open at its group's deadline is lost with its tokens.
+                left = self._config.rollout.deadline - (time.monotonic() - began)
+                await self._judging(task, session, episode, max(0.0, left / 2))
 
         async def opening() -> None:  # only now: a group must not look finished while it waits for this one
             for old in instead_of:

@@ -74,7 +74,7 @@ class _Loop:
         self._acked = 0
         self._renderer: Renderer | None = None
         self._agreement = Agreement(config, learning.progress.extra)
-        judge = None if setting.judge is None else setting.judge.pool
+        judge = None if setting.judge is None else setting.judge.aside
         self._canaries = Canaries(config, parts.validation, pool, setting.backend, judge)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -210,6 +210,7 @@ class _Loop:
         """Measure on the validation part; the figures of the canaries."""
         seen = self._progress.extra.setdefault("canary", {})
         figures, warnings = await self._canaries.look(seen)
+        warnings += [] if self._setting.judge is None else self._setting.judge.warnings()
         for text in warnings:
             self._run.say(f"warning: {text}")
         await self._run.validate(self._setting, self._parts.validation, self._progress)

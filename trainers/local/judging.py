@@ -8,7 +8,7 @@ ended, all the time.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from clawgym.engines import OpenAIEngine
+from clawgym.engines.openai import RateLimits
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.personal.judge import ComplaintJudge
@@ -28,30 +29,61 @@ from clawgym.rewards.model import ModelJudge, policy_engine
 from clawgym.rewards.rules import RuleJudge
 from clawgym.rewards.states import Judgeable
 from clawgym.rewards.votes import Judge, Judgement, rewards_of
-from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import Attempt, judged_of
-from clawgym.trainers.local.batch import PROCESS
+from clawgym.trainers.local.batch import PROCESS, UNSCORED
 
 __all__ = ["Agreement", "Judging", "judging"]
+
+_PLACES = 16
+"""Turns that are judged at once; the engine of a judge has a place for each of their calls."""
 
 
 class Judging:
     """Gives the turns of an episode their process rewards."""
 
-    def __init__(self, gateway: Gateway, judge: Judge, *, by_majority: bool = False) -> None:
+    def __init__(
+        self, gateway: Gateway, judge: Judge, *, by_majority: bool = False, about: Reward | None = None
+    ) -> None:
         self._gateway = gateway
         self._by_majority = by_majority
-        self.pool = JudgePool(judge)
+        self._about = about or Reward()
+        self.pool = JudgePool(judge, concurrency=_PLACES)
+        self.aside = JudgePool(judge, concurrency=_PLACES)
+        """For turns that are not learnt from: counted apart."""
+        self._counted = 0, Counter[str]()
 
-    async def __call__(self, task: Task | str, session: str, episode: Episode) -> None:
-        """Judge what the pool has of ``session``, before it is closed."""
+    async def __call__(self, task: Task | str, session: str, episode: Episode, within: float | None = None) -> None:
+        """Judge what the pool has of ``session``, before it is closed; what takes longer than ``within`` seconds is
+        left unscored."""
         turns = await self._gateway.run_in_pool("turns", session)
         shown = [sha for turn in turns for sha in turn.images]
         images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
-        found = await self.pool.judge_episode(task, replace(episode, turns=turns), id=session, images=images)
+        found = await self.pool.judge_episode(
+            task, replace(episode, turns=turns), id=session, images=images, within=within
+        )
         rewards, about = rewards_of(found, by_majority=self._by_majority)
         if rewards:
             await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
+        # The pool knows no reward without a value: this one means nothing, and is read by nobody.
+        if rest := {turn: judgement.about() for turn, judgement in found.items() if turn not in rewards}:
+            await self._gateway.run_in_pool(
+                "set_turn_rewards", session, dict.fromkeys(rest, 0.0), name=UNSCORED, about=rest
+            )
+
+    def warnings(self) -> list[str]:
+        """What somebody should look at, of the turns since the last call."""
+        scored, unscored = self._counted
+        self._counted = self.pool.scored, Counter(self.pool.unscored)
+        causes = self.pool.unscored - unscored
+        del causes["next-state"]
+        if causes.total() <= self.pool.scored - scored:
+            return []
+        cause, count = causes.most_common(1)[0]
+        return [
+            f"{causes.total()} of {causes.total() + self.pool.scored - scored} turns could not be judged, {count} for "
+            f"{cause}: they are learnt from by their outcome alone; see that the judge answers (reward.judge)"
+        ]
 
 
 class _OfPolicy:
@@ -60,15 +92,15 @@ class _OfPolicy:
     name = "policy"
     version = "policy"
 
-    def __init__(self, gateway: Gateway, votes: int, hints: int) -> None:
+    def __init__(self, gateway: Gateway, **about: Any) -> None:
         self._gateway = gateway
-        self._votes, self._hints = votes, hints
+        self._about = about
 
     async def judge(self, asked: Judgeable) -> Judgement:
         """See :class:`~clawgym.rewards.votes.Judge`."""
         weights = str(getattr(self._gateway.engine, "policy_version", ""))
         async with policy_engine(self._gateway) as engine:
-            return await ModelJudge(engine, votes=self._votes, hints=self._hints, weights=weights).judge(asked)
+            return await ModelJudge(engine, weights=weights, **self._about).judge(asked)
 
 
 @contextlib.asynccontextmanager
@@ -80,37 +112,35 @@ async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judgin
         return
     async with contextlib.AsyncExitStack() as stack:
         binary = config.algorithm.advantage == "binary"
-        made = Judging(gateway, _judge(config, gateway, stack), by_majority=binary)
+        made = Judging(gateway, _judge(config, gateway, stack), by_majority=binary, about=config.reward)
         await stack.enter_async_context(made.pool)
+        await stack.enter_async_context(made.aside)
         yield made
 
 
 def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitStack) -> Judge:
     about, hints = config.reward, config.distillation.hints
     kind, _, rest = (about.judge or "").partition(":")
+    told: dict[str, Any] = {"votes": about.votes, "hints": hints, "max_tokens": about.max_tokens}
+    told["pictures"] = about.pictures
     match kind:
         case "rule":
             return RuleJudge()
         case "complaints":
             return ComplaintJudge()
         case "policy":
-            return _OfPolicy(gateway, about.votes, hints)
+            return _OfPolicy(gateway, **told)
         case "head":
             try:
                 return HeadJudge.load(Path(rest).expanduser())
             except ValueError as error:
                 raise TrainingError(f"reward.judge: {error}") from error
         case "model":
-            if not about.model:
-                raise TrainingError("reward.judge is 'model': name it with reward.model, and reward.base_url")
-            engine = OpenAIEngine(about.model, base_url=about.base_url)
+            # A turn's seconds run while its calls wait for a place at the engine: there is one for each.
+            limits = RateLimits(concurrent=_PLACES * (about.votes + hints))
+            engine = OpenAIEngine(about.model or "", base_url=about.base_url, limits=limits)
             stack.push_async_callback(engine.aclose)
-            return ModelJudge(engine, votes=about.votes, hints=hints)
-    if not rest:
-        raise TrainingError(
-            f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model, complaints, head:FILE or "
-            "package.module:function"
-        )
+            return ModelJudge(engine, **told)
     return _own(kind, rest)
 
 
@@ -118,9 +148,9 @@ def _own(module: str, name: str) -> Judge:
     """What somebody's function gives."""
     try:
         made = getattr(import_module(module), name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's function raises
         raise TrainingError(
-            f"reward.judge: {module}:{name} gave no judge ({error}): write package.module:function, a function without "
+            f"reward.judge: {module}:{name} gave no judge ({error or type(error).__name__}): write package.module:function, a function without "
             "arguments, and let Python find the module (PYTHONPATH=folder)"
         ) from error
     if not isinstance(made, Judge):
