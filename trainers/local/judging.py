@@ -150,8 +150,8 @@ def _own(module: str, name: str) -> Judge:
         made = getattr(import_module(module), name)()
     except Exception as error:  # whatever somebody's function raises
         raise TrainingError(
-            f"reward.judge: {module}:{name} gave no judge ({error or type(error).__name__}): write package.module:function, a function without "
-            "arguments, and let Python find the module (PYTHONPATH=folder)"
+            f"reward.judge: {module}:{name} gave no judge ({error or type(error).__name__}): write "
+            "package.module:function, a function without arguments, and let Python find the module (PYTHONPATH=folder)"
         ) from error
     if not isinstance(made, Judge):
         raise TrainingError(
