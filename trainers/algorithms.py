@@ -12,6 +12,7 @@ raises :class:`ValueError` where shapes do not fit or a reward is not finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -127,14 +128,16 @@ def integrated_advantages(
     clip: float | None = None,
     std: bool = True,
     eps: float = 1e-6,
+    baseline: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Outcome and process normalised apart, then added: A_t = A_outcome + coefficient * clip(A_process, -c, c).
 
     ``outcome`` (E,), ``groups`` (E,), ``process`` (N,), ``episode_of_step`` (N,) indices into E -> (N,).
-    A_outcome is :func:`group_advantages`. A_process takes the process rewards of all steps of a group together, one
-    vote per episode (the baseline that :func:`step_advantages` falls back to); with ``steps`` (N,) it is
-    :func:`step_advantages`. A step that is not ``valid`` (N,) bool was not judged: its A_process is 0 and it is in no
-    baseline, so its ``process`` may be anything. ``coefficient`` may be a tensor (N,), one weight for each setting.
+    A_outcome is :func:`group_advantages`, or what ``baseline(outcome, groups)`` (E,) gives. A_process takes the process
+    rewards of all steps of a group together, one vote per episode (the baseline that :func:`step_advantages` falls back
+    to); with ``steps`` (N,) it is :func:`step_advantages`. A step that is not ``valid`` (N,) bool was not judged: its
+    A_process is 0 and it is in no baseline, so its ``process`` may be anything. ``coefficient`` may be a tensor (N,),
+    one weight for each setting.
     Apart, because in a sum of rewards the larger variance decides, and a group of equal outcomes would be judged by
     process alone at full scale. Source: GDPO (arXiv 2601.05242), which normalises each reward alone.
     """
@@ -156,7 +159,8 @@ def integrated_advantages(
         scaled = scaled.clamp(-clip, clip)
     added = torch.zeros_like(process, dtype=dtype_of(process))
     added[judged] = scaled.to(added.dtype)
-    return group_advantages(outcome, groups, std=std, eps=eps)[episode_of_step] + coefficient * added
+    plain = group_advantages(outcome, groups, std=std, eps=eps) if baseline is None else baseline(outcome, groups)
+    return plain[episode_of_step] + coefficient * added
 
 
 def distillation_advantages(teacher_logp: Tensor, old_logp: Tensor, *, clip: float = 1.0) -> Tensor:

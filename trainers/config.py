@@ -134,6 +134,14 @@ class Reward(_Part):
     """``rule``, ``model``, ``policy``, ``complaints`` (of simulated people), ``head:FILE``, or
     ``package.module:function``, which gives a judge; left out, the outcome alone."""
     votes: PositiveInt = 3
+    count_zeros: bool = True
+    """A vote of 0 is part of the mean; else it is left out, as in the reference implementation of arXiv 2603.10165."""
+    max_tokens: PositiveInt = 1024
+    """Of one answer of the judges ``model`` and ``policy``: one that is cut off is no vote, and thinking takes more."""
+    pictures: bool = False
+    """Show these judges the screens, too: for a model that sees."""
+    verdict: bool = False
+    """Let the judge see, at the last turn, what the verifier found."""
     coefficient: float = Field(default=1.0, ge=0)
     """Of the process term."""
     clip: float | None = Field(default=None, gt=0)
@@ -145,7 +153,19 @@ class Reward(_Part):
     base_url: str | None = None
     """Of the judge ``model``."""
     shuffle: bool = False
-    """A control: every episode gets the reward of another one of its step."""
+    """A control: the outcomes of a step are dealt out anew among its episodes, and the judge's rewards among turns."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Reward:
+        kind, _, rest = (self.judge or "").partition(":")
+        if self.judge is not None and kind not in ("rule", "policy", "model", "complaints") and not rest:
+            raise ValueError(
+                f"judge: there is no judge {self.judge!r}: choose rule, policy, model, complaints, head:FILE or "
+                "package.module:function"
+            )
+        if kind == "model" and not self.model:
+            raise ValueError("judge is 'model': name it with reward.model, and reward.base_url")
+        return self
 
 
 class Distillation(_Part):
@@ -302,9 +322,11 @@ class TrainConfig(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
-        if self.distillation.hints and self.reward.judge not in ("policy", "model", "complaints"):
+        kind, _, own = (self.reward.judge or "").partition(":")
+        if self.distillation.hints and (kind == "head" or not (own or kind in ("policy", "model", "complaints"))):
             raise ValueError(
-                "distillation.hints: only the judges policy and model give hints, and complaints: set reward.judge"
+                "distillation.hints: only the judges policy and model give hints, complaints, and your own: set "
+                "reward.judge"
             )
         if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
             raise ValueError(

@@ -7,8 +7,9 @@ and its episode is learnt from by its outcome.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -17,10 +18,10 @@ from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import Distillation, TrainConfig
 
-__all__ = ["Attempt", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
+__all__ = ["Attempt", "Worth", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
 
-_SETTING = "run"
-"""A run has tasks of one setting."""
+Worth = float | Callable[[str], float]
+"""In [0, 1]: what the process term counts for, beside ``reward.coefficient``; by setting, or for all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,18 @@ class Attempt:
     """The turns that they are of, in their order."""
     process: Mapping[int, float] = field(default_factory=dict)
     """Turn -> reward, where there is one."""
+    steps: tuple[int, ...] = ()
+    """Of ``turns``: the how-manieth main turn of the episode each is. Left out: of those that are trained."""
+    setting: str = "run"
+    """Of its task (:data:`clawgym.rewards.states.Setting`), where the pool says it."""
 
 
 def turn_advantages(
-    attempts: Sequence[Attempt], config: TrainConfig, *, seed: int, worth: float = 1.0
+    attempts: Sequence[Attempt], config: TrainConfig, *, seed: int, worth: Worth = 1.0
 ) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
     """The advantage of each (attempt, turn) with trained tokens; and figures of the process rewards.
 
-    ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``seed`` is for the control
-    ``reward.shuffle`` alone."""
+    ``seed`` is for the control ``reward.shuffle`` alone."""
     outcome = 2 * torch.tensor(scores_of(attempts, config, seed=seed)) - 1
     numbers: dict[Hashable, int] = {}
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in attempts])
@@ -56,6 +60,8 @@ def turn_advantages(
         plain = _outcome_advantages(outcome, groups, config)
         return {(n, t): float(plain[n]) for n, t in turns}, {}
     given = [attempts[n].process.get(t) for n, t in turns]
+    if config.reward.shuffle:
+        given = _dealt_anew(given, seed)
     valid = torch.tensor([value is not None for value in given])
     process = torch.tensor([0.0 if value is None else float(value) for value in given])
     judged = process[valid]
@@ -66,16 +72,18 @@ def turn_advantages(
     }
     if config.algorithm.advantage == "binary":
         return dict(zip(turns, process.tolist(), strict=True)), figures
+    shares = [worth(attempts[n].setting) if callable(worth) else worth for n, _ in turns]
     mixed = algorithms.integrated_advantages(
         outcome,
         process,
         groups,
         torch.tensor([n for n, _ in turns]),
-        steps=_positions(turns) if config.reward.by_step else None,
+        steps=_positions(attempts) if config.reward.by_step else None,
         valid=valid,
-        coefficient=worth * config.reward.coefficient,
+        coefficient=config.reward.coefficient * torch.tensor(shares),
         clip=config.reward.clip,
         std=config.algorithm.advantage != "dr-grpo",
+        baseline=partial(_outcome_advantages, config=config),
     )
     return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
 
@@ -92,7 +100,7 @@ def taught_advantages(
 def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:
     """What judge and verifier said of the attempts that were judged, to be held against each other."""
     return [
-        Judged(_SETTING, fmean(one.process.values()), min(1.0, max(0.0, one.score)), one.outcome == "solved")
+        Judged(one.setting, fmean(one.process.values()), min(1.0, max(0.0, one.score)), one.outcome == "solved")
         for one in attempts
         if one.process
     ]
@@ -144,14 +152,17 @@ def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: Tra
             return algorithms.group_advantages(outcome, groups, std=kind == "grpo")
 
 
-def _positions(turns: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """(N,) the how-manieth trained turn of its episode each is."""
-    seen: dict[int, int] = {}
-    places = []
-    for episode, _ in turns:
-        places.append(seen.get(episode, 0))
-        seen[episode] = places[-1] + 1
-    return torch.tensor(places)
+def _dealt_anew(values: Sequence[float | None], seed: int) -> list[float | None]:
+    """The same values, each on a judged place, in another order."""
+    judged = [value for value in values if value is not None]
+    random.Random(f"{seed}:process").shuffle(judged)
+    left = iter(judged)
+    return [None if value is None else next(left) for value in values]
+
+
+def _positions(attempts: Sequence[Attempt]) -> torch.Tensor:
+    """(N,) the how-manieth turn of its episode each trained turn is."""
+    return torch.tensor([place for one in attempts for place in one.steps or range(len(one.turns))])
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ Nothing here depends on what is logged.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -33,7 +34,8 @@ class JudgePool:
             raise ValueError(f"concurrency={concurrency}, deadline={deadline}: both must be positive: correct them")
         self.unscored: Counter[str] = Counter()
         """Turns that got no judgement, by cause: ``late``, ``budget``, ``http-<status>``, ``engine`` (no answer),
-        ``next-state`` (nothing came after), ``invalid`` (no vote of it is one), else the name of the error's class."""
+        ``next-state`` (nothing came after), ``invalid`` (no vote of it is one), ``no-judgement`` (the judge gave
+        something else), else the name of the error's class."""
         self.scored = 0
         """Turns with at least one valid vote."""
         self._judge = judge
@@ -48,10 +50,15 @@ class JudgePool:
             try:
                 async with asyncio.timeout(self._deadline):
                     judgement = await self._judge.judge(asked)
+                if not isinstance(judgement, Judgement):
+                    self.unscored["no-judgement"] += 1
+                    return None
+                json.dumps(judgement.about(), allow_nan=False)  # the pool must be able to keep it
+                score = judgement.score
             except Exception as error:  # whatever a judge does, the rollouts go on
                 self.unscored[_cause(error)] += 1
                 return None
-        if judgement.score is None:
+        if score is None:
             self.unscored["invalid"] += 1
         else:
             self.scored += 1
@@ -67,21 +74,33 @@ class JudgePool:
         outcome: bool = False,
         images: Mapping[str, Image] | None = None,
         judged: Collection[int] = (),
+        within: float | None = None,
     ) -> dict[int, Judgement]:
         """Index of the turn -> judgement, for the turns that have a next state and are not ``judged`` already.
 
         The other arguments are those of :func:`~clawgym.rewards.states.judgeables`; the pictures of turns in a pool are
         ``{sha: pool.image(sha) for turn in turns for sha in turn.images}``. Turns that could not be judged are
-        absent; asking again with those that were as ``judged`` tries the rest.
+        absent; asking again with those that were as ``judged`` tries the rest. ``within`` bounds all of it, in seconds,
+        waiting for places included: what was judged by then is given back, the rest is cancelled and ``late``.
         """
         asked = judgeables(task, episode, id=id, setting=setting, outcome=outcome, images=images)
         turns = episode.turns if isinstance(episode, Episode) else episode
         if nothing := sum(turn.role == "main" for turn in turns) - len(asked):
             self.unscored["next-state"] += nothing
         asked = [one for one in asked if one.turn not in judged]
-        async with asyncio.TaskGroup() as group:
-            tasks = {one.turn: group.create_task(self.judge(one)) for one in asked}
-        return {turn: found for turn, task_ in tasks.items() if (found := task_.result()) is not None}
+        tasks = {one.turn: asyncio.create_task(self.judge(one)) for one in asked}
+        late: list[asyncio.Task[Judgement | None]] = []
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=within)
+            late = [each for each in tasks.values() if not each.done()]
+            self.unscored["late"] += len(late)
+        finally:
+            for each in tasks.values():
+                each.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        done = {turn: each for turn, each in tasks.items() if each not in late}
+        return {turn: found for turn, each in done.items() if (found := each.result()) is not None}
 
     def submit(
         self, task: Task | str, episode: Episode | Sequence[Turn], **about: Any

@@ -69,23 +69,23 @@ class ModelJudge:
         """Hex SHA-256 of model, prompts and settings; not of seed and number of votes."""
 
     async def judge(self, asked: Judgeable) -> Judgement:
-        """Raises the first error if no vote could be had at all. A vote that failed beside others is invalid, with an
-        empty text; one whose answer was cut off is invalid."""
+        """Raises the first error if no vote could be had at all, and no hint either. A vote that failed beside others
+        is invalid, with an empty text; one whose answer was cut off is invalid."""
         marker = new_marker(asked)
         calls = [self._ask(asked, marker, number) for number in range(self._votes)]
         calls += [self._ask(asked, marker, number, hint=True) for number in range(self._hints)]
         answers = await asyncio.gather(*calls, return_exceptions=True)  # so that none runs on when one fails
         votes, hints = answers[: self._votes], answers[self._votes :]
         failed = [answer for answer in votes if isinstance(answer, BaseException)]
-        if len(failed) == len(votes):
+        accepted = tuple(h for answer in hints if (h := hint_of(_whole(answer), marker)) is not None)
+        if len(failed) == len(votes) and not accepted:
             raise failed[0]
-        accepted = (hint_of(_whole(answer), marker) for answer in hints)
         return Judgement(
             votes=tuple(verdict_of(_whole(answer)) for answer in votes),
             texts=tuple(map(_written, votes)),
             judge=self.name,
             version=self.version,
-            hints=tuple(hint for hint in accepted if hint is not None),
+            hints=accepted,
             hint_texts=tuple(map(_written, hints)),
         )
 

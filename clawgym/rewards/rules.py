@@ -46,7 +46,7 @@ def went_wrong(result: Message) -> bool:
         return True
     last = text.rpartition("\n")[2].strip()
     if code := _EXIT_NOTE.search(last) or _EXIT_WORDS.search(last):
-        return int(code.group(1)) != 0
+        return code.group(1).strip("-0") != ""
     if text.startswith("{") and text.endswith("}"):
         try:
             said = json.loads(text)

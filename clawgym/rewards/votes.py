@@ -110,12 +110,16 @@ def hint_of(text: str, marker: str) -> str | None:
 
 
 def rewards_of(
-    judgements: Mapping[int, Judgement], *, by_majority: bool = False
+    judgements: Mapping[int, Judgement], *, by_majority: bool = False, count_zeros: bool = True
 ) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
     """Scores, and where they come from, by turn, as :meth:`~clawgym.pool.Pool.set_turn_rewards` takes them.
 
     ``by_majority``: the vote that most agree in, for binary RL (:func:`~clawgym.rewards.integrated.majority`), instead
-    of their mean. A turn without a valid vote is left out: it is unscored, not 0."""
-    given = {n: majority(j.votes) if by_majority else j.score for n, j in judgements.items()}
+    of their mean, for which ``count_zeros`` is that of :func:`~clawgym.rewards.integrated.process_of`. A turn without a
+    valid vote is left out: it is unscored, not 0."""
+    given = {
+        n: majority(j.votes) if by_majority else process_of(j.votes, count_zeros=count_zeros)
+        for n, j in judgements.items()
+    }
     scored: Sequence[tuple[int, float]] = [(n, value) for n, value in given.items() if value is not None]
     return dict(scored), {turn: judgements[turn].about() for turn, _ in scored}

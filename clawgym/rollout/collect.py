@@ -120,9 +120,7 @@ async def collect_resident(
             await opening()
         about |= {"task_id": task.id, "task_hash": task.content_hash, "seed": seed, "sample": sample}
         opened = await gateway.open_session(**about)
-        if finished is not None:
-            await finished(opened.id, episode)
-        await gateway.settle(opened.id, episode)
+        await _settle(gateway, opened.id, episode, finished)
     return episode
 
 
@@ -146,11 +144,20 @@ async def _collect(
         raise
     finally:
         await worker.aclose()
-    if finished is not None:
-        await finished(opened.id, episode)
-    await gateway.settle(opened.id, episode)
+    await _settle(gateway, opened.id, episode, finished)
     try:
         turns = await gateway.run_in_pool("turns", opened.id)
     except ClawGymError:
         turns = ()
     return replace(episode, turns=turns)
+
+
+async def _settle(gateway: Gateway, session: str, episode: Episode, finished: Finished | None) -> None:
+    """Close the session as the episode ended, also where ``finished`` failed; then its error is raised."""
+    try:
+        if finished is not None:
+            await finished(session, episode)
+    except Exception:
+        await gateway.settle(session, episode)
+        raise
+    await gateway.settle(session, episode)

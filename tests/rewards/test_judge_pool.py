@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,27 @@ async def test_what_was_judged_is_not_asked_again() -> None:
         first = await pool.judge_episode("", talk(4))
         rest = await pool.judge_episode("", talk(6), judged=first)
     assert (set(first), set(rest), judge.ended) == ({0, 1, 2}, {3, 4}, 5)
+
+
+async def test_an_episode_is_not_judged_for_ever_and_what_was_judged_in_time_is_kept() -> None:
+    judge = Slow(0, 60, 0)
+    async with JudgePool(judge) as pool:
+        found = await pool.judge_episode("", talk(4), id="e", within=0.3)
+        assert await pool.judge_episode("", talk(1), id="e", within=0.3) == {}
+    assert found.keys() == {0, 2}
+    assert (pool.scored, pool.unscored["late"], judge.running) == (2, 1, 0)
+
+
+async def test_what_is_no_judgement_is_counted_and_ends_nothing() -> None:
+    class Odd:
+        name, version = "odd", "0"
+
+        async def judge(self, asked: Judgeable) -> Any:
+            return [None, "good", Judgement((1,), ("ok",), object(), "0")][asked.turn]  # type: ignore[arg-type]
+
+    async with JudgePool(Odd()) as pool:
+        assert await pool.judge_episode("", talk(4), id="e") == {}
+    assert pool.unscored == Counter({"no-judgement": 2, "TypeError": 1, "next-state": 1})
 
 
 async def test_a_judge_without_a_valid_vote_is_counted_and_gives_no_reward() -> None:

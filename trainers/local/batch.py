@@ -18,12 +18,14 @@ from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, Sample
 from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, figures_of, scores_of, turn_advantages
+from clawgym.trainers.credit import Attempt, Worth, figures_of, scores_of, turn_advantages
 
-__all__ = ["PROCESS", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
+__all__ = ["PROCESS", "UNSCORED", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
 
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
+UNSCORED = "judge-unscored"
+"""The name under which it has what a judge said of turns without a valid vote; hints, for instance."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,14 @@ def make_batch(
     config: TrainConfig,
     *,
     seed: int,
-    worth: float = 1.0,
+    worth: Worth = 1.0,
     taught: Mapping[tuple[str, int], Sequence[float]] | None = None,
     images: Mapping[str, Image] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
     """The tensors of a batch. Groups whose episodes are all alike stay in it with advantage 0, and are counted.
 
-    ``worth`` in [0, 1]: what the process term counts for, beside ``reward.coefficient``. ``taught``: (episode, turn) ->
-    the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
+    ``taught``: (episode, turn) -> the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
     episodes = tuple(e for group in batch.groups for e in group.episodes)
     attempts = attempts_of(batch, config)
     by_turn, process = turn_advantages(attempts, config, seed=seed, worth=worth)
@@ -145,6 +146,10 @@ def attempts_of(batch: Batch, config: TrainConfig) -> list[Attempt]:
 def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt:
     """What credit depends on, of one episode of ``group``."""
     episode, samples = member.episode, member.samples
+    turns = tuple(sorted({turn for sample in samples for turn in sample.turn_of}))
+    process = member.turn_rewards.get(PROCESS, {})
+    # What a row shows without training it, and what was judged, are turns of the agent too.
+    main = sorted({turn for sample in samples for turn in sample.turns}.union(turns, process))
     return Attempt(
         group,
         float(episode.rewards.get(config.reward.score, episode.reward or 0.0)),
@@ -152,6 +157,8 @@ def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt
         episode.n_turns,
         len(samples),
         sum(len(sample.logprobs) for sample in samples),
-        tuple(sorted({turn for sample in samples for turn in sample.turn_of})),
-        member.turn_rewards.get(PROCESS, {}),
+        turns,
+        process,
+        tuple(map(main.index, turns)),
+        str(episode.meta.get("setting") or "run"),
     )

@@ -198,9 +198,11 @@ class Canaries:
         if judge is None:
             return {}
 
+        within = self._config.rollout.deadline / 2
+
         async def one(of: _Played) -> float | None:
             turns = await asyncio.to_thread(self._pool.turns, of.episode.id)
-            found, _ = rewards_of(await judge.judge_episode(of.task, turns, id=of.episode.id))
+            found, _ = rewards_of(await judge.judge_episode(of.task, turns, id=of.episode.id, within=within))
             return fmean(found.values()) if found else None
 
         asked = [of for of in played if of.policy != NOTHING]  # which leaves nothing to be judged

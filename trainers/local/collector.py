@@ -23,6 +23,7 @@ from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
+from clawgym.rewards.states import setting_of
 from clawgym.rollout.collect import collect_here, collect_resident
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
@@ -75,7 +76,7 @@ class Player:
         backend: Backend,
         *,
         adapter: str | None = None,
-        judging: Callable[[Task, str, Episode], Awaitable[None]] | None = None,
+        judging: Callable[[Task, str, Episode, float], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._gateway = gateway
@@ -101,12 +102,14 @@ class Player:
         """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``.
         ``placed`` is called once it has its place, before it begins."""
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
-        place = _Place(self._slots)
+        place, began = _Place(self._slots), time.monotonic()
 
         async def finished(session: str, episode: Episode) -> None:
             place.free()
             if self._judging is not None and channel == "train" and episode.outcome is not Outcome.INFRA:
-                await self._judging(task, session, episode)
+                # Half of what is left: an episode that is open at its group's deadline is lost with its tokens.
+                left = self._config.rollout.deadline - (time.monotonic() - began)
+                await self._judging(task, session, episode, max(0.0, left / 2))
 
         async def opening() -> None:  # only now: a group must not look finished while it waits for this one
             if placed is not None:
@@ -123,6 +126,7 @@ class Player:
                 "adapter": self._adapter,
                 "sampling": Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
                 "keep_workspace": False,
+                "meta": {"setting": setting_of(task)},
                 "finished": finished,
             }
             if self._program is not None:

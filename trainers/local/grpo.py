@@ -73,10 +73,9 @@ class _Loop:
         self._collector = Collector(config, self._groups)
         self._acked = 0
         self._renderer: Renderer | None = None
-        self._agreement = Agreement()
-        judge = None if setting.judge is None else setting.judge.pool
+        self._agreement = Agreement(config, learning.progress.extra)
+        judge = None if setting.judge is None else setting.judge.aside
         self._canaries = Canaries(config, parts.validation, pool, setting.backend, judge)
-        self._worth = float(learning.progress.extra.get("process_worth", 1.0))
 
     async def run(self, stop: asyncio.Event) -> None:
         progress = self._progress
@@ -123,7 +122,7 @@ class _Loop:
         taught, said = await self._teachers(fetched)
         images = await asyncio.to_thread(images_of, fetched, self._pool)
         make = partial(
-            make_batch, seed=seed, worth=self._worth, taught=taught, images=images, device=self._policy.device
+            make_batch, seed=seed, worth=self._agreement.worth, taught=taught, images=images, device=self._policy.device
         )
         batch = await asyncio.to_thread(make, fetched, config)
         figures = dict(batch.figures) | self._agreed(fetched) | said
@@ -169,15 +168,7 @@ class _Loop:
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
         """How far judge and outcomes agree; from the next step on, process counts for that much."""
-        found = self._agreement.add(attempts_of(batch, self._config))
-        if found is None:
-            return {}
-        figures = {"reward/process_worth": self._worth}
-        for name in ("auc", "pearson", "spearman"):
-            if (value := getattr(found, name)) is not None:
-                figures[f"reward/process_{name}"] = value
-        if self._config.reward.calibrate:
-            self._worth = self._progress.extra["process_worth"] = found.weight
+        figures = self._agreement.add(attempts_of(batch, self._config))
         if self._setting.judge is not None:
             judge = self._setting.judge.pool
             figures |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
@@ -222,6 +213,7 @@ class _Loop:
         """Measure on the validation part; the figures of the canaries."""
         seen = self._progress.extra.setdefault("canary", {})
         figures, warnings = await self._canaries.look(seen)
+        warnings += [] if self._setting.judge is None else self._setting.judge.warnings()
         for text in warnings:
             self._run.say(f"warning: {text}")
         await self._run.validate(self._setting, self._parts.validation, self._progress)

@@ -8,48 +8,82 @@ ended, all the time.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from clawgym.engines import OpenAIEngine
+from clawgym.engines.openai import RateLimits
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.personal.judge import ComplaintJudge
 from clawgym.records import Episode, Task
-from clawgym.rewards.calibration import WINDOW, Calibration, Judged, calibrate
+from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
 from clawgym.rewards.head import HeadJudge
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.model import ModelJudge, policy_engine
 from clawgym.rewards.rules import RuleJudge
 from clawgym.rewards.states import Judgeable
 from clawgym.rewards.votes import Judge, Judgement, rewards_of
-from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import Attempt, judged_of
-from clawgym.trainers.local.batch import PROCESS
+from clawgym.trainers.local.batch import PROCESS, UNSCORED
 
 __all__ = ["Agreement", "Judging", "judging"]
+
+_PLACES = 16
+"""Turns that are judged at once; the engine of a judge has a place for each of their calls."""
 
 
 class Judging:
     """Gives the turns of an episode their process rewards."""
 
-    def __init__(self, gateway: Gateway, judge: Judge, *, by_majority: bool = False) -> None:
+    def __init__(
+        self, gateway: Gateway, judge: Judge, *, by_majority: bool = False, about: Reward | None = None
+    ) -> None:
         self._gateway = gateway
         self._by_majority = by_majority
-        self.pool = JudgePool(judge)
+        self._about = about or Reward()
+        self.pool = JudgePool(judge, concurrency=_PLACES)
+        self.aside = JudgePool(judge, concurrency=_PLACES)
+        """For turns that are not learnt from: counted apart."""
+        self._counted = 0, Counter[str]()
 
-    async def __call__(self, task: Task | str, session: str, episode: Episode) -> None:
-        """Judge what the pool has of ``session``, before it is closed."""
+    async def __call__(self, task: Task | str, session: str, episode: Episode, within: float | None = None) -> None:
+        """Judge what the pool has of ``session``, before it is closed; what takes longer than ``within`` seconds is
+        left unscored."""
         turns = await self._gateway.run_in_pool("turns", session)
         shown = [sha for turn in turns for sha in turn.images]
         images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
-        found = await self.pool.judge_episode(task, replace(episode, turns=turns), id=session, images=images)
+        found = await self.pool.judge_episode(
+            task, replace(episode, turns=turns), id=session, images=images, within=within
+        )
         rewards, about = rewards_of(found, by_majority=self._by_majority)
         if rewards:
             await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
+        # The pool knows no reward without a value: this one means nothing, and is read by nobody.
+        if rest := {turn: judgement.about() for turn, judgement in found.items() if turn not in rewards}:
+            await self._gateway.run_in_pool(
+                "set_turn_rewards", session, dict.fromkeys(rest, 0.0), name=UNSCORED, about=rest
+            )
+
+    def warnings(self) -> list[str]:
+        """What somebody should look at, of the turns since the last call."""
+        scored, unscored = self._counted
+        self._counted = self.pool.scored, Counter(self.pool.unscored)
+        causes = self.pool.unscored - unscored
+        del causes["next-state"]
+        if causes.total() <= self.pool.scored - scored:
+            return []
+        cause, count = causes.most_common(1)[0]
+        return [
+            f"{causes.total()} of {causes.total() + self.pool.scored - scored} turns could not be judged, {count} for "
+            f"{cause}: they are learnt from by their outcome alone; see that the judge answers (reward.judge)"
+        ]
 
 
 class _OfPolicy:
@@ -58,15 +92,15 @@ class _OfPolicy:
     name = "policy"
     version = "policy"
 
-    def __init__(self, gateway: Gateway, votes: int, hints: int) -> None:
+    def __init__(self, gateway: Gateway, **about: Any) -> None:
         self._gateway = gateway
-        self._votes, self._hints = votes, hints
+        self._about = about
 
     async def judge(self, asked: Judgeable) -> Judgement:
         """See :class:`~clawgym.rewards.votes.Judge`."""
         weights = str(getattr(self._gateway.engine, "policy_version", ""))
         async with policy_engine(self._gateway) as engine:
-            return await ModelJudge(engine, votes=self._votes, hints=self._hints, weights=weights).judge(asked)
+            return await ModelJudge(engine, weights=weights, **self._about).judge(asked)
 
 
 @contextlib.asynccontextmanager
@@ -78,37 +112,35 @@ async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judgin
         return
     async with contextlib.AsyncExitStack() as stack:
         binary = config.algorithm.advantage == "binary"
-        made = Judging(gateway, _judge(config, gateway, stack), by_majority=binary)
+        made = Judging(gateway, _judge(config, gateway, stack), by_majority=binary, about=config.reward)
         await stack.enter_async_context(made.pool)
+        await stack.enter_async_context(made.aside)
         yield made
 
 
 def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitStack) -> Judge:
     about, hints = config.reward, config.distillation.hints
     kind, _, rest = (about.judge or "").partition(":")
+    told: dict[str, Any] = {"votes": about.votes, "hints": hints, "max_tokens": about.max_tokens}
+    told["pictures"] = about.pictures
     match kind:
         case "rule":
             return RuleJudge()
         case "complaints":
             return ComplaintJudge()
         case "policy":
-            return _OfPolicy(gateway, about.votes, hints)
+            return _OfPolicy(gateway, **told)
         case "head":
             try:
                 return HeadJudge.load(Path(rest).expanduser())
             except ValueError as error:
                 raise TrainingError(f"reward.judge: {error}") from error
         case "model":
-            if not about.model:
-                raise TrainingError("reward.judge is 'model': name it with reward.model, and reward.base_url")
-            engine = OpenAIEngine(about.model, base_url=about.base_url)
+            # A turn's seconds run while its calls wait for a place at the engine: there is one for each.
+            limits = RateLimits(concurrent=_PLACES * (about.votes + hints))
+            engine = OpenAIEngine(about.model or "", base_url=about.base_url, limits=limits)
             stack.push_async_callback(engine.aclose)
-            return ModelJudge(engine, votes=about.votes, hints=hints)
-    if not rest:
-        raise TrainingError(
-            f"reward.judge: there is no judge {about.judge!r}: choose rule, policy, model, complaints, head:FILE or "
-            "package.module:function"
-        )
+            return ModelJudge(engine, **told)
     return _own(kind, rest)
 
 
@@ -116,10 +148,10 @@ def _own(module: str, name: str) -> Judge:
     """What somebody's function gives."""
     try:
         made = getattr(import_module(module), name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's function raises
         raise TrainingError(
-            f"reward.judge: {module}:{name} gave no judge ({error}): write package.module:function, a function without "
-            "arguments, and let Python find the module (PYTHONPATH=folder)"
+            f"reward.judge: {module}:{name} gave no judge ({error or type(error).__name__}): write "
+            "package.module:function, a function without arguments, and let Python find the module (PYTHONPATH=folder)"
         ) from error
     if not isinstance(made, Judge):
         raise TrainingError(
@@ -130,12 +162,44 @@ def _own(module: str, name: str) -> Judge:
 
 
 class Agreement:
-    """How far process and outcome agree in the episodes that were learnt from, and so what process is worth."""
+    """How far process and outcome agree in the episodes that were learnt from, and so what process is worth, setting by
+    setting. The episodes are kept in ``extra`` of the run's progress, so that a run that goes on knows them."""
 
-    def __init__(self) -> None:
-        self._seen: deque[Judged] = deque(maxlen=WINDOW)
+    def __init__(self, config: TrainConfig, extra: dict[str, Any]) -> None:
+        self._config = config
+        self._extra = extra
+        # Of a checkpoint without episodes only what they made of it is known.
+        self._unknown = float(extra.get("process_worth", weight((0.0, 1.0))))
+        self._seen: dict[str, deque[Judged]] = {}
+        self._keep(Judged(*row) for row in extra.get("judged", ()))
 
-    def add(self, attempts: Iterable[Attempt]) -> Calibration | None:
-        """Count the episodes of a batch in; ``None`` while nothing was judged."""
-        self._seen.extend(judged_of(attempts))
-        return next(iter(calibrate(self._seen).values()), None)
+    def worth(self, setting: str) -> float:
+        """What process counts for in tasks of ``setting``, in [0, 1], beside ``reward.coefficient``."""
+        if not self._config.reward.calibrate:
+            return 1.0
+        found = self._found.get(setting)
+        return self._unknown if found is None else found.weight
+
+    def add(self, attempts: Sequence[Attempt]) -> dict[str, float]:
+        """Count the episodes of a batch in; from now on process is worth what they say. Figures, with the worth that
+        the batch itself was learnt with; none without a judge."""
+        if self._config.reward.judge is None:
+            return {}
+        figures = {"reward/process_worth": fmean(self.worth(one.setting) for one in attempts) if attempts else 0.0}
+        self._keep(judged_of(attempts))
+        self._extra["judged"] = [
+            [row.setting, row.process, row.score, row.solved] for rows in self._seen.values() for row in rows
+        ]
+        for setting, found in self._found.items():
+            which = "" if len(self._found) == 1 else f"_{setting}"
+            for name in ("auc", "pearson", "spearman"):
+                if (value := getattr(found, name)) is not None:
+                    figures[f"reward/process_{name}{which}"] = value
+            if which:
+                figures[f"reward/process_worth{which}"] = self.worth(setting)
+        return figures
+
+    def _keep(self, rows: Iterable[Judged]) -> None:
+        for row in rows:
+            self._seen.setdefault(row.setting, deque(maxlen=WINDOW)).append(row)
+        self._found = calibrate(row for rows in self._seen.values() for row in rows)

@@ -17,7 +17,7 @@ from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
 from clawgym.rewards.votes import Judgement
 from clawgym.trainers.config import Distillation
-from clawgym.trainers.local.batch import PROCESS
+from clawgym.trainers.local.batch import PROCESS, UNSCORED
 
 __all__ = ["Taught", "teachers"]
 
@@ -36,9 +36,10 @@ async def teachers(
     overlaps: list[float] = []
     for episode in (member.episode for group in batch.groups for member in group.episodes):
         turns = await asyncio.to_thread(pool.turns, episode.id)
-        judged = (await asyncio.to_thread(pool.about_turn_rewards, episode.id)).get(PROCESS, {})
-        for index, said in judged.items():
-            hints = Judgement.from_about(said).hints
+        said = await asyncio.to_thread(pool.about_turn_rewards, episode.id)
+        judged = {**said.get(UNSCORED, {}), **said.get(PROCESS, {})}
+        for index, judgement in judged.items():
+            hints = Judgement.from_about(judgement).hints
             tools = await asyncio.to_thread(tools_of, pool, turns, index)
             teacher = await teach(
                 turns, index, hints, renderer, scorer, tools=tools, top_k=about.top_k, how=about.choose

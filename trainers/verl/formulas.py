@@ -20,7 +20,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, turn_advantages
+from clawgym.trainers.credit import Attempt, Worth, turn_advantages
 
 __all__ = ["NAME", "advantages", "loss", "policy_loss", "token_votes"]
 
@@ -37,7 +37,7 @@ def advantages(
     turn: torch.Tensor,
     train: TrainConfig,
     seed: int,
-    worth: float,
+    worth: Worth,
     figures: dict[str, float],
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:

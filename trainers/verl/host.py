@@ -84,7 +84,7 @@ class Host:
         stack.push_async_callback(self._player.aclose)
         self._groups = Groups(config, self._parts.train, self._pool, self._player)
         self._begun = await self._groups.begun()
-        judge = None if self._judge is None else self._judge.pool
+        judge = None if self._judge is None else self._judge.aside
         self._canaries = Canaries(config, self._parts.validation, self._pool, self._backend, judge)
         tq.init()
 
@@ -166,6 +166,7 @@ class Host:
     ) -> tuple[dict[str, float], list[str], dict[str, dict[str, float]]]:
         """A look at the canaries: figures, warnings, and ``seen`` for the next one."""
         figures, warnings = await self._canaries.look(seen)
+        warnings += [] if self._judge is None else self._judge.warnings()
         return figures, warnings, seen
 
     async def learnt(self, groups: Sequence[int]) -> None:
@@ -195,10 +196,10 @@ class Host:
             "spans": self._engine.spans.take(),
         }
 
-    async def _judged(self, task: Task, session: str, episode: Episode) -> None:
+    async def _judged(self, task: Task, session: str, episode: Episode, within: float) -> None:
         assert self._judge is not None
         with self._engine.spans.busy("judging"):
-            await self._judge(task, session, episode)
+            await self._judge(task, session, episode, within)
 
     async def halt(self) -> None:
         """End the groups that are under way; a run that goes on plays what they lack."""

@@ -111,8 +111,8 @@ class _Work:
         self._parts = parts
         self._stop = stop
         self._checkpoints = Checkpoints(run.path)
-        self._agreement = Agreement()
         self._progress = Progress()
+        self._agreement = Agreement(config, self._progress.extra)
         self._counts: dict[str, float] = {}
         self._unacked: list[int] = []
         self._spans: list[Span] = []
@@ -138,6 +138,7 @@ class _Work:
         last = self._checkpoints.last()
         if last is not None:
             self._progress = _progress_of(last)
+            self._agreement = Agreement(self.config, self._progress.extra)
         self._run.rewind(self._progress.step)
         model = base_folder(self.config, self._run.path, self._parts.demonstrations, ()).absolute()
         refuse(self.config, model)
@@ -207,8 +208,8 @@ class _Work:
             self._validate()
             self._save(trainer)
 
-    def worth(self) -> float:
-        return float(self._progress.extra.get("process_worth", 1.0))
+    def worth(self, setting: str) -> float:
+        return self._agreement.worth(setting)
 
     def imitated(self, number: int) -> Sequence[Row]:
         assert self._imitated is not None
@@ -222,16 +223,7 @@ class _Work:
         self._counts["sft/solved_tasks"] = float(self._imitated.solved)
 
     def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
-        found = self._agreement.add(attempts)
-        if found is None:
-            return {}
-        figures = {"reward/process_worth": self.worth()}
-        for name in ("auc", "pearson", "spearman"):
-            if (value := getattr(found, name)) is not None:
-                figures[f"reward/process_{name}"] = value
-        if self.config.reward.calibrate:
-            self._progress.extra["process_worth"] = found.weight
-        return figures
+        return self._agreement.add(attempts)
 
     def learnt(self, trainer: Any, groups: list[int]) -> None:
         progress = self._progress

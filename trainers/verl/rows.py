@@ -124,4 +124,4 @@ def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], torch
 
 def _attempt(about: Mapping[str, Any]) -> Attempt:
     process = {int(turn): value for turn, value in about["process"].items()}
-    return Attempt(**{**about, "turns": tuple(about["turns"]), "process": process})
+    return Attempt(**{**about, "turns": tuple(about["turns"]), "steps": tuple(about["steps"]), "process": process})

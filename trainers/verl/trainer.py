@@ -71,8 +71,8 @@ class Owner(Protocol):
         """The share of the budget that is used up, in [0, 1]."""
         ...
 
-    def worth(self) -> float:
-        """What process counts for."""
+    def worth(self, setting: str) -> float:
+        """What process counts for in tasks of ``setting``."""
         ...
 
     def imitated(self, number: int) -> Sequence[Row]:
@@ -220,7 +220,7 @@ class _Ours(PPOTrainer):
             turn=whole["turns"],
             train=train,
             seed=seed,
-            worth=self.owner.worth(),
+            worth=self.owner.worth,
             figures=figures,
         )
         votes = factors = token_votes(mask, episode, train)

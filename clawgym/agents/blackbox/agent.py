@@ -110,9 +110,14 @@ class BlackBoxAgent:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         stay = self._stays.pop(box.id)
         if stay.opened:
-            if stay.finished is not None:
-                await stay.finished(stay.booted.opened.id, episode)
-            await stay.booted.gateway.settle(stay.booted.opened.id, episode)
+            gateway, session = stay.booted.gateway, stay.booted.opened.id
+            try:
+                if stay.finished is not None:
+                    await stay.finished(session, episode)
+            except Exception:  # the episode has ended all the same, and its group waits for it
+                await gateway.settle(session, episode)
+                raise
+            await gateway.settle(session, episode)
         return replace(episode, usage=stay.usage, files={**episode.files, **stay.files})
 
     # -- the work

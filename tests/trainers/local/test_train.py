@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from clawgym.errors import RunFolderError, TrainingError
@@ -278,9 +279,12 @@ async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_pa
             assert set(about) == set(judged)
             assert all(entry["judge"] == "rule" and entry["votes"] for entry in about.values())
         assert not any(pool.turn_rewards(episode.id) for episode in pool.episodes(channel="validation"))
-    wrong = small(model={"path": str(taught)}, reward={"judge": "oracle"})
-    with pytest.raises(TrainingError, match=r"reward\.judge: there is no judge 'oracle': choose rule"):
-        await train(wrong, tmp_path / "wrong", view=Said())
+    for wrong, said in (
+        ({"judge": "oracle"}, "there is no judge 'oracle': choose rule"),
+        ({"judge": "model"}, "name it"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            small(model={"path": str(taught)}, reward=wrong)
 
 
 async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,3 +312,41 @@ async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkey
     ):
         with pytest.raises(TrainingError, match=rf"reward\.judge: {name} .*{message}"):
             await train(small(model=model, reward={"judge": name}), tmp_path / f"wrong-{number}", view=Said())
+
+
+_ODD = """
+import asyncio
+from clawgym.rewards.votes import Judgement
+
+
+class Hangs:
+    name, version = "hangs", "0"
+
+    async def judge(self, asked):
+        await asyncio.Event().wait()
+"""
+
+
+async def test_a_judge_that_hangs_costs_no_episode(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_judges.py").write_text(_ODD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    view = Said()
+    config = small(
+        model={"path": str(taught)},
+        reward={"judge": "odd_judges:Hangs"},
+        rollout={"groups": 2, "group_size": 2, "concurrency": 8, "deadline": 20},
+        evaluation={"every": 1, "canary": 0},
+        budget={"steps": 1},
+    )
+    await train(config, tmp_path / "rl", view=view)
+    (row,) = lines(tmp_path / "rl" / "metrics.jsonl")
+    assert row["rollout/submitted_trajectories"] == 4
+    assert row["judge/scored"] == 0 < row["judge/unscored"]
+    assert row["reward/process_worth"] == pytest.approx(0.45)
+    with Pool(tmp_path / "rl" / "pool.db") as pool:
+        assert {episode.fate for episode in pool.episodes(channel="train") if episode.group == "group-00000000"} == {
+            "delivered"
+        }
+    assert any("warning: " in text and "for late" in text for text in view.texts)

@@ -1,0 +1,75 @@
+"""Advantages of turns: outcome and process together, as a configuration asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clawgym.rewards.calibration import weight
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.credit import Attempt, turn_advantages
+from clawgym.trainers.local.judging import Agreement
+
+
+def config(advantage: str = "grpo", **reward: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"algorithm": {"advantage": advantage}, "reward": reward})
+
+
+def attempt(group: int, score: float, process: dict[int, float], **more: Any) -> Attempt:
+    return Attempt(group, score, "solved" if score == 1 else "failed", 3, 1, 9, (0, 1, 2), process, **more)
+
+
+def attempts() -> list[Attempt]:
+    scores = [(0, 1.0), (0, 0.25), (0, 0.0), (1, 0.5), (1, 1.0), (1, 1.0)]
+    return [attempt(g, s, {0: n / 6, 1: -n / 3}) for n, (g, s) in enumerate(scores)]
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr-grpo", "rloo", "reinforce++"])
+def test_with_a_judge_that_is_worth_nothing_the_outcome_speaks_as_it_was_asked_to(advantage: str) -> None:
+    plain, _ = turn_advantages(attempts(), config(advantage), seed=0)
+    judged, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, worth=0.0)
+    assert judged == plain
+    assert len({*plain.values()}) > 2
+    heard, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, worth=1.0)
+    assert heard != plain
+    assert {key: heard[key] for key in heard if key[1] == 2} == {key: plain[key] for key in plain if key[1] == 2}
+
+
+def test_a_turn_that_is_not_trained_shifts_no_other() -> None:
+    by_step = config(judge="rule", by_step=True)
+    lacks = Attempt(0, 1.0, "solved", 3, 1, 9, (1, 2), {1: 1.0, 2: -1.0}, steps=(1, 2))
+    whole = [attempt(0, 1.0, {0: 0.0, 1: -1.0, 2: 1.0}, steps=(0, 1, 2)), lacks]
+    found, _ = turn_advantages(whole, by_step, seed=0)
+    assert found[1, 1] > 0 > found[1, 2]
+    assert found[0, 1] < 0 < found[0, 2]
+
+
+def test_shuffling_deals_out_what_the_judge_said_too() -> None:
+    mixed = [attempt(n, 1.0, {0: n / 6, 2: -n / 6}) for n in range(6)]
+    binary = [turn_advantages(mixed, config("binary", judge="rule", shuffle=on), seed=3)[0] for on in (False, True)]
+    assert binary[0] != binary[1]
+    assert sorted(binary[0].values()) == sorted(binary[1].values())
+    assert all(given[n, 1] == 0 for given in binary for n in range(6))
+
+
+def test_each_setting_is_worth_what_it_showed_and_a_run_that_goes_on_knows_it() -> None:
+    extra: dict[str, Any] = {}
+    about = config(judge="rule")
+    agreement = Agreement(about, extra)
+    assert agreement.worth("swe") == weight((0, 1))
+    for _ in range(20):
+        right = [attempt(0, s, {0: 2 * s - 1}, setting="terminal") for s in (0.0, 1.0)]
+        wrong = [attempt(0, s, {0: 1 - 2 * s}, setting="swe") for s in (0.0, 1.0)]
+        figures = agreement.add([*right, *wrong])
+    assert agreement.worth("terminal") > 0.99
+    assert agreement.worth("swe") < 0.01
+    assert figures["reward/process_auc_terminal"] == 1
+    assert figures["reward/process_auc_swe"] == 0
+    again = Agreement(about, extra)
+    assert [again.worth(s) for s in ("terminal", "swe", "gui")] == [
+        agreement.worth(s) for s in ("terminal", "swe", "gui")
+    ]
+    assert Agreement(config(judge="rule", calibrate=False), extra).worth("swe") == 1
+    assert Agreement(about, {"process_worth": 0.25}).worth("swe") == 0.25
+    assert Agreement(config(), {}).add(right) == {}
