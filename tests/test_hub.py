@@ -130,6 +130,19 @@ def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lor
         assert "LoRA adapter" in plan.card
 
 
+def test_what_came_from_the_hub_is_named_as_there(lora: Path, model_folder: Path, tmp_path: Path) -> None:
+    there = shutil.copytree(model_folder, tmp_path / "models--team--tiny-model/snapshots/0123abcd")
+    copy = shutil.copytree(lora, tmp_path / "run")
+    settings = copy / "checkpoints/000002/adapter/adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": str(there)}))
+    with plan_push(read_checkpoint(copy)) as plan:
+        pushed = next(u.source for u in plan.uploads if u.path == "adapter_config.json")
+        assert isinstance(pushed, bytes)
+        assert json.loads(pushed)["base_model_name_or_path"] == "team/tiny-model"
+        assert ModelCard(plan.card).data.base_model == "team/tiny-model"
+        assert not plan.notes
+
+
 def test_a_merged_model_says_what_the_adapted_one_says(lora: Path, model_folder: Path, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel

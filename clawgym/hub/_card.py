@@ -22,6 +22,7 @@ _PATH = re.compile(
     r"(?:file://|(?<![\w.:/~]))(?:~|[A-Za-z]:)?/(?:[^\s/:'\"|]+/)*(?=[^\s/])|(?<!\w)[A-Za-z]:\\(?:[^\s\\]+\\)*"
 )
 """The folders of an absolute path."""
+_SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 240, 48, 16
 
 
@@ -31,7 +32,10 @@ def portable(text: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """A model's name as others can use it: of a folder of this machine the last part alone."""
+    """A model's name as others can use it: of what was taken from the Hub its name there, of another folder of this
+    machine the last part alone."""
+    if found := _SNAPSHOT.search(name):
+        return found[1].replace("--", "/")
     return PurePath(name).name if name.startswith(("/", "~", ".")) else portable(name)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clawgym.errors import MissingDependency
+from clawgym.errors import MissingDependency, TrainingError
 from clawgym.hub import _card
 from clawgym.hub._checkpoint import Checkpoint, HubError
 from clawgym.hub._secrets import find_secrets
@@ -87,11 +87,11 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[Plan]:
         base, folders = _base(made), [made.folder]
         if made.adapter and (where := Path(base)).is_dir():
             folders.append(where)  # an adapter's folder may come without the tokenizer, which is its base's
-            if not merge:
+            if not merge and _card.model_name(base) == where.name:
                 notes.append(f"the base model is a folder of this machine ({where.name}): others need --merge")
         if merge:
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="clawgym-merge-"))
-            folders.insert(0, _merged(made.folder, base, Path(temporary)))
+            folders.insert(0, _merged(made.folder, Path(temporary, "model")))
         uploads = [_portable(path) for path in _files(folders[0])]
         for folder in folders[1:]:
             have = {upload.path for upload in uploads}
@@ -201,19 +201,15 @@ def _portable(path: Path) -> Upload:
     )
 
 
-def _merged(adapter: Path, base: str, folder: Path) -> Path:
+def _merged(adapter: Path, folder: Path) -> Path:
     try:
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
+        from clawgym.trainers.local.scratch import merge_adapter
     except ImportError as error:
-        raise MissingDependency(f"an adapter is merged with peft ({error}): pip install 'clawgym[local]'") from error
+        raise MissingDependency(f"an adapter is merged with torch ({error}): pip install 'clawgym[local]'") from error
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-        model.save_pretrained(folder)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        why = str(error).splitlines()[0]
-        raise HubError(f"{adapter}: cannot be merged into {base} ({why}): push the adapter without --merge") from error
+        merge_adapter(adapter, folder)
+    except TrainingError as error:
+        raise HubError(f"{error}; or push the adapter without --merge") from error
     return folder
 
 

@@ -29,7 +29,7 @@ from clawgym.trainers.local.policy import Policy, load_policy
 
 __all__ = ["Checkpoints", "Learning", "Progress"]
 
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
               "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")  # fmt: skip
 _COPY = "weight"
@@ -163,7 +163,7 @@ class Checkpoints:
             policy.module.config.save_pretrained(folder)
             if policy.module.generation_config is not None:
                 policy.module.generation_config.save_pretrained(folder)
-        for name in _TOKENIZER:
+        for name in TOKENIZER:
             if (policy.folder / name).exists():
                 shutil.copyfile(policy.folder / name, folder / name)
 

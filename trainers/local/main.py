@@ -18,7 +18,7 @@ from clawgym.trainers.local.checkpoints import Progress
 from clawgym.trainers.local.grpo import train_grpo
 from clawgym.trainers.local.parts import load_parts
 from clawgym.trainers.local.run import Run
-from clawgym.trainers.local.scratch import base_folder
+from clawgym.trainers.local.scratch import below, given_model
 from clawgym.trainers.local.sft import train_sft
 from clawgym.trainers.local.tracking import View
 
@@ -49,7 +49,8 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     parts = load_parts(config.tasks, config.agent)
-    if config.model.path is None:
+    given = given_model(config, weights=False)
+    if given is None:
         about: Any = config.model.scratch
         layers, hidden, inner, vocab = about.layers, about.hidden, 3 * about.hidden, 2048
         heads = (2 * about.heads + 2 * about.kv_heads) * about.head_dim
@@ -57,7 +58,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         kv = 2 * about.kv_heads * about.head_dim * layers
         window = config.model.context_window or about.context_window
     else:
-        folder = base_folder(config, out, (), ())
+        folder = below(given, weights=False)
         shape = AutoConfig.from_pretrained(folder)
         auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
         with init_empty_weights():
@@ -71,7 +72,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         kv = 2 * text.num_key_value_heads * head * layers
         window = config.model.context_window or text.max_position_embeddings
     size = 4 if config.model.dtype == "float32" else 2
-    below = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
+    bytes_each = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
     trained = weights
     if config.model.lora is not None:  # two thin matrices for each of seven layers of about hidden x 2 hidden
         trained = layers * len(config.model.lora.targets) * config.model.lora.rank * 3 * hidden
@@ -82,7 +83,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
     layer = 24 * hidden + 5 * inner  # numbers that a layer keeps of a token for the backward pass
     kept = layers * hidden + layer if config.compute.checkpointing else layers * layer
     memory = {
-        "weights of the policy": weights * below,
+        "weights of the policy": weights * bytes_each,
         "weights of the engine": (trained if config.model.lora else weights) * size,
         "gradients and AdamW": trained * step,
         "activations of a micro-batch": tokens * kept * size,

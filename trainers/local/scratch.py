@@ -1,44 +1,125 @@
-"""The folder of the model that a run begins with; made from scratch where none is named."""
+"""The folder of the model that a run begins with: a model's, what a run has trained, what the Hub has under a name;
+made from scratch where none is named.
+
+Invariant: what a run begins with is a folder with weights and a tokenizer, whose weights never change under it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
-from clawgym.errors import TrainingError
+from clawgym.errors import MissingDependency, TrainingError
 from clawgym.gateway._template import Template, for_template
 from clawgym.records import Task
 from clawgym.tasks.packs._seeded import FIRST, WORDS
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.local.checkpoints import TOKENIZER, Checkpoints
 
-__all__ = ["base_folder", "given_model"]
+__all__ = ["base_folder", "below", "given_model", "merge_adapter", "whole"]
 
 _MOST_IDS = 8192
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_DESCRIBING = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+"""Files of a model that are not its weights."""
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
-def given_model(config: TrainConfig) -> Path | None:
-    """The folder ``model.path``, or the best checkpoint of the run in it; a hub's name as it is; ``None`` where a model
-    is to be made. Raises :class:`~clawgym.errors.TrainingError` for a folder that is not there."""
+def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
+    """The folder ``model.path``, or the best checkpoint of the run in it (of adapters, where it trained such); where no
+    such folder is, what the Hub has under that name, in its cache; ``None`` where a model is to be made.
+
+    ``weights=False``: only what describes it. Raises :class:`~clawgym.errors.TrainingError` for what is not there."""
     if config.model.path is None:
         return None
     given = Path(config.model.path).expanduser()
-    if not given.is_dir() and (given.is_absolute() or config.model.path.startswith((".", "~"))):
-        raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
-    best = Checkpoints(given).best()
-    return given if best is None else best / "model"
+    if not given.is_dir():
+        if not _HUB_NAME.fullmatch(config.model.path):
+            raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
+        return _of_hub(config.model.path, weights=weights)
+    if (best := Checkpoints(given).best()) is not None:
+        return best / ("model" if (best / "model").is_dir() else "adapter")
+    if (given / "receipt.json").exists():
+        raise TrainingError(
+            f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
+        )
+    return given
+
+
+def below(model: Path, *, weights: bool = True) -> Path:
+    """The model itself; of adapters the one below them, or only what describes it. Raises
+    :class:`~clawgym.errors.TrainingError` where their settings do not name one that is there."""
+    settings = model / "adapter_config.json"
+    if not settings.exists():
+        return model
+    try:
+        base = str(json.loads(settings.read_text("utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(f"{settings}: names no base model ({error}): put its name there") from error
+    if Path(base).is_dir():
+        return Path(base)
+    if _HUB_NAME.fullmatch(base):
+        return _of_hub(base, weights=weights)
+    raise TrainingError(f"{settings}: its base model {base} is no folder here: put that there, or correct the name")
+
+
+def merge_adapter(adapter: Path, folder: Path) -> None:
+    """Write into ``folder``, which is there when all of it is, the model below ``adapter`` with what the adapter adds,
+    in the type that its weights are stored in, and the tokenizer.
+
+    Raises :class:`~clawgym.errors.TrainingError` where it cannot be, :class:`~clawgym.errors.MissingDependency` without
+    peft."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from clawgym.engines._load import sees
+
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingDependency(f"an adapter is merged with peft ({error}): pip install 'clawgym[local]'") from error
+    base = below(adapter)
+    auto: Any = AutoModelForImageTextToText if sees(base) else AutoModelForCausalLM
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        model: Any = auto.from_pretrained(base, dtype="auto", local_files_only=True)
+        PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(part)
+        for name in TOKENIZER:
+            if found := next((f / name for f in (adapter, base) if (f / name).exists()), None):
+                shutil.copyfile(found, part / name)
+        part.replace(folder)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(
+            f"{adapter}: cannot be merged into {base} ({why}): make room, or correct base_model_name_or_path in its "
+            "settings"
+        ) from error
+
+
+def whole(model: Path, made: Path) -> Path:
+    """``model``; of adapters ``made``, into which they are merged once."""
+    if not (model / "adapter_config.json").exists():
+        return model
+    if not made.exists():
+        merge_adapter(model, made)
+    return made
 
 
 def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
-    """:func:`given_model`, or ``run/base``, which is made once: a random model, whose tokenizer knows the words of
-    ``tasks`` and of the conversations ``said``, as the chat template puts them."""
-    if (given := given_model(config)) is not None:
-        return given
-    folder = run / "base"
+    """:func:`given_model`, or ``run/base``, which is made once: adapters with the model below them, merged; or a random
+    model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``, as the chat template puts
+    them."""
+    folder, given = run / "base", given_model(config)
+    if given is not None:
+        return whole(given, folder)
     if not folder.exists():
         about = config.model.scratch
         make_tiny_model(
@@ -56,6 +137,22 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
             spread=0.05,
         )
     return folder
+
+
+def _of_hub(name: str, *, weights: bool) -> Path:
+    """The files of a model that are used here, in the cache of the Hub's client."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = [*_DESCRIBING, "*.safetensors"] if weights else [*_DESCRIBING]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TrainingError(
+            f"model.path {name}: is no folder here, and the Hub does not give it ({why}): correct the path, or name "
+            "the folder of a model"
+        ) from error
 
 
 def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:
