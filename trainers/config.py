@@ -154,9 +154,18 @@ class Reward(_Part):
     """Of the judge ``model``."""
     shuffle: bool = False
     """A control: the outcomes of a step are dealt out anew among its episodes, and the judge's rewards among turns."""
+    malformed: float = Field(default=0.0, ge=0)
+    """What an episode loses of its outcome, in [-1, 1], if no turn has a tool call that can be read; by their share."""
+    length: float = Field(default=0.0, ge=0)
+    """What it loses for ``longest`` sampled tokens, and in part from ``slack`` tokens before that
+    (:func:`clawgym.rewards.penalties.overlong`)."""
+    longest: PositiveInt | None = None
+    slack: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Reward:
+        if self.length and not (self.longest and self.slack and self.slack <= self.longest):
+            raise ValueError("length: set reward.longest, and reward.slack up to that, in tokens")
         kind, _, rest = (self.judge or "").partition(":")
         if self.judge is not None and kind not in ("rule", "policy", "model", "complaints") and not rest:
             raise ValueError(
@@ -332,6 +341,10 @@ class TrainConfig(_Part):
             raise ValueError(
                 "compute.vllm: is for adapters in the local trainer: set model.lora, or train whole weights beside "
                 "vLLM with trainer: verl and verl.engine"
+            )
+        if self.algorithm.advantage == "binary" and (self.reward.malformed or self.reward.length):
+            raise ValueError(
+                "reward.malformed, reward.length: advantage: binary has no outcome to take them off: set 0"
             )
         if self.algorithm.advantage == "binary" and self.reward.judge is None:
             raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")

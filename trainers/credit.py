@@ -44,6 +44,8 @@ class Attempt:
     """Of ``turns``: the how-manieth main turn of the episode each is. Left out: of those that are trained."""
     setting: str = "run"
     """Of its task (:data:`clawgym.rewards.states.Setting`), where the pool says it."""
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    """Name -> what its outcome loses, 0 or less (:mod:`clawgym.rewards.penalties`)."""
 
 
 def turn_advantages(
@@ -52,7 +54,10 @@ def turn_advantages(
     """The advantage of each (attempt, turn) with trained tokens; and figures of the process rewards.
 
     ``seed`` is for the control ``reward.shuffle`` alone."""
-    outcome = 2 * torch.tensor(scores_of(attempts, config, seed=seed)) - 1
+    losses = [sum(one.penalties.values()) for one in attempts]
+    if config.reward.shuffle:
+        random.Random(seed).shuffle(losses)  # in the order of the scores
+    outcome = 2 * torch.tensor(scores_of(attempts, config, seed=seed)) - 1 + torch.tensor(losses)
     numbers: dict[Hashable, int] = {}
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in attempts])
     turns = [(n, t) for n, one in enumerate(attempts) for t in one.turns]
@@ -116,7 +121,12 @@ def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -
     same = [max(g) - min(g) < 1e-9 for g in groups]
     rows = sum(one.n_rows for one in attempts)
     count = len(groups) or 1
-    return {
+    lost = {
+        f"reward/penalty_{name}": fmean(one.penalties.get(name, 0.0) for one in attempts) if attempts else 0.0
+        for name in ("malformed", "length")
+        if getattr(config.reward, name)
+    }
+    return lost | {
         "rollout/submitted_trajectories": float(len(attempts)),
         "rollout/groups_used": float(len(groups)),
         "rollout/total_samples": float(rows),

@@ -73,3 +73,18 @@ def test_each_setting_is_worth_what_it_showed_and_a_run_that_goes_on_knows_it() 
     assert Agreement(config(judge="rule", calibrate=False), extra).worth("swe") == 1
     assert Agreement(about, {"process_worth": 0.25}).worth("swe") == 0.25
     assert Agreement(config(), {}).add(right) == {}
+
+
+def test_penalties_are_taken_off_the_outcome_of_their_episode() -> None:
+    about = config("dr-grpo", malformed=0.5)
+    lost = [attempt(0, 1.0, {}, penalties={"malformed": -0.5}), attempt(0, 1.0, {}), attempt(0, 0.0, {})]
+    found, _ = turn_advantages(lost, about, seed=0)
+    mean = (0.5 + 1 - 1) / 3
+    assert [found[n, 0] for n in range(3)] == pytest.approx([0.5 - mean, 1 - mean, -1 - mean])
+
+
+def test_penalties_without_bounds_or_an_outcome_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"set reward\.longest, and reward\.slack"):
+        config(length=1.0, longest=100)
+    with pytest.raises(ValueError, match="has no outcome to take them off"):
+        config("binary", judge="rule", malformed=1.0)

@@ -20,8 +20,20 @@ from clawgym.trainers.batching import Packed, Path, pack
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, Worth, figures_of, scores_of, turn_advantages
 
-__all__ = ["PROCESS", "UNSCORED", "TrainingBatch", "attempt_of", "attempts_of", "images_of", "make_batch", "teacher_of"]
+__all__ = [
+    "PENALTY",
+    "PROCESS",
+    "UNSCORED",
+    "TrainingBatch",
+    "attempt_of",
+    "attempts_of",
+    "images_of",
+    "make_batch",
+    "teacher_of",
+]
 
+PENALTY = "penalty-"
+"""Before the name of a penalty: the name under which the first turn of an episode has it in the pool."""
 PROCESS = "judge"
 """The name under which turns have their process rewards in the pool."""
 UNSCORED = "judge-unscored"
@@ -161,4 +173,9 @@ def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt
         process,
         tuple(map(main.index, turns)),
         str(episode.meta.get("setting") or "run"),
+        {
+            name.removeprefix(PENALTY): sum(given.values())
+            for name, given in member.turn_rewards.items()
+            if name.startswith(PENALTY)
+        },
     )

@@ -23,10 +23,12 @@ from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
+from clawgym.rewards.penalties import penalties
 from clawgym.rewards.states import setting_of
 from clawgym.rollout.collect import collect_here, collect_resident
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.batch import PENALTY
 
 __all__ = ["Collector", "Groups", "Missing", "Player", "episode_seed", "group_id"]
 
@@ -98,22 +100,26 @@ class Player:
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, group: str | None = None, channel: str = "train",
                    greedy: bool = False, instead_of: Sequence[str] = (),
-                   placed: Callable[[], Awaitable[object]] | None = None) -> Episode:  # fmt: skip
+                   placed: Callable[[], Awaitable[float]] | None = None) -> Episode:  # fmt: skip
         """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``.
-        ``placed`` is called once it has its place, before it begins."""
+        ``placed`` is called once it has its place, before it begins; it says when its deadline began."""
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
         place, began = _Place(self._slots), time.monotonic()
 
         async def finished(session: str, episode: Episode) -> None:
             place.free()
-            if self._judging is not None and channel == "train" and episode.outcome is not Outcome.INFRA:
+            if channel != "train" or episode.outcome is Outcome.INFRA:
+                return
+            await self._penalise(session)
+            if self._judging is not None:
                 # Half of what is left: an episode that is open at its group's deadline is lost with its tokens.
                 left = self._config.rollout.deadline - (time.monotonic() - began)
                 await self._judging(task, session, episode, max(0.0, left / 2))
 
         async def opening() -> None:  # only now: a group must not look finished while it waits for this one
+            nonlocal began
             if placed is not None:
-                await placed()
+                began = await placed()
             for old in instead_of:
                 await asyncio.to_thread(self._gateway.pool.close_episode, old, outcome="infra", cause=INTERRUPTED)
 
@@ -135,6 +141,18 @@ class Player:
                 )
             await opening()
             return await collect_here(task, self._loop, self._backend, self._gateway, **about)
+
+    async def _penalise(self, session: str) -> None:
+        """Let the pool know what the episode loses for its form, where that is asked for."""
+        about = self._config.reward
+        if not (about.malformed or about.length):
+            return
+        turns = await self._gateway.run_in_pool("turns", session)
+        taken = penalties(
+            turns, malformed=about.malformed, length=about.length, longest=about.longest, slack=about.slack
+        )
+        for name, value in taken.items() if turns else ():
+            await self._gateway.run_in_pool("set_turn_rewards", session, {0: value}, name=PENALTY + name)
 
     def _loop(self, engine: Engine) -> Agent:
         about = self._config.agent
@@ -176,12 +194,15 @@ class Groups:
             samples = dict.fromkeys(range(about.group_size), ())
         group = group_id(number)
         opened = asyncio.Lock()
+        began: list[float] = []
 
-        async def placed() -> None:
+        async def placed() -> float:
             async with opened:  # the same call again changes nothing
                 await asyncio.to_thread(
                     self._pool.open_group, id=group, task_id=task.id, size=about.group_size, deadline=about.deadline
                 )
+                began.append(time.monotonic())
+            return began[0]
 
         await asyncio.gather(*(self._sample(task, group, number, n, old, placed) for n, old in samples.items()))
 
@@ -219,7 +240,7 @@ class Groups:
         number: int,
         sample: int,
         old: Sequence[str],
-        placed: Callable[[], Awaitable[object]],
+        placed: Callable[[], Awaitable[float]],
     ) -> None:
         for attempt in range(1 + _REFILLS):
             seed = episode_seed(self._config.seed, number, sample, attempt)

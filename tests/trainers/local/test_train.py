@@ -287,6 +287,25 @@ async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_pa
             small(model={"path": str(taught)}, reward=wrong)
 
 
+async def test_what_is_too_long_or_no_call_loses_a_part_of_its_outcome(taught: Path, tmp_path: Path) -> None:
+    config = small(
+        model={"path": str(taught)},
+        budget={"steps": 1},
+        reward={"malformed": 0.5, "length": 1.0, "longest": 4, "slack": 4},
+    )
+    await train(config, tmp_path / "rl", view=Said())
+    (row,) = lines(tmp_path / "rl/metrics.jsonl")
+    assert -1 <= row["reward/penalty_length"] < 0
+    with Pool(tmp_path / "rl/pool.db") as pool:
+        members = [(e, pool.turns(e.id)) for e in pool.episodes(channel="train") if e.fate == "delivered"]
+        lost = [pool.turn_rewards(e.id) for e, _ in members]
+    lengths = [sum(len(turn.sampled_ids) for turn in turns) for _, turns in members]
+    assert [one["penalty-length"][0] for one in lost] == [-min(1.0, length / 4) for length in lengths]
+    shares = [sum(turn.malformed_calls > 0 for turn in turns) / len(turns) for _, turns in members]
+    assert [one["penalty-malformed"][0] for one in lost] == [-0.5 * share for share in shares]
+    assert row["reward/penalty_malformed"] == pytest.approx(-0.5 * sum(shares) / len(shares))
+
+
 async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pleased_judge.py").write_text(
         "from clawgym.rewards.rules import RuleJudge\n\n\n"
