@@ -60,9 +60,14 @@ class Judging:
         shown = [sha for turn in turns for sha in turn.images]
         images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
         found = await self.pool.judge_episode(
-            task, replace(episode, turns=turns), id=session, images=images, within=within
+            task,
+            replace(episode, turns=turns),
+            id=session,
+            images=images,
+            outcome=self._about.verdict,
+            within=within,
         )
-        rewards, about = rewards_of(found, by_majority=self._by_majority)
+        rewards, about = rewards_of(found, by_majority=self._by_majority, count_zeros=self._about.count_zeros)
         if rewards:
             await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
         # The pool knows no reward without a value: this one means nothing, and is read by nobody.

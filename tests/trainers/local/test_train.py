@@ -369,3 +369,54 @@ async def test_a_judge_that_hangs_costs_no_episode(
             "delivered"
         }
     assert any("warning: " in text and "for late" in text for text in view.texts)
+
+
+_CONTRARY = """
+from clawgym.rewards.votes import Judgement
+
+class Contrary:
+    name, version = "contrary", "0"
+
+    async def judge(self, asked):
+        said = asked.after.outcome
+        return Judgement((None if said is None else -1 if "is solved" in said else 1, 0), ("", ""), "contrary", "0")
+"""
+
+
+async def test_a_judge_that_is_wrong_counts_for_less_and_does_so_after_an_interruption(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "contrary_judges.py").write_text(_CONTRARY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    easy = terminal_basic.make("write-word", 0)
+    tasks = (
+        replace(
+            easy,
+            id=f"given-{n}",
+            instruction=f"Begin number {n}.",
+            verifier=VerifierSpec("reward_sh", (TaskFile("reward.sh", f"echo {n % 2}\n".encode(), executable=True),)),
+            solution=(TaskFile("solve.sh", f"touch done # {n}\n".encode()),),
+        )
+        for n in range(12)
+    )
+    write(tasks, tmp_path / "given")
+    config = small(
+        model={"path": str(taught)},
+        tasks={"set": str(tmp_path / "given"), "demonstrations": {"first": 0}, "train": {"first": 1, "count": 8},
+               "validation": {"first": 9}, "heldout": {"first": 10}},
+        reward={"judge": "contrary_judges:Contrary", "verdict": True, "count_zeros": False},
+        evaluation={"every": 4, "canary": 0},
+        budget={"steps": 4},
+    )  # fmt: skip
+    await train(config, tmp_path / "whole", view=Said())
+    part = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": 2})})
+    for about in (part, config):
+        await train(about, tmp_path / "broken", view=Said())
+    whole, broken = ([row["reward/process_worth"] for row in lines(tmp_path / run / "metrics.jsonl")]
+                     for run in ("whole", "broken"))  # fmt: skip
+    assert whole[0] == pytest.approx(0.45)
+    assert whole[2] < whole[1] < 0.45
+    assert broken == whole
+    with Pool(tmp_path / "whole/pool.db") as pool:
+        given = [pool.turn_rewards(e.id) for e in pool.episodes(channel="train") if e.fate == "delivered"]
+    assert {value for one in given for value in one["judge"].values()} == {-1.0, 1.0}  # zeros were left out
