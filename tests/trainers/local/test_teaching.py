@@ -95,3 +95,31 @@ async def test_hints_of_a_judge_teach(judge: str, tmp_path: Path, monkeypatch: p
             for said in pool.about_turn_rewards(episode.id).get("judge", {}).values()
         ]
     assert ["Write the word with echo."] in hints
+
+
+_HINTING = """
+from clawgym.rewards.votes import Judgement
+
+class Hints:
+    name, version = "hints", "0"
+
+    async def judge(self, asked):
+        return Judgement((None,), ("no verdict",), "hints", "0", hints=("Write the word with echo.",))
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_hints_teach_where_no_vote_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hinting_judges.py").write_text(_HINTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = small(
+        reward={"judge": "hinting_judges:Hints"},
+        distillation={"hints": 1, "w_rl": 0.0},
+        budget={"steps": 1},
+        evaluation={"every": 9, "canary": 0},
+    )
+    await train(run, tmp_path / "run", view=Said())
+    (row,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert row["reward/process_scored_frac"] == 0
+    assert row["opd/turns_taught"] > 0
+    assert row["actor/grad_norm"] > 0
