@@ -60,6 +60,25 @@ async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend
     assert len(records[0][0]) == 4
 
 
+async def test_an_episode_is_settled_whatever_is_done_when_it_has_finished(
+    model_folder: Path, tmp_path: Path, backend: Backend
+) -> None:
+    engine = ScriptedEngine(model_folder, lambda prompt, number: SAID[number % len(SAID)])
+
+    async def fails(session: str, episode: object) -> None:
+        raise LookupError("nobody knows")
+
+    with Pool(tmp_path / "p.db") as pool:
+        async with Gateway(engine, pool) as gateway:
+            with pytest.raises(LookupError, match="nobody knows"):
+                await collect_here(
+                    terminal_basic.make("file-op", 0), ToolLoopAgent, backend, gateway, seed=3, finished=fails
+                )
+        (episode,) = pool.episodes()
+        assert episode.state != "open"
+        assert episode.reward is not None
+
+
 async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path) -> None:
     engine = ScriptedEngine(model_folder, lambda prompt, number: "yes", context_window=300)
     with Pool(tmp_path / "p.db") as pool:

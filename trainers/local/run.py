@@ -30,7 +30,8 @@ __all__ = ["EVALUATIONS", "METRICS", "Run"]
 
 METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"
 _FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
-"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the receipt keeps the first."""
+"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the receipt keeps the first, in the
+local trainer: verl goes on with that of its checkpoint."""
 
 
 class Run:
@@ -57,7 +58,9 @@ class Run:
             raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
-        if (path / RECEIPT).exists():  # the rate may change: the receipt keeps the one it began with
+        if (
+            config.trainer == "local" and (path / RECEIPT).exists()
+        ):  # the rate may change: the receipt keeps the one it began with
             begun = RunFolder.read(path).receipt.config.get("optimizer")
             if isinstance(begun, Mapping) and "lr" in begun:
                 fixed["optimizer"] = {**fixed["optimizer"], "lr": begun["lr"]}
