@@ -59,8 +59,8 @@ class TorchScorer:
     async def score(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
     ) -> Scored:
-        """See :class:`Scorer`. Raises :class:`ValueError` for no prompt, no sample, or a temperature that is not above
-        0."""
+        """See :class:`Scorer`; NaN for more ids than the model was made for. Raises :class:`ValueError` for no prompt,
+        no sample, or a temperature that is not above 0."""
         if not prompt_ids or not sampled_ids or not temperature > 0:
             raise ValueError(
                 f"{len(prompt_ids)} ids of prompt, {len(sampled_ids)} sampled, temperature {temperature}: all must be "
@@ -81,6 +81,9 @@ class TorchScorer:
         import torch
 
         model, count = self._model, len(sampled)
+        if len(prompt) + count > model.config.get_text_config().max_position_embeddings:
+            nothing = np.full((count, top_k), np.nan, np.float32)
+            return Scored(np.full(count, np.nan, np.float32), np.full((count, top_k), -1), nothing)
         training = model.training
         device = next(model.parameters()).device
         model.eval()

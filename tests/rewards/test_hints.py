@@ -330,6 +330,14 @@ async def test_the_chosen_hint_teaches_each_token(played: dict[str, Played], ren
     assert np.isnan(one.overlap).all()
 
 
+async def test_more_than_a_model_was_made_for_has_no_score(model: Any) -> None:
+    window = model.config.max_position_embeddings
+    scored = await TorchScorer(model).score([1] * (window - 1), [2, 3], top_k=2)
+    assert np.isnan(scored.logprobs).all()
+    assert (scored.logprobs.shape, scored.top_ids.shape, scored.top_logprobs.shape) == ((2,), (2, 2), (2, 2))
+    assert np.isfinite((await TorchScorer(model).score([1] * (window - 1), [2])).logprobs).all()
+
+
 async def test_scores_do_not_depend_on_the_size_of_the_pieces(model: Any) -> None:
     dice = random.Random(2)
     prompt, sampled = [dice.randrange(600) for _ in range(30)], [dice.randrange(600) for _ in range(17)]
