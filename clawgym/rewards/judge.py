@@ -93,8 +93,8 @@ class JudgePool:
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), timeout=within)
-            late = [each for each in tasks.values() if not each.done()]
-            self.unscored["late"] += len(late)
+            if late := [each for each in tasks.values() if not each.done()]:
+                self.unscored["late"] += len(late)
         finally:
             for each in tasks.values():
                 each.cancel()

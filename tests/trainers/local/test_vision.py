@@ -57,6 +57,7 @@ def config(folder: Path, **model: Any) -> TrainConfig:
         agent={"max_steps": 6, "max_tokens": 8},
         rollout={"groups": 1, "group_size": 2, "concurrency": 2},
         optimizer={"lr": 1e-2},
+        guards={"max_kl": 1e9},
     )
 
 
@@ -171,6 +172,8 @@ class Leading(Player):
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, **session: Any) -> Episode:
         session.pop("instead_of", None)
+        if (placed := session.pop("placed", None)) is not None:
+            await placed()
         sampling = Sampling(temperature=1.0, max_tokens=self._about.agent.max_tokens)
         return await collect_here(
             task,
