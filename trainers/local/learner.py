@@ -95,7 +95,7 @@ class Learner:
             return
         with torch.no_grad():
             logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
-        # Sampled by the policy of before: its KL to the one of now. By k1: one id that has become likely would decide k3.
+        # Sampled by the policy of before: its KL to the one of now. One id that has become likely would decide k3.
         moved, left = float(algorithms.kl(old[micro.places], logp, "k1").mean()), float(entropy.mean())
         figures.set("actor/step_kl", moved)
         if not moved <= guards.max_kl:
