@@ -47,7 +47,7 @@ from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.personal_report import hints_in_words, report
 from clawgym.trainers.local.policy import Policy, base_of, load_policy
-from clawgym.trainers.local.scratch import base_folder, given_model, whole
+from clawgym.trainers.local.scratch import base_folder, given_model, of_checkpoint, whole
 from clawgym.trainers.local.setting import pool_file, sampling
 from clawgym.trainers.local.supervised import row_of
 from clawgym.trainers.local.teaching import teachers
@@ -139,7 +139,7 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
     run = out / "sft"
     checkpoints = Checkpoints(run)
     if (best := checkpoints.best()) is not None:
-        return _whole_of(best, run)
+        return whole(of_checkpoint(best), run / "merged")
     known = [{"messages": said} for said in itertools.islice(conversations(_UNSEEN), _KNOWN)]
     folder = base_folder(config, run, (), known)
     learning = Learning.begin(config, run, folder, lr=config.sft.lr)
@@ -155,12 +155,7 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
             learning.save()
     best = checkpoints.best()
-    return None if best is None else _whole_of(best, run)
-
-
-def _whole_of(checkpoint: Path, run: Path) -> Path:
-    model = checkpoint / "model"
-    return whole(model if model.is_dir() else checkpoint / "adapter", run / "merged")
+    return None if best is None else whole(of_checkpoint(best), run / "merged")
 
 
 async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:

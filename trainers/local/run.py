@@ -58,9 +58,8 @@ class Run:
             raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
-        if (
-            config.trainer == "local" and (path / RECEIPT).exists()
-        ):  # the rate may change: the receipt keeps the one it began with
+        # The rate may change: the receipt keeps the one it began with.
+        if config.trainer == "local" and (path / RECEIPT).exists():
             begun = RunFolder.read(path).receipt.config.get("optimizer")
             if isinstance(begun, Mapping) and "lr" in begun:
                 fixed["optimizer"] = {**fixed["optimizer"], "lr": begun["lr"]}

@@ -23,7 +23,7 @@ from clawgym.tasks.packs._seeded import FIRST, WORDS
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import TOKENIZER, Checkpoints
 
-__all__ = ["base_folder", "below", "given_model", "merge_adapter", "whole"]
+__all__ = ["base_folder", "below", "given_model", "merge_adapter", "of_checkpoint", "whole"]
 
 _MOST_IDS = 8192
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
@@ -45,12 +45,18 @@ def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
             raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
         return _of_hub(config.model.path, weights=weights)
     if (best := Checkpoints(given).best()) is not None:
-        return best / ("model" if (best / "model").is_dir() else "adapter")
+        return of_checkpoint(best)
     if (given / "receipt.json").exists():
         raise TrainingError(
             f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
         )
     return given
+
+
+def of_checkpoint(checkpoint: Path) -> Path:
+    """The folder of the model in a checkpoint, or of the adapters."""
+    model = checkpoint / "model"
+    return model if model.is_dir() else checkpoint / "adapter"
 
 
 def below(model: Path, *, weights: bool = True) -> Path:
