@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from clawgym.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PYTHON = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES

@@ -207,7 +207,7 @@ async def test_no_credit_for_what_is_not_claimed(backend: Backend) -> None:
     assert one.evidence.startswith("disk is not limited here, though it did not show: ")
 
 
-_PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "results" / "attacks.md"
 
 
 def test_the_page_shows_every_row_and_nothing_open_where_everything_is_claimed() -> None:

@@ -25,7 +25,7 @@ FIT = {
 """Others are for tasks of another kind, which have a module of their own."""
 GENERAL = [name for name, exploit in FIT.items() if not exploit.executed]
 OPEN = {"subprocess": {"runs-read-verifier"}, "in_process": {"runs-read-verifier", "runs-edit-callers"}}
-"""What code that the checker runs can still do, and why such tasks are flagged: docs/security.md."""
+"""What code that the checker runs can still do, and why such tasks are flagged: docs/results/attacks.md."""
 EXECUTED = {how: [n for n, e in FIT.items() if e.executed and n not in known] for how, known in OPEN.items()}
 LAYER = [
     *("reward-is-a-link", "sitecustomize", "usercustomize", "python-shadowed", "bash-shadowed", "workspace-replaced"),
@@ -83,7 +83,7 @@ async def test_code_that_the_checker_imports_cannot_print_or_leave_its_way_to_a_
 
 @pytest.mark.parametrize(("how", "name"), [(how, name) for how in OPEN for name in sorted(OPEN[how])])
 async def test_what_is_open_is_open(backend: Backend, how: Literal["in_process", "subprocess"], name: str) -> None:
-    """Not a wish: where this fails, the grading has become better than docs/security.md says."""
+    """Not a wish: where this fails, the grading has become better than docs/results/attacks.md says."""
     check = STARTS if how == "subprocess" else IMPORTS
     _, strict, right = await attempt(guarded(secrets.token_hex(8), check, runs=how), name, backend)
     assert max(strict, right) == 1.0

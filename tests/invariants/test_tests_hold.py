@@ -14,7 +14,7 @@ from clawgym.sandbox import Backend
 from .tested import FAIL, FIX, PASS, calc
 
 OPEN = {"runs-tests-patch-some", "runs-tests-filter"}
-"""Code that knows this verifier and the tests, in the tests' own process: docs/security.md."""
+"""Code that knows this verifier and the tests, in the tests' own process: docs/results/attacks.md."""
 CAUSES = {
     "runs-tests-leave": "unfinished",
     "runs-tests-patch-reports": "forged",
@@ -45,7 +45,7 @@ async def test_none_of_them_spoils_honest_work(backend: Backend, site_layer: Lay
 
 @pytest.mark.parametrize("name", sorted(OPEN))
 async def test_what_is_open_is_open(backend: Backend, site_layer: Layer, name: str) -> None:
-    """Not a wish: where this fails, the grading has become better than docs/security.md says."""
+    """Not a wish: where this fails, the grading has become better than docs/results/attacks.md says."""
     task = calc(site_layer)
     episode = await run_episode(task, ScriptAgent(EXPLOITS[name].script(task).encode(), name), backend, seed=0)
     assert episode.outcome is Outcome.SOLVED
