@@ -1,5 +1,5 @@
-# `make demo` and `make test` do all their own set-up: they need Python >= 3.11, make and the package registries.
-FIT := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+# `make demo` and `make test` do all their own set-up: they need Python >= 3.11.5, make and the package registries.
+FIT := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11, 5))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(FIT)' 2>/dev/null && { command -v $$p; break; }; done)
 VENV := .venv
@@ -10,20 +10,33 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint unit openclaw soak system clean FORCE
+.PHONY: demo test lint lock unit openclaw soak system clean FORCE
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
 
 test: lint unit
 
-$(VENV)/.demo: WHAT := .[train]
-$(VENV)/.installed: WHAT := .[dev]
-$(VENV)/.demo $(VENV)/.installed: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv was found: apt-get install python3-venv, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+# Only files whose hashes are in the lock are installed, and nothing that is not in it: --no-deps, and no build fetches
+# anything (--no-build-isolation). `pip check` says whether something is missing.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation
+LOCKED := $(INSTALL) --require-hashes -r requirements
+
+$(VENV)/.demo: LOCK := demo.txt
+$(VENV)/.installed: LOCK := test.txt
+$(VENV)/.demo $(VENV)/.installed: pyproject.toml $(wildcard requirements/*.txt)
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11.5 with venv was found: apt-get install python3-venv, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '$(WHAT)' -c constraints.txt
+	$(LOCKED)/build.txt
+	$(LOCKED)/torch-cpu.txt 2>/dev/null || $(LOCKED)/torch.txt
+	$(LOCKED)/$(LOCK)
+	$(INSTALL) -e .
+	$(BIN)/pip check
 	@touch $@
+
+# After a change of dependencies in pyproject.toml. WITH='--upgrade' takes the newest versions.
+lock: $(VENV)/.installed
+	$(BIN)/python requirements/lock.py $(WITH)
 
 # One import tree for the tools that read folders instead of importing (pyright, import-linter). Without bytecode, which
 # others write meanwhile.

@@ -29,6 +29,7 @@ from clawgym.atif import PICTURES, episode_to_atif, json_safe, picture_name
 from clawgym.errors import RunFolderError
 from clawgym.receipts import Receipt, differences, make_receipt, now
 from clawgym.records import Episode, Image, Outcome
+from clawgym.visible import visible_lines
 
 __all__ = [
     "KEPT_WORKSPACE",
@@ -274,9 +275,9 @@ class RunFolder:
             with _writing(folder):
                 (folder / PROGRAM).unlink(missing_ok=True)
         if episode.result is not None:
-            write_atomic(folder / "verifier.log", episode.result.log.encode("utf-8", "replace"))
+            write_atomic(folder / "verifier.log", visible_lines(episode.result.log).encode())
         if episode.error:
-            write_atomic(folder / "error.log", episode.error.encode("utf-8", "replace"))
+            write_atomic(folder / "error.log", visible_lines(episode.error).encode())
         return self.append(row)
 
     def _keep(self, image: Image) -> None:

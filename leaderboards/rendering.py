@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clawgym.evaluation.statistics import Estimate
 from clawgym.leaderboards.entries import SCORES, Entry
 from clawgym.leaderboards.ranking import Board
+from clawgym.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,23 +84,23 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
 
     parts: list[RenderableType] = []
     for board in boards:
-        table = Table(title=Text(_title(board)), title_justify="left")
+        table = Table(title=Text(visible(_title(board))), title_justify="left")
         for column in ("rank", "agent", "strict", "corrected", "official", "k"):
             table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
         flags = []
         for ranked in board.entries:
             entry, cells = ranked.entry, _cells(ranked.rank, ranked.entry)
-            agent = Text(entry.name) + Text("\n" + entry.run, style="dim")
+            agent = Text(visible(entry.name)) + Text("\n" + visible(entry.run), style="dim")
             if entry.verified:
-                agent += Text(f"\nverified: {entry.verified}", style="dim")
+                agent += Text(f"\nverified: {visible(entry.verified)}", style="dim")
             table.add_row(cells[0], agent, *(Text(cell.replace(" [", "\n[")) for cell in cells[2:6]))
             if entry.flags:
-                flags.append(Text(f"  {entry.name} ({entry.run}): {cells[-1]}", style="yellow"))
+                flags.append(Text(visible(f"  {entry.name} ({entry.run}): {cells[-1]}"), style="yellow"))
         parts.append(table)
         parts.extend(flags)
         if forgeable := _forgeable(board):
             parts.append(Text(_FORGEABLE + ":"))
-            parts.extend(Text(f"  {name}: strict {score} over {n} episodes") for name, n, score in forgeable)
+            parts.extend(Text(visible(f"  {name}: strict {score} over {n} episodes")) for name, n, score in forgeable)
     parts.extend(Text(note, style="dim") for note in _notes(boards))
     return Group(*parts)
 
@@ -125,7 +126,7 @@ def to_markdown(boards: Sequence[Board]) -> str:
 
 def _escape(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", visible(" ".join(text.split())))
 
 
 def to_json(boards: Sequence[Board]) -> list[dict[str, Any]]:

@@ -189,10 +189,9 @@ def _subset(name: str, version: str) -> TaskSet:
 
 def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
     wanted = f"{name}@{version}" if version else name
-    places = "".join(f"\n  - {place}" for place in tried)
     return TaskSetNotFound(
-        f"{wanted} is not here:{places}\nGo online once, or set {DATA_VARIABLE} to a copy of the public repository's "
-        f"RL/data folder (the one that holds {PUBLISHED[name].local})."
+        f"{wanted} is not here ({'; '.join(tried)}). Go online once, or set {DATA_VARIABLE} to a copy of the public "
+        f"repository's RL/data folder (the one that holds {PUBLISHED[name].local})."
     )
 
 

@@ -17,6 +17,7 @@ from clawgym.cli.gateway import gateway_command
 from clawgym.cli.train import train_command
 from clawgym.cli.verify import verify_command
 from clawgym.cli.watch import watch_command
+from clawgym.console import Console, guard_streams
 from clawgym.errors import ClawGymError
 
 __all__ = ["app", "main"]
@@ -51,14 +52,15 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
     if version:
         from clawgym import __version__
 
-        typer.echo(__version__)
+        Console().say(__version__)
         raise typer.Exit
 
 
 def main() -> None:
     """Entry point: our own errors are one line, not a traceback."""
+    guard_streams()
     try:
         app()
     except ClawGymError as error:
-        typer.echo(f"clawgym: {error}", err=True)
+        Console(stderr=True).say(f"clawgym: {error}")
         sys.exit(2)

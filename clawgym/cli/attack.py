@@ -73,10 +73,9 @@ async def _scores(
     concurrency: int | None,
 ) -> int:
     """0 if every task was attacked and nothing was earned that must not be, 130 when interrupted, else 1."""
-    from rich.console import Console
-
     from clawgym.cli.audit import TaskProgress
     from clawgym.cli.eval import stop_on_signals
+    from clawgym.console import Console
     from clawgym.evaluation import attack as attacks
     from clawgym.evaluation.attack_rates import attack_view
     from clawgym.sandbox import backend as make_backend
@@ -88,7 +87,7 @@ async def _scores(
     folder = out or default_out(name, n, exploits, baseline)
     console = Console(stderr=True)
     stop = asyncio.Event()
-    stop_on_signals(stop, console.print)
+    stop_on_signals(stop, console.say)
     backend = make_backend(backend_name)
     try:
         found = await attacks.attack(
@@ -106,24 +105,22 @@ async def _scores(
     shown = Console()
     wide = shown if shown.is_terminal else Console(width=200)  # a table in a file is not folded
     wide.print(attack_view(found))
-    shown.print(str(folder / attacks.ATTACK), markup=False, highlight=False, soft_wrap=True)
+    shown.say(str(folder / attacks.ATTACK))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
     if found.complete:
         return int(bool(found.failures))
-    again = "clawgym " + shlex.join(sys.argv[1:])
-    console.print(f"{found.attacked} tasks attacked. Continue with:\n  {again}", markup=False, soft_wrap=True)
+    console.say(f"{found.attacked} tasks attacked. Continue with:")
+    console.say("  clawgym " + shlex.join(sys.argv[1:]))
     for task, why in list(found.infra.items())[:3]:
-        console.print(f"  {task}: {why.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
+        console.say(f"  {task}: {why.strip().splitlines()[-1]}")
     return 130 if stop.is_set() else 1
 
 
 def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
     """0 if nothing is open but what was declared, 1 if something is, or no backend could be attacked."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+    from clawgym.console import Console, progress
     from clawgym.evaluation import escape
     from clawgym.evaluation.escape.table import lines, table
     from clawgym.sandbox import BACKENDS
@@ -135,16 +132,15 @@ def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
             make_backend(name)  # says what there is
             raise typer.BadParameter(f"{name}: attack the sandboxes of a node there: `clawgym attack --sandbox`")
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*shown, console=console) as progress:
+    with progress(console, transient=False) as shown:
         tasks: dict[str, TaskID] = {}
 
         def watch(name: str, finding: escape.Finding, done: int, total: int) -> None:
             if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
+                tasks[name] = shown.add_task(name, total=total)
                 if not console.is_terminal:
-                    console.print(f"{name}: {total} probes")
-            progress.update(tasks[name], completed=done, description=f"{name}: {finding.probe}")
+                    console.say(f"{name}: {total} probes")
+            shown.update(tasks[name], completed=done, description=f"{name}: {finding.probe}")
 
         columns = asyncio.run(escape.attack_all(names, watch=watch))
     real = [column for column in columns if not column.baseline]
@@ -154,12 +150,10 @@ def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(text + "\n")
     out = Console()
-    out.print(
-        f"Linux {platform.release()}, {platform.machine()}, {'root' if os.geteuid() == 0 else 'an ordinary user'}"
-    )
+    out.say(f"Linux {platform.release()}, {platform.machine()}, {'root' if os.geteuid() == 0 else 'an ordinary user'}")
     printed = table(columns)
     wide = out if out.is_terminal else Console(width=200)  # a table in a file is not folded
     wide.print(printed)
     for line in lines(columns):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.say(line)
     return 1 if any(column.unexpected for column in real) or not any(column.findings for column in real) else 0

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
+    from clawgym.console import Console
     from clawgym.evaluation.findings import Audit
     from clawgym.evaluation.progress import Ledger
     from clawgym.records import TaskSet
@@ -60,14 +61,13 @@ def default_out(taskset: str, sample: int | None, seed: int) -> Path:
 
 async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | None) -> int:
     """Exit code: 0 if every task has a record and none is broken, 130 when interrupted, else 1."""
-    from rich.console import Console
-
     from clawgym.cli.eval import stop_on_signals
+    from clawgym.console import Console
     from clawgym.evaluation.audit import AUDIT, CLEAN, audit
 
     console = Console(stderr=True)
     stop = asyncio.Event()
-    stop_on_signals(stop, console.print)
+    stop_on_signals(stop, console.say)
     try:
         view = TaskProgress(console, "auditing")
         found = await audit(tasks, backend, out, concurrency=concurrency, progress=view, stop=stop)
@@ -75,16 +75,15 @@ async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | N
         await backend.aclose()
     shown = Console()
     shown.print(_view(found))
-    shown.print(f"{out / AUDIT}\n{out / CLEAN}", markup=False, highlight=False, soft_wrap=True)
+    shown.say(str(out / AUDIT))
+    shown.say(str(out / CLEAN))
     if found.complete:
         return int(found.broken)
     missing = len(tasks) - len(found.tasks) - len(found.unsupported)
-    again = "clawgym " + shlex.join(sys.argv[1:])
-    console.print(
-        f"{missing} of {len(tasks)} tasks have no record. Continue with:\n  {again}", markup=False, soft_wrap=True
-    )
+    console.say(f"{missing} of {len(tasks)} tasks have no record. Continue with:")
+    console.say("  clawgym " + shlex.join(sys.argv[1:]))
     for task, why in list(found.infra.items())[:3]:
-        console.print(f"  {task}: {why.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
+        console.say(f"  {task}: {why.strip().splitlines()[-1]}")
     return 130 if stop.is_set() else 1
 
 
@@ -92,11 +91,10 @@ class TaskProgress:
     """A bar on a terminal, else a line every tenth (:class:`~clawgym.evaluation.progress.ProgressView`)."""
 
     def __init__(self, console: Console, doing: str) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from clawgym.console import progress
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._console = console
-        self._bar = Progress(*columns, console=console, transient=True)
+        self._bar = progress(console)
         self._doing = doing
         self._task = self._bar.add_task(doing, total=None)
         self._done = self._total = self._infra = 0
@@ -106,7 +104,7 @@ class TaskProgress:
         self._done = sum(key in folder.done for key in folder.latest)
         self._total = self._done + to_run
         if self._done:
-            self._console.print(f"Continuing: {self._done} of {self._total} tasks are already there.", markup=False)
+            self._console.say(f"Continuing: {self._done} of {self._total} tasks are already there.")
         self._bar.update(self._task, total=self._total, completed=self._done)
         if self._console.is_terminal:
             self._bar.start()
@@ -123,15 +121,14 @@ class TaskProgress:
         if not self._console.is_terminal and (self._done == self._total or self._done % max(1, self._total // 10) == 0):
             faults = f", {self._infra} host faults" if self._infra else ""
             seconds = time.monotonic() - self._began
-            self._console.print(f"{self._done}/{self._total} tasks, {seconds:.0f} s{faults}", highlight=False)
+            self._console.say(f"{self._done}/{self._total} tasks, {seconds:.0f} s{faults}")
 
     def stop(self, hopeless: str | None) -> None:
         self._bar.stop()
         if hopeless:
-            self._console.print(
+            self._console.say(
                 f"Stopped: too many host failures in a row ({hopeless.strip().splitlines()[-1]}). Mend that, then run "
                 "the same command to continue.",
-                markup=False,
                 style="bold red",
             )
 
@@ -140,13 +137,17 @@ def _view(found: Audit) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from clawgym.visible import visible
+
     kept = sum(not task.flaws for task in found.tasks)
     lines = [Text(f"{len(found.tasks)} tasks audited, {kept} without a flaw", style="bold")]
     if seconds := found.seconds:
         lines.append(Text("one grading: " + ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in seconds.items())))
     if found.unsupported:
         lines.append(Text(f"{len(found.unsupported)} cannot run here", style="yellow"))
-    lines += [Text(f"unreadable: {where}: {why}", style="yellow") for where, why in found.task_set.problems.items()]
+    lines += [
+        Text(visible(f"unreadable: {where}: {why}"), style="yellow") for where, why in found.task_set.problems.items()
+    ]
     return Group(_policies(found), _flaws(found), *_worst(found), *lines)
 
 
@@ -197,6 +198,7 @@ def _worst(found: Audit) -> list[RenderableType]:
     from rich.text import Text
 
     from clawgym.evaluation.findings import FLAWS
+    from clawgym.visible import visible
 
     breaking = {flaw.name for flaw in FLAWS if flaw.breaks}
     flawed = [(task, task.flaws) for task in found.tasks if task.flaws]
@@ -213,8 +215,8 @@ def _worst(found: Audit) -> list[RenderableType]:
         box=box.SIMPLE_HEAD,
     )
     for task, flaws in flawed[:_WORST]:
-        what = Text("\n").join(Text(f"{name}: {_short(text)}") for name, text in flaws.items())
-        table.add_row(Text(task.task), f"{task.floor:.2f}", what)
+        what = Text("\n").join(Text(visible(f"{name}: {_short(text)}")) for name, text in flaws.items())
+        table.add_row(Text(visible(task.task)), f"{task.floor:.2f}", what)
     return [table]
 
 

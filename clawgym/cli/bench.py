@@ -6,13 +6,13 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from clawgym.console import Console, Progress
     from clawgym.trainers.config import TrainConfig
 
 __all__ = ["app"]
@@ -64,45 +64,41 @@ def personal(
 
 
 async def _run(config: TrainConfig, out: Path, methods: list[Any], seeds: int) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from clawgym.cli.eval import stop_on_signals
+    from clawgym.console import Console, progress
     from clawgym.trainers.local.personal import bench
 
     console = Console(stderr=True)
     stop = asyncio.Event()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        stop_on_signals(stop, lambda text: console.print(text, markup=False))
-        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        told = _told(progress, say)
-        results = await bench(config, out, methods=methods, seeds=seeds, told=told, say=say, stop=stop)
+    with progress(console) as shown:
+        stop_on_signals(stop, console.say)
+        told = _told(shown, console)
+        results = await bench(config, out, methods=methods, seeds=seeds, told=told, say=console.say, stop=stop)
     _show(results)
-    console.print(f"report: {out / 'report.md'}", markup=False, highlight=False, soft_wrap=True)
+    console.say(f"report: {out / 'report.md'}")
     if stop.is_set():
-        again = "clawgym " + shlex.join(sys.argv[1:])
-        console.print(f"Stopped. Continue with:\n  {again}", markup=False, soft_wrap=True)
+        console.say("Stopped. Continue with:")
+        console.say("  clawgym " + shlex.join(sys.argv[1:]))
         return 130
     return 0
 
 
-def _told(progress: Any, say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+def _told(shown: Progress, console: Console) -> Callable[[str, int, int], None]:
     """A bar on a terminal, else a line for each tenth."""
-    bar = progress.add_task("starting")
+    bar = shown.add_task("starting")
 
     def told(what: str, done: int, total: int) -> None:
-        progress.update(bar, description=what, completed=done, total=total)
-        if progress.disable and (done == total or done % max(1, total // 10) == 0):
-            say(f"{what} ({done} of {total})")
+        shown.update(bar, description=what, completed=done, total=total)
+        if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+            console.say(f"{what} ({done} of {total})")
 
     return told
 
 
 def _show(results: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from clawgym.console import Console
     from clawgym.trainers.local.personal_report import by_method, shown
 
     table = Table(*_COLUMNS)

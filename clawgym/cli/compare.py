@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -21,14 +20,12 @@ def compare_command(
     Ends with 0 when it could say something, that no difference was found included, and with 2 when it refuses: more
     than 2% host faults in a run, under six tasks in common, or results that do not fit their receipt.
     """
+    from clawgym.console import Console
     from clawgym.evaluation.compare import compare
+    from clawgym.evaluation.terminal import comparison_view
 
     comparison = compare(first, second)
     if as_json:
-        typer.echo(json.dumps(comparison.to_dict(), indent=2))
-        return
-    from rich.console import Console
-
-    from clawgym.evaluation.terminal import comparison_view
-
-    Console().print(comparison_view(comparison))
+        Console().json(comparison.to_dict())
+    else:
+        Console().print(comparison_view(comparison))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from clawgym.console import Console
 
 __all__ = ["demo"]
 
@@ -24,8 +24,7 @@ def demo(
     """Grade three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
     that does nothing. Then a model made from scratch imitates some demonstrations, and learns from rewards. Shows the
     ranking, the curve and the paths of the reports."""
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_view
 
     runs = [out / agent for agent in AGENTS]
@@ -33,7 +32,7 @@ def demo(
     console = Console()
     console.print(to_view(rank([load_entry(run) for run in runs], "strict")))
     for run in runs:
-        console.print(f"report: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"report: {run / 'report.html'}")
     _learn(out, backend, console)
 
 
@@ -52,22 +51,21 @@ def _learn(out: Path, backend: str, console: Console) -> None:
         if status:
             raise typer.Exit(status)
     except MissingDependency as error:
-        console.print(f"no training: {error}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"no training: {error}")
         return
     for title, run in (("imitation", begun), ("reinforcement", learnt)):
         rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text("utf-8").splitlines()]
         for row in rows:
             if row["split"] == "validation":
                 line = f"{title:>13} {row['step']:4}  {row['score']:4.0%} {'█' * round(40 * row['score'])}"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"report: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+                console.say(line)
+        console.say(f"report: {run / 'report.html'}")
 
 
 async def _run(plan: list[tuple[str, Path]], backend: str) -> None:
-    from rich.console import Console
-
     from clawgym.agents import make_agent
     from clawgym.cli.eval import floors_with_progress
+    from clawgym.console import Console
     from clawgym.evaluation.progress import RichProgress
     from clawgym.evaluation.runner import EvalConfig, evaluate
     from clawgym.sandbox import backend as make_backend
@@ -82,7 +80,7 @@ async def _run(plan: list[tuple[str, Path]], backend: str) -> None:
         for name, run in plan:
             agent = make_agent(name)
             config = EvalConfig(task_set, agent, boxes, run, floors=floors)
-            console.print(f"{name} on {task_set.name} ({len(task_set)} tasks)", highlight=False)
+            console.say(f"{name} on {task_set.name} ({len(task_set)} tasks)")
             await evaluate(config, progress=RichProgress(console))
             await agent.aclose()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import logging
 import os
 import platform
@@ -18,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from clawgym.console import Console
 from clawgym.errors import ClawGymError
 
 __all__ = ["Finding", "doctor", "examine"]
@@ -206,15 +206,16 @@ def doctor(
     """Say what works here and how to mend what does not. Exit status 1 if nothing can run."""
     logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # what a backend warns of, the report says
     findings = _verl() if verl else examine()
+    out = Console()
     if as_json:
         rows = [{k: getattr(f, k) for k in Finding.__slots__} for f in findings]
-        typer.echo(json.dumps(rows, indent=2))
+        out.json(rows)
     else:
         width = max(len(f.what) for f in findings)
         for f in findings:
-            typer.echo(f"{'ok ' if f.ok else 'NO '} {f.what:<{width}}  {f.detail}")
+            out.say(f"{'ok ' if f.ok else 'NO '} {f.what:<{width}}  {f.detail}")
             for note in f.notes:
-                typer.echo(f"    {'':<{width}}  - {note}")
+                out.say(f"    {'':<{width}}  - {note}")
             if f.mend:
-                typer.echo(f"    {'':<{width}}  mend: {f.mend}")
+                out.say(f"    {'':<{width}}  mend: {f.mend}")
     raise typer.Exit(1 if any(f.needed and not f.ok for f in findings) else 0)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.runner import EvalConfig
     from clawgym.evaluation.summary import Summary
     from clawgym.records import TaskSet
@@ -92,14 +91,13 @@ def default_out(
 
 async def _run(config: EvalConfig) -> int:
     """Exit code: 0 when every episode has a result, 130 when interrupted, else 1."""
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.progress import RichProgress
     from clawgym.evaluation.runner import evaluate
 
     console = Console(stderr=True)
     stop = asyncio.Event()
-    stop_on_signals(stop, console.print)
+    stop_on_signals(stop, console.say)
     try:
         await config.backend.probe()
         config = dataclasses.replace(
@@ -113,28 +111,23 @@ async def _run(config: EvalConfig) -> int:
     if summary.complete:
         return 0
     for cause, count in list(summary.infra_causes.items())[:3]:
-        console.print(f"infra, {count} attempts: {cause}", markup=False, soft_wrap=True)
+        console.say(f"infra, {count} attempts: {cause}")
     if summary.infra_causes:
-        console.print(f"Each has an error.log below {config.out / 'episodes'}.", markup=False, soft_wrap=True)
-    again = "clawgym " + shlex.join(sys.argv[1:])
-    console.print(
-        f"{len(summary.missing)} of {summary.planned} episodes have no result. Continue with:\n  {again}",
-        markup=False,
-        soft_wrap=True,
-    )
+        console.say(f"Each has an error.log below {config.out / 'episodes'}.")
+    console.say(f"{len(summary.missing)} of {summary.planned} episodes have no result. Continue with:")
+    console.say("  clawgym " + shlex.join(sys.argv[1:]))
     return 130 if stop.is_set() else 1
 
 
 async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Console) -> dict[str, float]:
     """The floors of ``task_set``; those not known yet are measured under a progress bar."""
-    from rich.progress import Progress
-
+    from clawgym.console import progress
     from clawgym.evaluation.floors import measure_floors
 
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("what doing nothing pays", total=None)
+    with progress(console) as shown:
+        bar = shown.add_task("what doing nothing pays", total=None)
         return await measure_floors(
-            task_set, backend, lambda done, total: progress.update(bar, completed=done, total=total)
+            task_set, backend, lambda done, total: shown.update(bar, completed=done, total=total)
         )
 
 
@@ -156,11 +149,10 @@ def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
 
 
 def _show(config: EvalConfig, summary: Summary) -> None:
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.terminal import summary_view
 
     console = Console()
     label = f"{config.task_set.name} · {config.agent.name}"
     console.print(summary_view(summary, label))
-    console.print(f"report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    console.say(f"report: {config.out / 'report.html'}")

@@ -86,6 +86,7 @@ async def _serve(
     control_at: Path | None,
 ) -> None:
     from clawgym.cli.eval import stop_on_signals
+    from clawgym.console import Console
     from clawgym.gateway.control import Control
     from clawgym.gateway.server import Gateway
     from clawgym.pool import Pool
@@ -98,7 +99,7 @@ async def _serve(
         except (OSError, ssl.SSLError) as error:
             raise GatewayError(f"{tls_cert}, {tls_key}: no certificate and key ({error}): give PEM files") from error
     stop = asyncio.Event()
-    stop_on_signals(stop, lambda text: typer.echo("Stopping: turns under way are recorded as aborted.", err=True))
+    stop_on_signals(stop, lambda _: Console(stderr=True).say("Stopping: turns under way are recorded as aborted."))
     async with contextlib.AsyncExitStack() as stack:
         engine = _engine(upstream, model, url, tokenizer)
         stack.push_async_callback(engine.aclose)
@@ -110,8 +111,15 @@ async def _serve(
         await control.listen(path=socket)
         opened = await gateway.open_session(channel="online")
         _settle_garbage()
-        typer.echo(f"base_url:  {gateway.base_url(opened)}\napi_key:   {opened.secret}")
-        typer.echo(f"control:   {socket}\ntoken:     {socket}.token\npool:      {pool_at}")
+        out = Console()
+        for name, value in (
+            ("base_url", gateway.base_url(opened)),
+            ("api_key", opened.secret),
+            ("control", socket),
+            ("token", f"{socket}.token"),
+            ("pool", pool_at),
+        ):
+            out.say(f"{name + ':':<11}{value}")
         await stop.wait()
 
 

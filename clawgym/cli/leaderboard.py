@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,14 +25,15 @@ def show(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Rank run folders; runs over different tasks get boards of their own."""
+    from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_json, to_markdown, to_view
 
     boards = rank([load_entry(run) for run in runs], by)
+    out = Console()
     if as_json:
-        typer.echo(json.dumps(to_json(boards), indent=2))
+        out.json(to_json(boards))
     elif as_markdown:
-        typer.echo(to_markdown(boards), nl=False)
+        for line in to_markdown(boards).removesuffix("\n").split("\n"):
+            out.say(line)
     else:
-        from rich.console import Console
-
-        Console().print(to_view(boards))
+        out.print(to_view(boards))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -37,8 +36,7 @@ def check(
     Ends with 0 only if every episode is exact, else with 1. Reads pools and their parquet, ATIF, and the JSON lines and
     parquet of verl, slime, Claw-R1, Agent Lightning, NeMo Gym and others.
     """
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.pool.check import check as apply
     from clawgym.pool.tokenizer import load
     from clawgym.pool.traces import read_traces
@@ -53,15 +51,17 @@ def check(
     exact = bool(verdicts) and all(verdict.status == "exact" for verdict in verdicts)
     if as_json:
         rows = [{"status": verdict.status, **asdict(verdict)} for verdict in verdicts]
-        typer.echo(json.dumps({"exact": exact, "episodes": rows}, indent=2))
+        Console().json({"exact": exact, "episodes": rows})
     else:
         _show(verdicts, tokenizer is not None)
     raise typer.Exit(0 if exact else 1)
 
 
 def _show(verdicts: list[Verdict], with_texts: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from clawgym.console import Console
+    from clawgym.visible import visible
 
     console = Console()
     order = {"broken": 0, "unproved": 1, "exact": 2}
@@ -73,14 +73,14 @@ def _show(verdicts: list[Verdict], with_texts: bool) -> None:
     table.add_column("why", overflow="fold")
     for verdict in sorted(verdicts, key=lambda v: order[v.status])[:_SHOWN]:
         numbers = (verdict.turns, verdict.sampled, verdict.branches, verdict.reencoded)
-        table.add_row(verdict.episode, verdict.status, *(f"{n:,}" for n in numbers), _why(verdict))
+        table.add_row(visible(verdict.episode), verdict.status, *(f"{n:,}" for n in numbers), visible(_why(verdict)))
     console.print(table)
     if len(verdicts) > _SHOWN:
-        console.print(f"and {len(verdicts) - _SHOWN:,} more; --json shows them all", highlight=False)
+        console.say(f"and {len(verdicts) - _SHOWN:,} more; --json shows them all")
     counts = Counter(verdict.status for verdict in verdicts)
     said = ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status]) or "no episodes"
     texts = "" if with_texts else "; ids were not compared with texts (--tokenizer)"
-    console.print(f"{said}{texts}", highlight=False)
+    console.say(f"{said}{texts}")
 
 
 def _why(verdict: Verdict) -> str:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from clawgym.console import Console, progress
 from clawgym.errors import TaskError
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def swe(
         journal = Journal.open(folder / "journal.jsonl", head)
         site = prepare(lock)
         for name in left_out:
-            err.print(f"left out: {escape(name)} has no pure-Python wheel; tests that import it do not take part")
+            err.say(f"left out: {name} has no pure-Python wheel; tests that import it do not take part")
 
         async def made(boxes: Backend) -> Recipe:
             return await make(
@@ -104,21 +102,19 @@ async def _in_boxes(name: str, work: Callable[[Backend], Awaitable[Recipe]]) -> 
 def _told(recipe: Recipe, journal: Journal, folder: Path) -> None:
     found = Counter(row.get("why", "kept") for key, row in journal.rows.items() if key != "baseline")
     why = ", ".join(f"{what} {count}" for what, count in found.most_common())
-    out.print(
+    out.say(
         f"{len(recipe.instances)} instances of {recipe.project} {recipe.version} ({recipe.licence}), "
-        f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s a run; tried {recipe.tried}: {why}",
-        highlight=False,
+        f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s a run; tried {recipe.tried}: {why}"
     )
-    out.print(f"Try them: clawgym tasks validate {escape(str(folder))}/tasks", highlight=False)
+    out.say(f"Try them: clawgym tasks validate {folder}/tasks")
 
 
 @contextlib.contextmanager
 def _shown(number: int) -> Iterator[Tell]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
-        bar = progress.add_task("", total=number)
+    with progress(err) as shown:
+        bar = shown.add_task("", total=number)
 
         def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total or None)
+            shown.update(bar, description=what, completed=done, total=total or None)
 
         yield tell

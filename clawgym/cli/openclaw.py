@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawgym.console import Console, progress
+
 if TYPE_CHECKING:
     from clawgym.cache import Progress
 
@@ -29,15 +31,15 @@ def install(
     from clawgym.agents.openclaw import install as openclaw
 
     version = version or openclaw.DEFAULT_VERSION
-    with _shown() as progress:
+    with _shown() as tell:
         if check:
             copy = openclaw.installed(version)
-            openclaw.verify(copy, progress=progress)
+            openclaw.verify(copy, progress=tell)
         else:
-            copy = openclaw.install(version, progress=progress)
+            copy = openclaw.install(version, progress=tell)
     if version not in openclaw.TESTED:
-        typer.echo(f"not tried with ClawGym; tried are {', '.join(openclaw.TESTED)}", err=True)
-    typer.echo(f"OpenClaw {copy.version} on Node {copy.node_version}, every file as it was installed: {copy.folder}")
+        Console(stderr=True).say(f"not tried with ClawGym; tried are {', '.join(openclaw.TESTED)}")
+    Console().say(f"OpenClaw {copy.version} on Node {copy.node_version}, every file as it was installed: {copy.folder}")
 
 
 @app.command()
@@ -53,30 +55,26 @@ def image(
     """Make an image that has an OpenClaw of its own fit for boxes; the one it is made from stays as it is."""
     from clawgym.agents.openclaw.image import add_to_docker_image, make_rootfs
 
-    with _shown() as progress:
+    with _shown() as tell:
         if os.path.exists(source):
-            layout = make_rootfs(Path(source), Path(to).resolve(), progress=progress)
+            layout = make_rootfs(Path(source), Path(to).resolve(), progress=tell)
             to = str(Path(to).resolve())
         else:
-            layout = add_to_docker_image(source, to, progress=progress)
-    typer.echo(f"OpenClaw {layout.version} ({layout.node} {layout.entry}) in the image {to}")
+            layout = add_to_docker_image(source, to, progress=tell)
+    Console().say(f"OpenClaw {layout.version} ({layout.node} {layout.entry}) in the image {to}")
 
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
     """A bar on a terminal; elsewhere a line where something new begins."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress(console) as bar:
         task, now = bar.add_task("", total=None), ""
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal now
             if what != now and not console.is_terminal:
-                console.print(what, markup=False, highlight=False)
+                console.say(what)
             if what != now:
                 bar.reset(task, description=what)
             now = what

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from clawgym.console import Console
 
 if TYPE_CHECKING:
     from clawgym.pool import Pool
@@ -34,14 +35,12 @@ def stats(where: Where, as_json: Annotated[bool, typer.Option("--json", help="Pr
     """Count what a pool holds, and what became of it."""
     with _open(where) as pool:
         found = pool.stats()
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    from rich.console import Console
-
     console = Console()
+    if as_json:
+        console.json(found)
+        return
     for line in _lines(found):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -85,7 +84,7 @@ def export_command(
         count = export(
             pool, out, format=cast("Format", format), channel=channel, task_id=task, outcome=outcome, progress=progress
         )
-    typer.echo(f"{out}: {count:,} episodes")
+    Console().say(f"{out}: {count:,} episodes")
 
 
 @app.command("import")
@@ -97,7 +96,7 @@ def import_command(
 
     with _open(where, make=True) as pool, _Counter("imported") as progress:
         done = import_(pool, file, progress=progress)
-    typer.echo(
+    Console().say(
         f"{where if '://' not in where else pool.name}: {done.episodes:,} episodes with {done.turns:,} turns, "
         f"{done.flawed:,} of them flawed; {done.known:,} episodes were there already"
     )
@@ -107,8 +106,6 @@ class _Counter:
     """A line that counts, on a terminal only."""
 
     def __init__(self, what: str) -> None:
-        from rich.console import Console
-
         self._status = Console(stderr=True).status(f"{what}: 0")
         self._what = what
 

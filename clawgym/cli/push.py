@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from clawgym.console import Console
+
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Put what a run made on the Hugging Face Hub.")
@@ -36,13 +38,15 @@ def checkpoint(
         from clawgym import hub
     except ImportError as error:
         raise MissingDependency(f"pushing needs huggingface_hub ({error}): pip install 'clawgym[hub]'") from error
+    out = Console()
     with hub.plan_push(hub.read_checkpoint(run, checkpoint), merge=merge) as plan:
         for note in plan.notes:
-            typer.echo(f"note: {note}", err=True)
+            Console(stderr=True).say(f"note: {note}")
         if dry_run:
             for upload in plan.uploads:
-                typer.echo(f"{upload.size:>14,}  {upload.path}")
-            typer.echo(f"\n{plan.card}")
+                out.say(f"{upload.size:>14,}  {upload.path}")
+            for line in ("", *plan.card.split("\n")):
+                out.say(line)
             return
         pushed = hub.push(plan, repo, public=public)
-    typer.echo(f"{pushed.url}: {'commit ' + pushed.commit if pushed.changed else 'nothing has changed, no commit'}")
+    out.say(f"{pushed.url}: {'commit ' + pushed.commit if pushed.changed else 'nothing has changed, no commit'}")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from clawgym.cli import make
+from clawgym.console import Console, progress
 from clawgym.evaluation.validate import TIMES, WRONG_BELOW, Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, write
 from clawgym.tasks.scaffold import new_task
 from clawgym.tasks.sets import about
+from clawgym.visible import visible
 
 app = typer.Typer(
     help="List, show, validate, convert and start tasks.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -33,14 +32,9 @@ TaskSetName = Annotated[str, typer.Argument(help="A set's name, a pack (NAME:spl
 FormatName = Literal["clawgym", "rows", "harbor"]
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, transient=True)
-
-
 def _print_problems(tasks: TaskSet) -> None:
     for where, problem in tasks.problems.items():
-        err.print(f"[yellow]{escape(where)}[/yellow]: {escape(problem)}")
+        err.say(f"{where}: {problem}", style="yellow")
 
 
 @app.command("list")
@@ -62,17 +56,18 @@ def show(
     tasks = load(taskset, ids=[task_id] if task_id else None)
     found = _task_summary(tasks.tasks[0]) if task_id else _set_summary(tasks)
     if as_json:
-        out.print_json(json.dumps(found))
+        out.json(found)
         return
     instruction = found.pop("instruction", None)
     table = Table("", Column(overflow="fold"), show_header=False, box=None)
     for key, value in found.items():
-        text = "\n".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        table.add_row(f"[bold]{key}", escape("\n".join(map(str, text)) if isinstance(text, list) else str(text)))
+        lines = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else value
+        lines = lines if isinstance(lines, list) else [lines]
+        table.add_row(Text(key, "bold"), "\n".join(visible(str(line)) for line in lines))
     out.print(table)
     if instruction:
         out.rule("instruction")
-        out.print(escape(instruction))
+        out.print(instruction)
 
 
 def _set_summary(tasks: TaskSet) -> dict[str, Any]:
@@ -121,12 +116,12 @@ def prepare(
 
     found = [folder] if is_task(folder) else [entry for entry in sorted(folder.iterdir()) if is_task(entry)]
     locks = {lock.digest: lock for task in found for lock in read_locks(task)}
-    with _progress() as progress:
-        bar = progress.add_task("preparing", total=len(locks))
+    with progress(err) as shown:
+        bar = shown.add_task("preparing", total=len(locks))
         for lock in locks.values():
-            make_layer(lock, progress=lambda what, *_: progress.update(bar, description=what))
-            progress.advance(bar)
-    out.print(f"{len(found)} tasks, {len(locks)} layers: all there")
+            make_layer(lock, progress=lambda what, *_: shown.update(bar, description=what))
+            shown.advance(bar)
+    out.say(f"{len(found)} tasks, {len(locks)} layers: all there")
 
 
 @app.command()
@@ -143,12 +138,12 @@ def validate(
     findings = asyncio.run(_validate(tasks, backend, jobs))
     bad = [finding for finding in findings if finding.status in ("fail", "infra")]
     for finding in bad:
-        out.print(f"[red]{finding.status}[/red] {escape(finding.task_id)} {finding.rule}: {escape(finding.detail)}")
+        out.say(f"{finding.status} {finding.task_id} {finding.rule}: {finding.detail}", style="red")
     counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
-    out.print(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}", soft_wrap=True)
+    out.say(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}")
     rule = f"oracle {TIMES} times 1; noop {TIMES} times, and what is wrong, strict 0 and official below {WRONG_BELOW}"
-    out.print(f"asked for: {rule}; the same checks each time", soft_wrap=True)
+    out.say(f"asked for: {rule}; the same checks each time")
     if bad or tasks.problems:
         raise typer.Exit(1)
 
@@ -160,13 +155,13 @@ async def _validate(tasks: TaskSet, backend_name: str, jobs: int) -> list[Findin
     slots = asyncio.Semaphore(jobs)
     try:
         await boxes.probe()
-        with _progress() as progress:
-            bar = progress.add_task("validating", total=len(tasks))
+        with progress(err) as shown:
+            bar = shown.add_task("validating", total=len(tasks))
 
             async def one(task: Task) -> list[Finding]:
                 async with slots:
                     findings = await validate_task(task, boxes)
-                progress.advance(bar)
+                shown.advance(bar)
                 return findings
 
             return [finding for found in await asyncio.gather(*map(one, tasks.tasks)) for finding in found]
@@ -197,10 +192,10 @@ def export(
 def _convert(source: str, dest: Path, format: FormatName) -> None:
     tasks = load(source)
     _print_problems(tasks)
-    with _progress() as progress:
-        bar = progress.add_task("writing", total=len(tasks))
-        count = write(tasks.tasks, dest, format, on_task=lambda _: progress.advance(bar))
-    out.print(f"{count} tasks written to {escape(str(dest))}")
+    with progress(err) as shown:
+        bar = shown.add_task("writing", total=len(tasks))
+        count = write(tasks.tasks, dest, format, on_task=lambda _: shown.advance(bar))
+    out.say(f"{count} tasks written to {dest}")
     if tasks.problems:
         raise typer.Exit(1)
 
@@ -212,4 +207,4 @@ def new(
     """Start a task: a small one that works, to change step by step."""
     new_task(path)
     shown = path if path.is_absolute() else f"./{path}"
-    out.print(f"{escape(str(path))} is a working task. Change it, then: clawgym tasks validate {escape(str(shown))}")
+    out.say(f"{path} is a working task. Change it, then: clawgym tasks validate {shown}")

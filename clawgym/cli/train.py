@@ -70,9 +70,8 @@ def _needed() -> None:
 
 
 async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
-    from rich.console import Console
-
     from clawgym.cli.eval import stop_on_signals
+    from clawgym.console import Console
     from clawgym.trainers.local.tracking import LiveView, PlainView
 
     console = Console(stderr=True)
@@ -91,17 +90,19 @@ async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) 
             from clawgym.trainers.local.main import train
 
             await train(config, folder, method, view=view, stop=stop)
-    console.print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    console.say(f"report: {folder / 'report.html'}")
     if stop.is_set():
-        again = "clawgym " + shlex.join(sys.argv[1:])
-        console.print(f"Stopped. Continue with:\n  {again}", markup=False, soft_wrap=True)
+        console.say("Stopped. Continue with:")
+        console.say("  clawgym " + shlex.join(sys.argv[1:]))
         return 130
     return 0
 
 
 def _show(about: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from clawgym.console import Console
+    from clawgym.visible import visible
 
     table = Table(show_header=False, box=None)
     for name, value in about.items():
@@ -109,7 +110,7 @@ def _show(about: Mapping[str, Any]) -> None:
             continue
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
         if shown not in (None, ""):
-            table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+            table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else visible(str(shown)))
     for name, size in about["memory_bytes"].items():
         table.add_row(name, f"{size / 2**20:,.0f} MiB")
     table.add_row("in all, about", f"{sum(about['memory_bytes'].values()) / 2**20:,.0f} MiB")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +12,7 @@ import typer
 from clawgym.cli.eval import stop_on_signals
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.progress import Ledger
     from clawgym.evaluation.verify import Verification
     from clawgym.records import TaskSet
@@ -54,19 +52,18 @@ def tasks_of(run: RunFolder, bench: str | None) -> TaskSet:
             raise
         raise TaskSetNotFound(
             f"the tasks of {run.path} ({name or 'unnamed'}) are not found: name them, or the folder they are in, with "
-            f"--bench\n({error})"
+            f"--bench ({error})"
         ) from error
 
 
 async def _run(run: RunFolder, task_set: TaskSet, backend: str | None, concurrency: int | None, as_json: bool) -> int:
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.verify import verify
     from clawgym.sandbox import backend as make_backend
 
     console = Console(stderr=True)
     stop = asyncio.Event()
-    stop_on_signals(stop, console.print)
+    stop_on_signals(stop, console.say)
     made = make_backend(backend or str(run.receipt.isolation.get("backend") or "auto"))
     try:
         record = await verify(run, task_set, made, concurrency=concurrency, progress=_Progress(console), stop=stop)
@@ -77,31 +74,32 @@ async def _run(run: RunFolder, task_set: TaskSet, backend: str | None, concurren
 
 
 def _show(record: Verification, as_json: bool) -> None:
-    from rich.console import Console
-
+    from clawgym.console import Console
     from clawgym.evaluation.terminal import verification_lines
 
+    out = Console()
     if as_json:
-        typer.echo(json.dumps(record.to_dict(), indent=2))
+        out.json(record.to_dict())
         return
     for line in verification_lines(record):
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+        out.say(line)
 
 
 class _Progress:
     """A bar on a terminal, else a line every tenth; see :class:`~clawgym.evaluation.progress.ProgressView`."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import Progress
+        from clawgym.console import progress
 
-        self._bar = Progress(console=console, transient=True)
+        self._console = console
+        self._bar = progress(console)
         self._task = self._bar.add_task("grading again", total=None)
         self._total = self._done = 0
 
     def start(self, folder: Ledger, to_run: int) -> None:
         self._total = to_run
         self._bar.update(self._task, total=to_run)
-        if self._bar.console.is_terminal:
+        if self._console.is_terminal:
             self._bar.start()
 
     def running(self, now: int, limit: int) -> None: ...
@@ -109,15 +107,14 @@ class _Progress:
     def finished(self, row: Mapping[str, Any]) -> None:
         self._done += 1
         self._bar.advance(self._task)
-        if not self._bar.console.is_terminal and self._done % max(1, self._total // 10) == 0:
-            self._bar.console.print(f"graded again: {self._done}/{self._total}", markup=False, highlight=False)
+        if not self._console.is_terminal and self._done % max(1, self._total // 10) == 0:
+            self._console.say(f"graded again: {self._done}/{self._total}")
 
     def stop(self, hopeless: str | None) -> None:
         self._bar.stop()
         if hopeless:
-            self._bar.console.print(
+            self._console.say(
                 f"Stopped: too many host failures in a row ({hopeless}). Mend that, then run the same command to "
                 "continue.",
-                markup=False,
                 style="bold red",
             )

@@ -20,12 +20,13 @@ def watch_command(
 
     The address holds a secret and is for this machine alone. Ctrl-C ends the page; what runs does not notice.
     """
+    from clawgym.console import Console
     from clawgym.live.page import Page
     from clawgym.live.processes import Processes
 
     source = Processes(_process(what))
     page = Page(source)
-    typer.echo(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
+    Console().say(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1)  # not for ever: where another thread was given the signal, it is seen between two sleeps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ class Human:
     def show(self, task: str, step: int, action: Any, screen: np.ndarray) -> None:
         """Have the page show ``screen``, uint8 of shape (height, width, 3). Raises
         :class:`~clawgym.errors.MissingDependency` without Pillow."""
+        from clawgym.console import Console
         from clawgym.live.page import Page
         from clawgym.tools.computer import encoded
 
@@ -36,7 +36,7 @@ class Human:
         if self._page is None:
             encoded(screen)
             self._page = Page(self)
-            print(f"shown at {self._page.url}", file=sys.stderr, flush=True)
+            Console(stderr=True).say(f"shown at {self._page.url}")
 
     def all(self) -> list[dict[str, Any]]:
         """See :class:`~clawgym.live.page.Source`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.exploits import Exploit
 from clawgym.records import Outcome, Task, TaskSet
+from clawgym.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -176,7 +177,7 @@ def attack_view(found: Attack) -> RenderableType:
     ]
     if found.infra:
         lines.append(f"no result on {len(found.infra)} tasks (host faults)")
-    return Group(*tables, *map(Text, notes), *(Text(line, style="bold red") for line in lines))
+    return Group(*tables, *map(Text, notes), *(Text(visible(line), style="bold red") for line in lines))
 
 
 def _cell(rate: Rate | None) -> str:

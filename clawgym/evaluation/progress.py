@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from clawgym.evaluation import statistics
 from clawgym.evaluation.summary import UNSUPPORTED, cause, strict
 from clawgym.records import Outcome
+from clawgym.visible import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from clawgym.console import Console
 
 __all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration"]
 
@@ -100,7 +103,7 @@ class RichProgress:
         self._total = to_run + self._done
         self._began = self._said = time.monotonic()
         if self._done:
-            self._console.print(f"Continuing: {self._done} of {self._total} episodes are already there.", markup=False)
+            self._console.say(f"Continuing: {self._done} of {self._total} episodes are already there.")
         if self._console.is_terminal and to_run:
             from rich.live import Live
 
@@ -116,17 +119,16 @@ class RichProgress:
             now, step = time.monotonic(), max(1, self._total // 10)
             if self._ran == self._to_run or self._ran % step == 0 or now - self._said > self._every:
                 self._said = now
-                self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+                self._console.say(self._line())
 
     def stop(self, hopeless: str | None) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
         if hopeless:
-            self._console.print(
+            self._console.say(
                 f"Stopped: too many host or engine failures in a row ({hopeless}). Mend that, then run the same "
                 "command to continue.",
-                markup=False,
                 style="bold red",
             )
 
@@ -168,7 +170,7 @@ class RichProgress:
         return "  ".join(parts)
 
     def _top_causes(self) -> str:
-        return ", ".join(f"{count} {why[:40]}" for why, count in self._causes.most_common(4))
+        return ", ".join(f"{count} {visible(why[:40])}" for why, count in self._causes.most_common(4))
 
     def _panel(self) -> RenderableType:
         from rich.console import Group

@@ -2,8 +2,8 @@
 
 Invariants: nothing is loaded from anywhere (its Content-Security-Policy allows exactly the one style and
 the one script it carries, by hash); every text of a task, an agent or a verifier is hostile and reaches the
-page only escaped or through ``textContent``; its size is bounded: long texts are cut with a note that says
-where the whole is.
+page only escaped or through ``textContent``, its control and format characters as visible escapes; its size is
+bounded: long texts are cut with a note that says where the whole is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from clawgym.evaluation.progress import duration
 from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Step
 from clawgym.runs import RunFolder, safe_name
+from clawgym.visible import visible_value
 
 __all__ = ["render_report", "write_report"]
 
@@ -57,7 +58,7 @@ def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
     page = environment.get_template("report.html.j2")
     scores = summary.summarize(run)
     graded = [row for row in rows if row["outcome"] in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED)]
-    text = page.render(
+    return page.render(
         css=Markup(css),
         script=Markup(script),
         css_hash=_csp_hash(css),
@@ -80,13 +81,13 @@ def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
         whisker=charts.whisker,
         bar=charts.bar,
     )
-    return text.replace("\0", "\ufffd")
 
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
+        finalize=visible_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -114,7 +115,7 @@ def _csp_hash(text: str) -> str:
 
 def _script_json(value: Any) -> str:
     """JSON that cannot leave its ``<script>`` element."""
-    text = json.dumps(value, separators=(",", ":"))
+    text = json.dumps(visible_value(value), separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -10,6 +10,7 @@ from clawgym.evaluation.progress import duration
 from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import Scores, Summary
 from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
+from clawgym.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,14 +31,14 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(visible(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in ("episodes", "strict", "official", "corrected"):
         table.add_column(name, justify="right")
 
     def add(name: str, scores: Scores, *, last: bool = False, bold: bool = False) -> None:
         table.add_row(
-            Text(name),
+            Text(visible(name)),
             str(scores.episodes),
             _cell(scores.strict),
             _cell(scores.official),
@@ -50,7 +51,7 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
     for dimension, groups in summary.groups.items():
         for group in groups:
             add(f"level {group.name}" if dimension == "level" else group.name, group, last=group is groups[-1])
-    return Group(table, *(Text(line) for line in _lines(summary)))
+    return Group(table, *(Text(visible(line)) for line in _lines(summary)))
 
 
 def _lines(summary: Summary) -> list[str]:
@@ -96,7 +97,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
 
     a, b = comparison.a, comparison.b
     title = f"{b.name} ({b.run}) against {a.name} ({a.run}): {comparison.tasks} tasks, paired"
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(visible(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True, min_width=9)
     for name in ("first", "second", "change", "95% interval", "p"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -116,7 +117,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
     for why, tasks in comparison.left_out.items():
         shown = ", ".join(task[:60] for task in tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
         lines.append(f"left out, {why}: {shown}")
-    return Group(table, *(Text(line) for line in lines))
+    return Group(table, *(Text(visible(line)) for line in lines))
 
 
 def verification_lines(record: Verification, shown: int = 20) -> list[str]:

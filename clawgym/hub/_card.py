@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 
 from clawgym.hub._checkpoint import Checkpoint
 from clawgym.tasks.sets import PUBLISHED
+from clawgym.visible import visible, visible_value
 
 __all__ = ["CURVE", "card", "curve", "eval_results", "model_name", "portable"]
 
@@ -52,7 +53,7 @@ def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str
 
 def _cell(text: object) -> str:
     """A value inside a table of Markdown."""
-    return " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return visible(" ".join(str(text).split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _slug(text: str) -> str:
@@ -99,7 +100,10 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         base_model=base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None,
     )
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("clawgym.hub", "."), undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.PackageLoader("clawgym.hub", "."),
+        undefined=jinja2.StrictUndefined,
+        finalize=visible_value,
+        trim_blocks=True,
     )
     environment.filters["cell"] = _cell
     sets = [receipt.task_set] if receipt.task_set else []

@@ -236,9 +236,9 @@ def _check(uploads: Iterable[Upload], made: Checkpoint) -> None:
     found += find_secrets("receipt.json", json.dumps(made.receipt.config, indent=1, default=str))
     if found:
         raise HubError(
-            "nothing was uploaded, for what would be holds something secret:\n  "
-            + "\n  ".join(found[:10])
-            + "\ntake it out of the run folder, replace it where it was valid, and run the same command again"
+            "nothing was uploaded, for what would be holds something secret: "
+            + "; ".join(found[:10])
+            + ": take it out of the run folder, replace it where it was valid, and run the same command again"
         )
 
 

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from typing import Any, Protocol
 
+from clawgym.visible import visible_value
+
 __all__ = ["Page", "Source", "answer"]
 
 
@@ -50,7 +52,7 @@ class _Answers(BaseHTTPRequestHandler):
         if rest == "/":
             return self._page()
         if rest == "/all":
-            return self._send(200, json.dumps(self._source.all()).encode(), "application/json")
+            return self._send(200, json.dumps(visible_value(self._source.all())).encode(), "application/json")
         data = self._source.picture(rest[len("/picture/") :]) if rest.startswith("/picture/") else None
         return self._send(404, b"", "text/plain") if data is None else self._send(200, data, "image/png")
 

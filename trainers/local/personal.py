@@ -51,6 +51,7 @@ from clawgym.trainers.local.scratch import base_folder, given_model, of_checkpoi
 from clawgym.trainers.local.setting import pool_file, sampling
 from clawgym.trainers.local.supervised import row_of
 from clawgym.trainers.local.teaching import teachers
+from clawgym.visible import visible_lines
 
 __all__ = ["METHODS", "Method", "bench", "config_of"]
 
@@ -125,7 +126,7 @@ def _write(folder: RunFolder) -> dict[str, Any]:
     rows = folder.latest
     results = {"hints": rows.get("hints"), "cells": [row for key, row in rows.items() if key != "hints"]}
     folder.write_json("results.json", results)
-    folder.write("report.md", report(results).encode())
+    folder.write("report.md", visible_lines(report(results)).encode())
     return results
 
 

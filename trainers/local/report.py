@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from clawgym.runs import RunFolder
+from clawgym.visible import visible_value
 
 __all__ = ["curve", "lanes", "render"]
 
@@ -56,7 +57,9 @@ def render(path: Path) -> str:
         lines = [(name, points) for name, points in lines if points]
         if lines:
             curves.append((title, curve(lines)))
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, finalize=visible_value, trim_blocks=True
+    )
     return environment.get_template("report.html.j2").render(
         name=path.name,
         receipt=folder.receipt,

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from clawgym.errors import MissingDependency
 from clawgym.trainers.config import TrainConfig
+from clawgym.visible import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from clawgym.console import Console
 
 __all__ = ["LiveView", "PlainView", "Tracker", "View", "sinks"]
 
@@ -123,7 +126,7 @@ class PlainView:
         self._every = every
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.say(text)
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
         if step % self._every == 0:
@@ -162,7 +165,7 @@ class LiveView:
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live
 
-        self._title = title
+        self._console, self._title = console, visible(title)
         self._figures: Mapping[str, float] = {}
         self._before: Mapping[str, float] = {}
         self._step = 0
@@ -177,7 +180,7 @@ class LiveView:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.say(text)
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
         self._step, self._before, self._figures, self._doing = step, self._figures, figures, ""

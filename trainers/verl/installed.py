@@ -31,6 +31,7 @@ WORKING: Mapping[str, str] = {
 """Of each package the versions that work together; verl itself asks for less than it imports."""
 GPU: Mapping[str, str] = {"torch": "==2.11.0", "vllm": "==0.24.0", "flash-attn": ">=2.7"}
 """What verl's authors pair on GPUs (constraints-gpu.txt)."""
+_LOCKED = "pip install --no-deps -r requirements/test.txt"
 _PROBE = "import verl.trainer.ppo.v1, transfer_queue; print('imported')"
 _LONGEST = 600.0
 
@@ -48,9 +49,7 @@ class Part:
 
 def examine() -> list[Part]:
     """Packages, GPUs, the room that Ray wants, and whether verl can be imported."""
-    found = [
-        _package(name, wanted, "pip install -c constraints.txt 'clawgym[verl]'") for name, wanted in WORKING.items()
-    ]
+    found = [_package(name, wanted, _LOCKED) for name, wanted in WORKING.items()]
     gpus = _gpus()
     if gpus:
         mend = "pip install -c constraints-gpu.txt 'clawgym[verl]' vllm flash-attn"
@@ -112,4 +111,4 @@ def _imports(*, cpu: bool) -> Part:
     if "imported" in done.stdout:
         return Part("import of verl", True, "its trainer and its queue")
     said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return Part("import of verl", False, said, "pip install --force-reinstall -c constraints.txt 'clawgym[verl]'")
+    return Part("import of verl", False, said, _LOCKED + " --force-reinstall")

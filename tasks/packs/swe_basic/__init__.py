@@ -72,7 +72,9 @@ def taskset(name: str, packages: Sequence[str]) -> TaskSet:
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
     """A line on stderr, from the first download on; nothing where all is there."""
-    from rich.console import Console
+    from rich.text import Text
+
+    from clawgym.console import Console
 
     status = Console(stderr=True).status("", spinner="line")
     started = False
@@ -83,7 +85,7 @@ def _shown() -> Iterator[Progress]:
             status.start()
             started = True
         share = f" {done * 100 // total} %" if total else ""
-        status.update(f"{NAME}: {what}{share}")
+        status.update(Text(f"{NAME}: {what}{share}"))
 
     try:
         yield tell

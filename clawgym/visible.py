@@ -1,0 +1,51 @@
+"""Texts of others for people to look at: what moves a cursor, hides or reorders text is shown as an escape.
+
+Task folders, endpoints, agents and file names hold any character. A terminal obeys some of them, and so does whoever
+reads a log: control characters (C0, C1, DEL), direction marks and overrides, invisible format characters, the line and
+paragraph separators, and halves of surrogate pairs, which cannot even be encoded.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["visible", "visible_lines", "visible_value"]
+
+_FORMAT = (
+    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f"
+)
+_HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{_FORMAT}]")
+_HIDDEN_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_FORMAT}]")
+
+
+def visible(text: str) -> str:
+    r"""``text`` on one line: control and format characters, newlines and tabs included, as escapes.
+
+    >>> visible("ok\n\x1b[2J\u202egnp")
+    'ok\\n\\x1b[2J\\u202egnp'
+    """
+    return _HIDDEN.sub(_escape, text)
+
+
+def visible_lines(text: str) -> str:
+    """:func:`visible`, with newlines and tabs as they are: for logs, and for texts whose lines are our own."""
+    return _HIDDEN_IN_LINES.sub(_escape, text)
+
+
+def visible_value(value: object) -> object:
+    """:func:`visible_lines` of a plain string, also inside of lists and mappings; anything else as it is, markup too.
+
+    For the ``finalize`` of a template, and for data that a page shows.
+    """
+    if type(value) is str:
+        return visible_lines(value)
+    if isinstance(value, list | tuple):
+        return [visible_value(item) for item in value]
+    if isinstance(value, dict):
+        return {visible_value(key): visible_value(item) for key, item in value.items()}
+    return value
+
+
+def _escape(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
