@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.sandbox import _rootfs, _seccomp, leases
+from clawgym.sandbox import _procfs, _rootfs, _seccomp, leases
 from clawgym.sandbox.protocol import SandboxSpec
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ class Image:
         if not any(_below(workdir, f) for f in found) or any(_below(f, workdir) and f != workdir for f in readonly):
             found.add(workdir)
         return sorted(found)
+
+
+def _masked() -> list[str]:
+    """What is hidden of the kernel's file systems: all of /sys, and of /proc what is not named as shown."""
+    try:
+        here = {name for name in os.listdir("/proc") if not name.isdigit()}
+    except OSError:
+        here = set()  # not Linux
+    return ["/sys", *sorted(f"/proc/{name}" for name in (_procfs.KNOWN | here) - _procfs.SHOWN)]
 
 
 def _below(path: str, folder: str) -> bool:
@@ -207,6 +216,8 @@ class Engine:
             "NetworkMode": f"container:{join}" if join else "none",
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true", f"seccomp={self._seccomp}"],
+            "MaskedPaths": _masked(),
+            "ReadonlyPaths": ["/proc/sys"],
             "IpcMode": "private",
             "CgroupnsMode": "private",
             "ShmSize": 64 * _MiB,
