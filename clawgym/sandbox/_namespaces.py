@@ -111,8 +111,8 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
         _read_blob(blob)
     for kind, target, lowers in plan["overlays"]:
         below = ":".join(path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for path in lowers)
-        options = f"lowerdir={below},upperdir={kind},workdir={kind}-work,userxattr"
-        _linux.mount("overlay", f"new{target}", "overlay", _QUIET, options)
+        upper = f",upperdir={kind},workdir={kind}-work" if kind is not None else ""
+        _linux.mount("overlay", target, "overlay", _QUIET, f"lowerdir={below}{upper},userxattr")
     os.chdir("new")
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _mount_at(root, "proc", "../proc", None, _linux.MS_BIND)
