@@ -325,7 +325,7 @@ class Task:
 
     @property
     def sandbox_image(self) -> str:
-        """:attr:`image`, with :attr:`packages` if it is the default one: what every sandbox of the task is made from."""
+        """:attr:`image`, with :attr:`packages` if it is the default one: what every sandbox is made from."""
         asked = packages_of(self.image)
         both = sorted({*(asked or ()), *self.packages})
         return self.image if asked is None or not both else f"{_DEFAULT_IMAGE}:{','.join(both)}"

@@ -198,7 +198,8 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         if forked is None:
             drop = ("reward",) if spec.protocol == "reward_sh" and not tests else ()
             workspace = compose(subject.workspace.tar, drop=drop, put=originals)
-            if spec.protected and packages_of(task.image) is None:  # an image may bring the files that the agent has deleted
+            # An image may bring the files that the agent has deleted.
+            if spec.protected and packages_of(task.image) is None:
                 await box.exec(["rm", "-rf", "--", *(f.path for f in task.inputs)], cwd=task.workspace)
             await box.put_archive(Archive(workspace), task.workspace)
         else:

@@ -28,7 +28,7 @@ _LIST = (
     "2>/dev/null | LC_ALL=C sort"
 )
 # A package of Python's, or else the folder of the list that a file is in.
-_PART = re.compile(r"/usr/(?:local/)?lib/python3[^/]*/(?:dist|site)-packages/[^/ ]+|/usr/(?:local/)?lib/[^/]+|(?:/[^/]+)+(?=/)")
+_PART = re.compile(r"/usr/(local/)?lib/python3[^/]*/(dist|site)-packages/[^/ ]+|/usr/(local/)?lib/[^/]+|(/[^/]+)+(?=/)")
 _MOST = 16 * 2**20
 _NAMED = 8
 """How many differences are named."""
@@ -73,8 +73,8 @@ def changes_of_image(task: Task, then: Mapping[str, Any], now: Mapping[str, Any]
         return f"{said}: it is not here"
     if not isinstance(old, Mapping):
         return (
-            f"{said}: the run was made when sandboxes showed all of the machine's /usr, with every Python package of it; "
-            "which ones was not recorded"
+            f"{said}: the run was made when sandboxes showed all of the machine's /usr, with every Python package in "
+            "it, and did not record which"
         )
     parts = [
         *(f"{folder} is gone" for folder in sorted(old.keys() - new.keys())),

@@ -1,8 +1,8 @@
 """What a sandbox sees of ``/proc`` beside its own processes: an allow-list, so that what a new kernel adds is hidden.
 
-The rest tells about the machine (boot parameters, disks, interrupts, the PCI bus, keys), or, worse, is kernel state that
-anybody who opens the file can make: a pressure trigger takes ten milliseconds to close, and a process may hold
-thousands. Standard library only: process 1 imports it.
+The rest tells about the machine (boot parameters, disks, interrupts, the PCI bus, keys), or lets whoever opens it make
+state in the kernel: a pressure trigger takes ten milliseconds to close, and a process may hold thousands. Standard
+library only: process 1 imports it.
 """
 
 from __future__ import annotations
@@ -40,4 +40,4 @@ KNOWN = frozenset(
         *("sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vz", "xen", "zoneinfo"),
     )
 )
-"""What else kernels have there: for an engine that hides what it is told the names of, and may run on another machine."""
+"""What else kernels have there: for an engine that hides what it is given the names of, maybe on another machine."""

@@ -1,8 +1,9 @@
 """The default root: the distribution's part of the host's ``/usr`` read-only, everything else made here.
 
-Nothing of the host's /etc, /home, /root, /var or /opt, nor what the machine's users put into ``/usr`` (``_shown.py``). What is derived from the host describes ``/usr`` only:
-the alternatives links that point into it and, on Debian and its kin, the names and versions of the packages
-that filled it, so that dpkg and apt can install on top. Prepared once per state folder and content, then shared.
+Nothing of the host's /etc, /home, /root, /var or /opt, nor what the machine's users put into ``/usr`` (``_shown.py``).
+What is derived from the host describes ``/usr`` only: the alternatives links that point into it and, on Debian and its
+kin, the names and versions of the packages that filled it, so that dpkg and apt can install on top. Prepared once per
+state folder and content, then shared.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from clawgym.sandbox import _shown
@@ -120,6 +122,9 @@ LINKS = {
     "var/lock": "/run/lock",
 }
 
+_HIDDEN = "hidden"
+"""The file of a prepared root that names the hidden folders."""
+
 
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -169,24 +174,29 @@ def _alternatives() -> dict[str, str]:
     return found
 
 
-def _foreign_folders(owner: int, hidden: Sequence[str]) -> list[str]:
-    """Folders of ``/usr`` that do not belong to ``owner``: an overlay cannot copy them up for a box."""
-    found: list[str] = []
-    stack = ["/usr"]
-    left_out = {f"/usr/{folder}" for folder in hidden}
+def _look_through(hidden: Sequence[str], owner: int) -> tuple[list[str], list[str]]:
+    """Folders of ``/usr``, relative to it: those to hide, with every folder of Python packages, wherever it lies; and
+    of the rest those that do not belong to ``owner``, which an overlay cannot copy up for a box."""
+    away, foreign = list(hidden), []
+    stack = [""]
     while stack:
         folder = stack.pop()
         try:
-            with os.scandir(folder) as entries:
+            with os.scandir(f"/usr/{folder}") as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False) and entry.path not in left_out:
-                        info = entry.stat(follow_symlinks=False)
-                        if info.st_uid != owner or (owner == 0 and info.st_gid != 0):
-                            found.append(entry.path)
-                        stack.append(entry.path)
+                    path = f"{folder}/{entry.name}".lstrip("/")
+                    if not entry.is_dir(follow_symlinks=False) or path in hidden:
+                        continue
+                    if entry.name in _shown.PACKAGES:
+                        away.append(path)
+                        continue
+                    info = entry.stat(follow_symlinks=False)
+                    if info.st_uid != owner or (owner == 0 and info.st_gid != 0):
+                        foreign.append(path)
+                    stack.append(path)
         except OSError:
             continue
-    return sorted(found)
+    return sorted(away), sorted(foreign)
 
 
 def _build(target: Path, packages: dict[str, str], links: dict[str, str], hidden: Sequence[str]) -> None:
@@ -204,9 +214,11 @@ def _build(target: Path, packages: dict[str, str], links: dict[str, str], hidden
         (base / name).chmod(0o1777)
     (base / "root").chmod(0o700)
     skeleton.mkdir()
-    for path in _foreign_folders(os.geteuid(), hidden):
-        (skeleton / Path(path).relative_to("/usr")).mkdir(parents=True, exist_ok=True)
-    for folder in hidden:  # to an overlay this says that nothing of that name lies below
+    away, foreign = _look_through(hidden, os.geteuid())
+    for folder in foreign:
+        (skeleton / folder).mkdir(parents=True, exist_ok=True)
+    (target / _HIDDEN).write_text(json.dumps(away))
+    for folder in away:  # to an overlay this says that nothing of that name lies below
         (skeleton / folder).parent.mkdir(parents=True, exist_ok=True)
         os.mknod(skeleton / folder, stat.S_IFCHR, os.makedev(0, 0))
 
@@ -228,6 +240,13 @@ def _once(target: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@cache
+def _code() -> str:
+    """A digest of what makes roots: another version of it makes another root."""
+    sources = (Path(__file__), Path(_shown.__file__))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
 def prepare(state: Path, packages: Sequence[str] = ()) -> Root:
     """Build the default root below ``state`` if it is not there, and describe it.
 
@@ -241,11 +260,12 @@ def prepare(state: Path, packages: Sequence[str] = ()) -> Root:
     except OSError:
         stamp = os.stat("/usr/bin").st_mtime_ns
     links, hidden = _alternatives(), _shown.hidden()
-    made_from = json.dumps([FOLDERS, FILES, LINKS, links, hidden, stamp, os.stat("/usr").st_ino, os.geteuid()])
+    made_from = json.dumps([_code(), links, hidden, stamp, os.stat("/usr").st_ino, os.geteuid()])
     fingerprint = hashlib.sha256(made_from.encode()).hexdigest()
     target = state / "roots" / fingerprint[:16]
     _once(target, lambda folder: _build(folder, _packages(), links, hidden))
+    away: list[str] = json.loads((target / _HIDDEN).read_text())
     names = sorted({*_shown.ALWAYS, *packages})
     shown = target.with_name(f"{target.name}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]}")
-    _once(shown, lambda folder: _shown.build(folder, hidden, names))
-    return Root((target / "base",), (Path("/usr"), target / "usr", shown), fingerprint, tuple(hidden), shown)
+    _once(shown, lambda folder: _shown.build(folder, away, names))
+    return Root((target / "base",), (Path("/usr"), target / "usr", shown), fingerprint, tuple(away), shown)

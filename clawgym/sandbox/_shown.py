@@ -15,10 +15,12 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["ALWAYS", "build", "hidden"]
+__all__ = ["ALWAYS", "PACKAGES", "build", "hidden"]
 
 ALWAYS = ("nodejs", "python3-pip", "python3-setuptools", "python3-wheel")
 """Shown in every sandbox: what installs packages from files, and npm."""
+PACKAGES = ("dist-packages", "site-packages")
+"""Folders of Python packages: hidden wherever they lie."""
 
 _USR = "/usr"
 _TOP = frozenset(("bin", "games", "include", "lib", "lib32", "lib64", "libexec", "libx32", "sbin", "share"))
@@ -28,11 +30,14 @@ _NAME = r"\s*([a-z0-9][a-z0-9.+-]*)"
 
 
 def hidden() -> list[str]:
-    """The folders, relative to ``/usr``, that sandboxes do not see as they are on the host. Some may not be there."""
+    """The folders, relative to ``/usr``, that sandboxes do not see as they are on the host. Some may not be there.
+
+    Those that take no walk through all of ``/usr`` to find: what changes here makes another root.
+    """
     found = {"lib/node_modules", "lib/python3/dist-packages", "local", "src"}
     with os.scandir(_USR) as entries:
         found |= {e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name not in _TOP}
-    for kind in ("dist-packages", "site-packages"):
+    for kind in PACKAGES:
         found |= {str(path.relative_to(_USR)) for path in Path(_USR).glob(f"lib*/py*/{kind}") if not path.is_symlink()}
     package = Path(__file__).resolve().parents[1]
     own = package.parent if (package.parent / "pyproject.toml").is_file() else package

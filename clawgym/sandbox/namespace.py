@@ -179,8 +179,8 @@ class NamespaceBackend(Probed):
         if folder.is_absolute() and (folder / "bin").exists():
             return _rootfs.Root((folder,), (), image)
         raise SandboxError(
-            f"image {image!r}: the namespace backend knows 'default', 'default:PACKAGE,PACKAGE' and the absolute path of "
-            "an unpacked root file system: unpack the image there, or use the Docker backend (backend='docker')"
+            f"image {image!r}: the namespace backend knows 'default', 'default:PACKAGE,PACKAGE' and the absolute "
+            "path of an unpacked root file system: unpack the image there, or use the Docker backend (backend='docker')"
         )
 
     def _plan(self, spec: SandboxSpec, root: _rootfs.Root, layers: tuple[Path, ...]) -> dict[str, Any]:
