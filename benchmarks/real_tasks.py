@@ -80,7 +80,7 @@ def wrong_scores(episodes: Iterable[Episode]) -> dict[str, tuple[float, float]]:
 
 async def by_hand(task: Task, backend: Backend) -> float:
     """The score as the public harness takes it: one box, the work, ``reward/`` beside it, the last line of stdout."""
-    box = await backend.create(SandboxSpec(task.image, task.limits, task.env, task.workspace))
+    box = await backend.create(SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace))
     try:
         await box.put(task.inputs, task.workspace)
         await box.put(task.solution, "/tmp/solution")

@@ -76,7 +76,8 @@ class Receipt:
     library: str = ""
     grader: Mapping[str, Any] = field(default_factory=dict)
     """What graded, for :func:`~clawgym.evaluation.verify`: ``code``, the digest of ClawGym's grading code, and
-    ``images``, image -> fingerprint of its programs. Not part of the identity."""
+    ``images``, image -> fingerprint of its programs, and ``contents``, what these are made of. Not part of the
+    identity."""
     created: str = ""
     resumed: tuple[Mapping[str, Any], ...] = ()
     """Later openings: ``created``, ``library``, ``grader``, ``platform`` of each."""

@@ -45,6 +45,7 @@ __all__ = [
     "VerifierSpec",
     "common_prefix",
     "continued",
+    "packages_of",
     "prompt_ids",
 ]
 
@@ -268,6 +269,19 @@ class Desktop:
             raise TaskError("a desktop has a site or programs of its own, not both: the box of a site has no files")
 
 
+_DEFAULT_IMAGE = "default"
+
+
+def packages_of(image: str) -> tuple[str, ...] | None:
+    """The packages asked for beside the default image's own; None for another image.
+
+    >>> packages_of("default"), packages_of("default:python3-yaml"), packages_of("python:3.12")
+    ((), ('python3-yaml',), None)
+    """
+    name, _, packages = image.partition(":")
+    return tuple(filter(None, packages.split(","))) if name == _DEFAULT_IMAGE else None
+
+
 @dataclass(frozen=True)
 class Task:
     """One piece of work."""
@@ -279,7 +293,8 @@ class Task:
     """Put below :attr:`workspace` before the agent starts."""
     workspace: str = DEFAULT_WORKSPACE
     image: str = "default"
-    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), or a name the backend knows."""
+    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), ``default:PACKAGE,PACKAGE`` (with these packages of
+    Debian), or a name the backend knows."""
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Layer] = field(default_factory=dict)
@@ -288,6 +303,9 @@ class Task:
     """What the agent acts with. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
     desktop: Desktop | None = None
     """What the agent acts with, instead of tools."""
+    packages: tuple[str, ...] = ()
+    """Packages of Debian that the checker tries to import: a format's reader finds them. Not part of the hash, as the
+    checker is; :attr:`sandbox_image` has them."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
     solution: tuple[TaskFile, ...] = ()
@@ -304,6 +322,13 @@ class Task:
     def brings_tools(self) -> bool:
         """Whether the agent acts with what the task brings, tool servers or a desktop, instead of a shell."""
         return bool(self.tools) or self.desktop is not None
+
+    @property
+    def sandbox_image(self) -> str:
+        """:attr:`image`, with :attr:`packages` if it is the default one: what every sandbox is made from."""
+        asked = packages_of(self.image)
+        both = sorted({*(asked or ()), *self.packages})
+        return self.image if asked is None or not both else f"{_DEFAULT_IMAGE}:{','.join(both)}"
 
     @cached_property
     def content_hash(self) -> str:

@@ -27,7 +27,7 @@ from importlib import resources
 from typing import Any
 
 from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
-from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec
+from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers._workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 from clawgym.verifiers.scan import third_party_imports
@@ -181,7 +181,7 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
             TaskFile(PAYLOAD_PATH.rpartition("/")[2], _payload(task, subject)),
         )
     box_spec = SandboxSpec(
-        image=task.image,
+        image=task.sandbox_image,
         limits=limits,
         env={**task.env, **spec.env},
         workdir=task.workspace,
@@ -198,7 +198,8 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         if forked is None:
             drop = ("reward",) if spec.protocol == "reward_sh" and not tests else ()
             workspace = compose(subject.workspace.tar, drop=drop, put=originals)
-            if spec.protected and task.image != "default":  # an image may bring the files that the agent has deleted
+            # An image may bring the files that the agent has deleted.
+            if spec.protected and packages_of(task.image) is None:
                 await box.exec(["rm", "-rf", "--", *(f.path for f in task.inputs)], cwd=task.workspace)
             await box.put_archive(Archive(workspace), task.workspace)
         else:

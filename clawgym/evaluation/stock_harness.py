@@ -37,7 +37,7 @@ class StockScore:
 async def stock_score_of(task: Task, script: str, backend: Backend) -> StockScore:
     """Run ``script`` as the agent would, then grade in the same box. Raises InfraError if the host fails."""
     mounts = {target: layer.folder for target, layer in task.layers.items()}
-    box = await backend.create(SandboxSpec(task.image, task.limits, task.env, task.workspace, mounts=mounts))
+    box = await backend.create(SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, mounts=mounts))
     try:
         await box.put(task.inputs, task.workspace)
         if script:

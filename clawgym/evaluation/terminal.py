@@ -130,6 +130,7 @@ def verification_lines(record: Verification, shown: int = 20) -> list[str]:
             out.append(f"  and {len(lines) - shown} more of these in verification.json")
 
     some([f"{key or 'the folder'}: {'; '.join(found)}" for key, found in record.discrepancies.items()])
+    some(list(record.images))
     for outcome in record.counts:
         entries = {key: entry for key, entry in record.episodes.items() if entry["outcome"] == outcome}
         if outcome == NOT_GRADABLE:

@@ -46,6 +46,9 @@ class Verification:
     failed now), ``why``, and where it is not the same ``old`` and ``new`` numbers."""
     discrepancies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What does not fit in the stored results, by key; under the empty key, about the folder."""
+    images: tuple[str, ...] = ()
+    """Images that are not what they were when the run was graded, with what is known to differ. A possible reason for
+    other results, and no disagreement by itself."""
 
     @property
     def counts(self) -> dict[str, int]:

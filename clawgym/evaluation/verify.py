@@ -20,7 +20,7 @@ from typing import Any
 
 from clawgym.atif import json_safe, steps_from_atif
 from clawgym.errors import GradingError, InfraError, TaskError
-from clawgym.evaluation.grader import describe_grader
+from clawgym.evaluation.grader import changes_of_image, describe_grader
 from clawgym.evaluation.integrity import discrepancies, edited, picture_damage, results_digest, unpacked
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule
@@ -144,7 +144,9 @@ class _Work:
     def record(self) -> Verification:
         order = {key: self._entries[key] for key in self._rows if key in self._entries}
         complete = self._rows.keys() <= {k for k, e in order.items() if e["outcome"] != Outcome.INFRA}
-        return Verification(self._results, self._against, self._created, complete, order, self._discrepancies)
+        return Verification(
+            self._results, self._against, self._created, complete, order, self._discrepancies, self._images()
+        )
 
     def save(self) -> None:
         """Write the record as far as it is."""
@@ -152,7 +154,16 @@ class _Work:
         data = json.dumps(self.record.to_dict(), indent=1, allow_nan=False) + "\n"
         write_atomic(self._run.path / VERIFICATION, data.encode())
 
+    def _images(self) -> tuple[str, ...]:
+        tasks = self._task_set.by_id
+        rows = (row for row in self._rows.values() if row.get("task_id") in tasks)
+        found = {self._changed_image(tasks[row["task_id"]], row) for row in rows}
+        return tuple(sorted(change for change in found if change is not None))
+
     # One episode.
+
+    def _changed_image(self, task: Task, row: Row) -> str | None:
+        return changes_of_image(task, _opening(self._run, row).get("grader") or {}, self._against["grader"])
 
     def _earlier(self) -> Mapping[str, Mapping[str, Any]]:
         """What an interrupted verification under the same conditions found."""
@@ -271,9 +282,8 @@ class _Work:
             reasons.append(f"ClawGym changed ({then['library']} then, {self._against['library']} now)")
         elif graded.get("code", grader["code"]) != grader["code"]:
             reasons.append("ClawGym's grading code changed")
-        image = (graded.get("images") or {}).get(task.image)
-        if image and image != grader["images"].get(task.image):
-            reasons.append(f"image {task.image} changed")
+        if (changed := self._changed_image(task, row)) is not None:
+            reasons.append(changed)
         place = {key: self._run.receipt.isolation.get(key) for key in ("backend", "tier")}
         if place != self._against["isolation"]:
             reasons.append(f"graded in {place['tier']} then, in {self._against['isolation']['tier']} now")

@@ -22,6 +22,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from clawgym.sandbox._rootfs import Root
+
 __all__ = ["LEFT_OUT", "Store", "recover", "remove_tree", "store_of", "store_of_usr"]
 
 LEFT_OUT = frozenset(
@@ -117,20 +121,19 @@ _TREE = "usr"
 """The folder of a template that is copied."""
 
 
-def store_of_usr(state: Path) -> Store:
-    """The store of this host's ``/usr``, as it is now."""
-    try:
-        stamp = os.stat("/var/lib/dpkg/status").st_mtime_ns
-    except OSError:
-        stamp = 0
-    info = os.stat("/usr")
-    made_from = [sorted(LEFT_OUT), stamp, info.st_ino, info.st_dev, os.stat("/usr/bin").st_mtime_ns]
+def store_of_usr(state: Path, root: Root) -> Store:
+    """The store of this host's ``/usr`` as ``root`` shows it."""
+    source = f"/usr {root.fingerprint} {os.stat('/usr/bin').st_mtime_ns}"
+    made_from = [sorted(LEFT_OUT), os.stat("/usr").st_dev, root.shown.name]
 
     def make(target: Path) -> None:
-        _copy("/usr", target / _TREE, LEFT_OUT, _aim)
+        _copy("/usr", target / _TREE, LEFT_OUT.union(root.hidden), _aim)
+        for folder in sorted(set(root.hidden) - LEFT_OUT):
+            (target / _TREE / folder).parent.mkdir(parents=True, exist_ok=True)
+            _copy(str(root.shown / folder), target / _TREE / folder, frozenset(), os.readlink)
         _cache_libraries(target)
 
-    return Store(state / "chroot", "/usr", made_from, make, lambda _: True)
+    return Store(state / "chroot", source, made_from, make, lambda other: other != source)
 
 
 def store_of(state: Path, source: str) -> Store:

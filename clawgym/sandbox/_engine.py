@@ -13,12 +13,13 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.sandbox import _rootfs, _seccomp, leases
+from clawgym.records import packages_of
+from clawgym.sandbox import _procfs, _rootfs, _seccomp, leases
 from clawgym.sandbox.protocol import SandboxSpec
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Image:
     default: bool
     env: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
+    over_usr: Mapping[str, str] = field(default_factory=dict)
+    """Of the default image: folder of ``/usr``, relative to it -> what sandboxes see in its place."""
 
     def writable(self, workdir: str, readonly: Iterable[str]) -> list[str]:
         """The folders that are tmpfs in a box, outermost first; everything else is read-only."""
@@ -51,6 +54,15 @@ class Image:
         if not any(_below(workdir, f) for f in found) or any(_below(f, workdir) and f != workdir for f in readonly):
             found.add(workdir)
         return sorted(found)
+
+
+def _masked() -> list[str]:
+    """What is hidden of the kernel's file systems: all of /sys, and of /proc what is not named as shown."""
+    try:
+        here = {name for name in os.listdir("/proc") if not name.isdigit()}
+    except OSError:
+        here = set()  # not Linux
+    return ["/sys", *sorted(f"/proc/{name}" for name in (_procfs.KNOWN | here) - _procfs.SHOWN)]
 
 
 def _below(path: str, folder: str) -> bool:
@@ -102,10 +114,11 @@ class Engine:
     def image(self, name: str) -> Image:
         """Find a local image; the default one is made once for each engine and content."""
         if name not in self._images:
-            if name == "default" and self._default_image is None:
-                self._images[name] = self._import_default()
+            packages = packages_of(name)
+            if packages is not None and self._default_image is None:
+                self._images[name] = self._import_default(packages)
             else:
-                self._images[name] = self._find(self._default_image if name == "default" else name)
+                self._images[name] = self._find(name if packages is None else self._default_image)
         return self._images[name]
 
     def _find(self, name: str | None) -> Image:
@@ -118,7 +131,7 @@ class Engine:
         env = tuple(config.get("Env") or ())
         return Image(found["Id"], False, env, tuple(sorted(v.rstrip("/") for v in config.get("Volumes") or ())))
 
-    def _import_default(self) -> Image:
+    def _import_default(self, packages: tuple[str, ...]) -> Image:
         if sys.platform != "linux" or self.socket_path is None:
             raise SandboxUnavailable(
                 "the default image shares this machine's /usr, so it needs Linux and a Docker engine on this machine: "
@@ -127,15 +140,17 @@ class Engine:
         state = leases.state_dir()
         try:
             state.mkdir(parents=True, exist_ok=True)
-            root = _rootfs.prepare(state)
+            root = _rootfs.prepare(state, packages)
         except OSError as error:
             raise SandboxUnavailable(
                 f"the default image cannot be made from this machine ({error}): name another for it "
                 "(docker pull python:3.12; export CLAWGYM_DOCKER_IMAGE=python:3.12)"
             ) from error
         tag = root.fingerprint[:32]
+        # Where there is nothing to hide there is no place to mount on.
+        over_usr = {folder: str(root.shown / folder) for folder in root.hidden if os.path.isdir(f"/usr/{folder}")}
         try:
-            return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True)
+            return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
         except self.errors.ImageNotFound:
             pass
 
@@ -152,7 +167,7 @@ class Engine:
             raise SandboxUnavailable(
                 f"the Docker engine refused the default image ({answer.strip()[-300:]}): see its log"
             )
-        return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True)
+        return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
 
     # -- containers
 
@@ -179,7 +194,9 @@ class Engine:
             folders
         )  # nosuid and nodev cannot be asked for: no-new-privileges and the devices cgroup stand in
         if image.default:
-            shared |= dict.fromkeys(["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])], "/usr")
+            for usr in ["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])]:
+                shared[usr] = "/usr"
+                shared |= {f"{usr}/{folder}": source for folder, source in image.over_usr.items()}
         binds = [
             {
                 "Type": "bind",
@@ -207,6 +224,8 @@ class Engine:
             "NetworkMode": f"container:{join}" if join else "none",
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true", f"seccomp={self._seccomp}"],
+            "MaskedPaths": _masked(),
+            "ReadonlyPaths": ["/proc/sys"],
             "IpcMode": "private",
             "CgroupnsMode": "private",
             "ShmSize": 64 * _MiB,

@@ -19,6 +19,7 @@ from _socket import AF_INET, SOCK_DGRAM, sethostname, socket
 
 from clawgym.sandbox import _linux
 from clawgym.sandbox._guest import loads
+from clawgym.sandbox._procfs import SHOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,14 +111,12 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
         _read_blob(blob)
     for kind, target, lowers in plan["overlays"]:
         below = ":".join(path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for path in lowers)
-        options = f"lowerdir={below},upperdir={kind},workdir={kind}-work,userxattr"
-        _linux.mount("overlay", f"new{target}", "overlay", _QUIET, options)
+        upper = f",upperdir={kind},workdir={kind}-work" if kind is not None else ""
+        _linux.mount("overlay", target, "overlay", _QUIET, f"lowerdir={below}{upper},userxattr")
     os.chdir("new")
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _mount_at(root, "proc", "../proc", None, _linux.MS_BIND)
-    # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
-    _linux.write_file("proc/sys/user/max_user_namespaces", "0")
-    _bind_readonly(root, "proc/sys", "proc/sys")
+    _hide_in_proc(root)
     _devices(root)
     for source, target in plan["binds"]:
         _bind_readonly(root, source, target)
@@ -130,6 +129,26 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
     os.close(root)
     _linux.drop_capabilities()
     return [layer, os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+
+def _hide_in_proc(root: int) -> None:
+    """Leave of ``/proc`` the processes and what :data:`_procfs.SHOWN` names, and make ``/proc/sys`` read-only.
+
+    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it.
+    """
+    # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
+    _linux.write_file("proc/sys/user/max_user_namespaces", "0")
+    _bind_readonly(root, "proc/sys", "proc/sys")
+    os.mkdir("../empty")
+    _linux.mount("tmpfs", "../empty", "tmpfs", _QUIET | _linux.MS_NOEXEC, "mode=555,size=4096,nr_inodes=3")
+    os.mkdir("../empty/folder", 0o555)
+    os.close(os.open("../empty/file", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444))
+    _linux.mount("none", "../empty", None, _linux.MS_REMOUNT | _linux.MS_RDONLY | _QUIET | _linux.MS_NOEXEC)
+    with os.scandir("proc") as entries:
+        for entry in entries:
+            if not entry.name.isdigit() and entry.name not in SHOWN:
+                source = "../empty/folder" if entry.is_dir(follow_symlinks=False) else "../empty/file"
+                _linux.mount(source, f"proc/{entry.name}", None, _linux.MS_BIND)
 
 
 def _devices(root: int) -> None:

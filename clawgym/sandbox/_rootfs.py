@@ -1,8 +1,9 @@
-"""The default root: the host's ``/usr`` read-only, everything else made here.
+"""The default root: the distribution's part of the host's ``/usr`` read-only, everything else made here.
 
-Nothing of the host's /etc, /home, /root, /var or /opt. What is derived from the host describes ``/usr`` only:
-the alternatives links that point into it and, on Debian and its kin, the names and versions of the packages
-that filled it, so that dpkg and apt can install on top. Prepared once per state folder and content, then shared.
+Nothing of the host's /etc, /home, /root, /var or /opt, nor what the machine's users put into ``/usr`` (``_shown.py``).
+What is derived from the host describes ``/usr`` only: the alternatives links that point into it and, on Debian and its
+kin, the names and versions of the packages that filled it, so that dpkg and apt can install on top. Prepared once per
+state folder and content, then shared.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from clawgym.sandbox import _shown
 
 __all__ = ["ENV", "FILES", "FOLDERS", "LINKS", "Root", "prepare"]
 
@@ -116,6 +122,9 @@ LINKS = {
     "var/lock": "/run/lock",
 }
 
+_HIDDEN = "hidden"
+"""The file of a prepared root that names the hidden folders."""
+
 
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -126,7 +135,11 @@ class Root:
     usr: tuple[Path, ...]
     """For ``/usr``; empty where ``base`` holds it."""
     fingerprint: str
-    """Hex digest of what the root was made from."""
+    """Hex digest of what the root was made from, but for the packages asked for."""
+    hidden: tuple[str, ...] = ()
+    """Folders of the host's ``/usr``, relative to it, that are not shown as they are."""
+    shown: Path = Path()
+    """The tree that is in their places, made for the packages asked for; the last of :attr:`usr`."""
 
 
 def _packages() -> dict[str, str]:
@@ -161,26 +174,32 @@ def _alternatives() -> dict[str, str]:
     return found
 
 
-def _foreign_folders(owner: int) -> list[str]:
-    """Folders of ``/usr`` that do not belong to ``owner``: an overlay cannot copy them up for a box."""
-    found: list[str] = []
-    stack = ["/usr"]
+def _look_through(hidden: Sequence[str], owner: int) -> tuple[list[str], list[str]]:
+    """Folders of ``/usr``, relative to it: those to hide, with every folder of Python packages, wherever it lies; and
+    of the rest those that do not belong to ``owner``, which an overlay cannot copy up for a box."""
+    away, foreign = list(hidden), []
+    stack = [""]
     while stack:
         folder = stack.pop()
         try:
-            with os.scandir(folder) as entries:
+            with os.scandir(f"/usr/{folder}") as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        info = entry.stat(follow_symlinks=False)
-                        if info.st_uid != owner or (owner == 0 and info.st_gid != 0):
-                            found.append(entry.path)
-                        stack.append(entry.path)
+                    path = f"{folder}/{entry.name}".lstrip("/")
+                    if not entry.is_dir(follow_symlinks=False) or path in hidden:
+                        continue
+                    if entry.name in _shown.PACKAGES:
+                        away.append(path)
+                        continue
+                    info = entry.stat(follow_symlinks=False)
+                    if info.st_uid != owner or (owner == 0 and info.st_gid != 0):
+                        foreign.append(path)
+                    stack.append(path)
         except OSError:
             continue
-    return sorted(found)
+    return sorted(away), sorted(foreign)
 
 
-def _build(target: Path, packages: dict[str, str], links: dict[str, str]) -> None:
+def _build(target: Path, packages: dict[str, str], links: dict[str, str], hidden: Sequence[str]) -> None:
     base, skeleton = target / "base", target / "usr"
     for name in FOLDERS:
         (base / name).mkdir(parents=True, exist_ok=True)
@@ -195,13 +214,43 @@ def _build(target: Path, packages: dict[str, str], links: dict[str, str]) -> Non
         (base / name).chmod(0o1777)
     (base / "root").chmod(0o700)
     skeleton.mkdir()
-    for path in _foreign_folders(os.geteuid()):
-        (skeleton / Path(path).relative_to("/usr")).mkdir(parents=True, exist_ok=True)
+    away, foreign = _look_through(hidden, os.geteuid())
+    for folder in foreign:
+        (skeleton / folder).mkdir(parents=True, exist_ok=True)
+    (target / _HIDDEN).write_text(json.dumps(away))
+    for folder in away:  # to an overlay this says that nothing of that name lies below
+        (skeleton / folder).parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(skeleton / folder, stat.S_IFCHR, os.makedev(0, 0))
 
 
-def prepare(state: Path) -> Root:
+def _once(target: Path, build: Callable[[Path], None]) -> None:
+    """Have ``build`` fill the folder ``target``, unless it is there."""
+    if target.is_dir():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    try:
+        build(scratch)
+        scratch.chmod(0o755)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():  # somebody else may have finished first
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@cache
+def _code() -> str:
+    """A digest of what makes roots: another version of it makes another root."""
+    sources = (Path(__file__), Path(_shown.__file__))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def prepare(state: Path, packages: Sequence[str] = ()) -> Root:
     """Build the default root below ``state`` if it is not there, and describe it.
 
+    ``packages`` of Debian are shown beside those that always are; one that is not installed here is not.
     Raises OSError if the host's root is not merged into /usr (``/bin`` is a folder of its own).
     """
     if not Path("/bin").is_symlink():
@@ -210,20 +259,13 @@ def prepare(state: Path) -> Root:
         stamp = os.stat("/var/lib/dpkg/status").st_mtime_ns
     except OSError:
         stamp = os.stat("/usr/bin").st_mtime_ns
-    links = _alternatives()
-    made_from = json.dumps([FOLDERS, FILES, LINKS, links, stamp, os.stat("/usr").st_ino, os.geteuid()])
+    links, hidden = _alternatives(), _shown.hidden()
+    made_from = json.dumps([_code(), links, hidden, stamp, os.stat("/usr").st_ino, os.geteuid()])
     fingerprint = hashlib.sha256(made_from.encode()).hexdigest()
     target = state / "roots" / fingerprint[:16]
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
-        try:
-            _build(scratch, _packages(), links)
-            scratch.chmod(0o755)
-            scratch.rename(target)
-        except OSError:
-            if not target.is_dir():  # somebody else may have finished first
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return Root((target / "base",), (Path("/usr"), target / "usr"), fingerprint)
+    _once(target, lambda folder: _build(folder, _packages(), links, hidden))
+    away: list[str] = json.loads((target / _HIDDEN).read_text())
+    names = sorted({*_shown.ALWAYS, *packages})
+    shown = target.with_name(f"{target.name}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]}")
+    _once(shown, lambda folder: _shown.build(folder, away, names))
+    return Root((target / "base",), (Path("/usr"), target / "usr", shown), fingerprint, tuple(away), shown)

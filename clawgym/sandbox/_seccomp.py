@@ -5,6 +5,10 @@ denied: AF_VSOCK (reaches the hypervisor, knows no network namespace), io_uring,
 TIOCSTI, bpf, perf, keyrings, kernel modules, mounts and their relatives. Denied calls answer EPERM
 (clone3: ENOSYS, so that the C library falls back to clone, whose flags a filter can see).
 
+Of sockets only what is named here can be made: unix ones, and TCP and UDP over IPv4 and IPv6. No other protocol
+(MPTCP, UDP-Lite, SCTP, ...), which the kernel may even load a module for, also not by socketpair(2), and not by turning
+a TCP socket into one (TCP_ULP: kernel TLS, SMC).
+
 Format: struct sock_filter of linux/filter.h; return values of linux/seccomp.h.
 """
 
@@ -21,8 +25,8 @@ __all__ = ["DENIED", "docker_profile", "program"]
 
 _LD_W_ABS, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_EPERM, _ENOSYS, _ENOPROTOOPT, _EPROTONOSUPPORT, _EAFNOSUPPORT = 1, 38, 92, 93, 97
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32  # arguments: their low halves
 _CLONE_NEWUSER = 0x10000000
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
@@ -100,10 +104,21 @@ SHARED: dict[str, tuple[int, int]] = {
     "shmctl": (31, 195),
     "shmget": (29, 194),
 }
-_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198)}
+_SPECIAL = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "ioctl": (16, 29),
+    "setsockopt": (54, 208),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+}
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# AF_UNIX, AF_INET, AF_INET6: the others (netlink, packet, alg, vsock, bluetooth, ...) have no business in a box.
-_FAMILIES = (1, 2, 10)
+# The other families (netlink, packet, alg, vsock, bluetooth, ...) have no business in a sandbox.
+_UNIX, _INET, _INET6 = 1, 2, 10
+_TYPE_MASK = 0xF  # without SOCK_CLOEXEC and SOCK_NONBLOCK
+_TYPES = (1, 2)  # SOCK_STREAM, SOCK_DGRAM; raw ones need a capability anyhow
+_PROTOCOLS = (0, 6, 17)  # the type's own, TCP, UDP
+_IPPROTO_TCP, _TCP_ULP = 6, 31
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -115,7 +130,6 @@ def program(machine: str | None = None, *, shared: bool = False) -> bytes:
     """
     column, audit_arch = _ARCHES[machine or os.uname().machine]
     denied = {**DENIED, **SHARED} if shared else DENIED
-    families = _FAMILIES[:1] if shared else _FAMILIES
     out: list[tuple[int, int, int, int]] = []
 
     def emit(code: int, k: int, jt: int = 0, jf: int = 0) -> None:
@@ -146,12 +160,36 @@ def program(machine: str | None = None, *, shared: bool = False) -> bytes:
     emit(_JEQ, _TERMINAL_INPUT[1], 0, 1)
     emit(_RET, _ERRNO | _EPERM)
     emit(_RET, _ALLOW)
-    emit(_JEQ, _SPECIAL["socket"][column], 0, 3 + len(families))
+    emit(_JEQ, _SPECIAL["socketpair"][column], 0, 4)
     emit(_LD_W_ABS, _ARG0)
-    for index, family in enumerate(families):
-        emit(_JEQ, family, len(families) - index, 0)
+    emit(_JEQ, _UNIX, 1, 0)
     emit(_RET, _ERRNO | _EAFNOSUPPORT)
     emit(_RET, _ALLOW)
+    emit(_JEQ, _SPECIAL["setsockopt"][column], 0, 6)
+    emit(_LD_W_ABS, _ARG1)
+    emit(_JEQ, _IPPROTO_TCP, 0, 3)
+    emit(_LD_W_ABS, _ARG2)
+    emit(_JEQ, _TCP_ULP, 0, 1)
+    emit(_RET, _ERRNO | _ENOPROTOOPT)
+    emit(_RET, _ALLOW)
+    emit(_JEQ, _SPECIAL["socket"][column], 1, 0)
+    emit(_RET, _ALLOW)
+    emit(_LD_W_ABS, _ARG0)
+    emit(_JEQ, _UNIX, 0, 1)
+    emit(_RET, _ALLOW)
+    if not shared:
+        emit(_JEQ, _INET, 2, 0)
+        emit(_JEQ, _INET6, 1, 0)
+    emit(_RET, _ERRNO | _EAFNOSUPPORT)
+    emit(_LD_W_ABS, _ARG1)
+    emit(_AND, _TYPE_MASK)
+    emit(_JEQ, _TYPES[0], 2, 0)
+    emit(_JEQ, _TYPES[1], 1, 0)
+    emit(_RET, _ERRNO | _EPERM)
+    emit(_LD_W_ABS, _ARG2)
+    for index, protocol in enumerate(_PROTOCOLS):
+        emit(_JEQ, protocol, len(_PROTOCOLS) - index, 0)
+    emit(_RET, _ERRNO | _EPROTONOSUPPORT)
     emit(_RET, _ALLOW)
     return b"".join(struct.pack("=HBBI", code, jt, jf, k) for code, jt, jf, k in out)
 
@@ -166,7 +204,6 @@ def docker_profile() -> str:
     import json
 
     deny, missing = {"action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"action": "SCMP_ACT_ERRNO", "errnoRet": 38}
-    family = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": 97}
 
     def masked(index: int, mask: int, value: int) -> dict[str, Any]:
         return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
@@ -174,10 +211,23 @@ def docker_profile() -> str:
     rules: list[dict[str, Any]] = [{"names": sorted(DENIED), **deny}, {"names": ["clone3"], **missing}]
     rules.append({"names": ["clone"], **deny, "args": [masked(0, _CLONE_NEWUSER, _CLONE_NEWUSER)]})
     rules += [{"names": ["ioctl"], **deny, "args": [masked(1, 0xFFFFFFFF, c)]} for c in _TERMINAL_INPUT]
-    top = max(_FAMILIES)
-    for number in range(top):
-        if number not in _FAMILIES:
-            rules.append({**family, "args": [masked(0, 0xFFFFFFFF, number)]})
-    rules.append({**family, "args": [{"index": 0, "value": top, "op": "SCMP_CMP_GT"}]})
+    ulp = {"names": ["setsockopt"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOPROTOOPT}
+    rules.append({**ulp, "args": [masked(1, 0xFFFFFFFF, _IPPROTO_TCP), masked(2, 0xFFFFFFFF, _TCP_ULP)]})
+
+    def only(call: str, index: int, allowed: tuple[int, ...], number: int, *others: dict[str, Any]) -> None:
+        """Deny every value of an argument but those ``allowed``: there is no "not in" over a default of allow."""
+        refused: dict[str, Any] = {"names": [call], "action": "SCMP_ACT_ERRNO", "errnoRet": number}
+        for value in sorted(set(range(max(allowed))) - set(allowed)):
+            rules.append({**refused, "args": [*others, masked(index, 0xFFFFFFFF, value)]})
+        above = {"index": index, "value": max(allowed), "op": "SCMP_CMP_GT"}
+        rules.append({**refused, "args": [*others, above]})
+
+    only("socketpair", 0, (_UNIX,), _EAFNOSUPPORT)
+    only("socket", 0, (_UNIX, _INET, _INET6), _EAFNOSUPPORT)
+    for family in (_INET, _INET6):
+        internet = masked(0, 0xFFFFFFFF, family)
+        only("socket", 2, _PROTOCOLS, _EPROTONOSUPPORT, internet)
+        for kind in set(range(_TYPE_MASK + 1)) - set(_TYPES):
+            rules.append({"names": ["socket"], **deny, "args": [internet, masked(1, _TYPE_MASK, kind)]})
     # Only the machine's own call table: the 32-bit one of the same processor is not filtered by these numbers.
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.records import packages_of
 from clawgym.sandbox import _jail_root, _landlock, _mounts, _rootfs, _seccomp
 from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree, store_of, store_of_usr
 from clawgym.sandbox._hire import Supervised
@@ -50,12 +51,14 @@ class ChrootSandbox(LocalBox):
         spec: SandboxSpec,
         control: socket.socket,
         folder: Path,
+        store: Store,
         mounts: dict[str, Store],
     ):
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         super().__init__(backend, lease, spec, control, root)
         self._backend = backend
         self._folder = folder
+        self._store = store
         self._mounts = mounts
 
     def tool(self, name: str) -> list[str]:
@@ -84,7 +87,7 @@ class ChrootSandbox(LocalBox):
 
     async def _free(self, gone: bool) -> None:
         if gone:
-            await self._backend.recycle(self._folder, self._mounts)
+            await self._backend.recycle(self._store, self._folder, self._mounts)
         self._backend.boxes.pop(self.id, None)
 
 
@@ -98,7 +101,8 @@ class ChrootBackend(Probed):
         self.folder = self.supervised.state / "owners" / self.supervised.owner
         self.boxes: dict[str, ChrootSandbox] = {}
         self._started: asyncio.Task[None] | None = None
-        self._store: Store | None = None
+        self._stores_of_usr: dict[str, Store] = {}
+        """Image -> the copies of ``/usr`` with its packages."""
         self._snapshots: dict[str, Path] = {}
         self._mounted: dict[str, Store] = {}
         """Folder of this machine -> its store."""
@@ -115,18 +119,22 @@ class ChrootBackend(Probed):
         _check_host()
         await self.supervised.start()
         try:
-            self._store = await asyncio.to_thread(store_of_usr, self.supervised.state)
-            self._roots.mkdir(mode=0o700)
+            await self._store_of("default")
         except OSError as error:
             raise SandboxUnavailable(
                 f"the copy of /usr could not be made ({error}): free disk space under {self.supervised.state}, "
                 "or use the Docker backend (backend='docker')"
             ) from error
 
-    @property
-    def _roots(self) -> Path:
-        assert self._store is not None
-        return self._store.roots(self.folder)
+    async def _store_of(self, image: str) -> Store:
+        """The copies of ``/usr`` for ``image``. Raises OSError."""
+        async with self._mounting:
+            if image not in self._stores_of_usr:
+                state, packages = self.supervised.state, packages_of(image) or ()
+                root = await asyncio.to_thread(_rootfs.prepare, state, packages)
+                store = self._stores_of_usr[image] = await asyncio.to_thread(store_of_usr, state, root)
+                store.roots(self.folder).mkdir(mode=0o700, exist_ok=True)
+        return self._stores_of_usr[image]
 
     async def probe(self) -> Isolation:
         if self._isolation is not None:
@@ -175,9 +183,10 @@ class ChrootBackend(Probed):
 
     async def _create(self, spec: SandboxSpec, saved: Path | None) -> ChrootSandbox:
         await self._start()
-        if spec.image != "default":
+        if packages_of(spec.image) is None:
             raise SandboxError(
-                f"image {spec.image!r}: the chroot backend knows 'default' only: use the Docker backend for images"
+                f"image {spec.image!r}: the chroot backend knows 'default' and 'default:PACKAGE,PACKAGE' only: "
+                "use the Docker backend for images"
             )
         if spec.join_network_of is not None:
             raise SandboxUnavailable(
@@ -192,20 +201,23 @@ class ChrootBackend(Probed):
             raise
 
     async def _open(self, spec: SandboxSpec, saved: Path | None) -> ChrootSandbox:
-        assert self._store is not None
         lease = secrets.token_hex(8)
-        root = self._roots / lease
+        try:
+            store = await self._store_of(spec.image)
+        except OSError as error:
+            raise InfraError(f"the copy of /usr could not be made ({error}): free disk space there") from error
+        root = store.roots(self.folder) / lease
         mounts: dict[str, Store] = {}
         try:
             mounts = await self._stores(spec)
-            owned = await asyncio.to_thread(_jail_root.build, self._store, root, spec.readonly, mounts, saved)
+            owned = await asyncio.to_thread(_jail_root.build, store, root, spec.readonly, mounts, saved)
             control, _ = await launch(self.supervised, lease, self._plan(spec, root, saved is None, owned))
         except BaseException as error:
-            await self.recycle(root, mounts)
+            await self.recycle(store, root, mounts)
             if isinstance(error, OSError):
                 raise InfraError(f"a box's files could not be made ({error}): free disk space there") from error
             raise
-        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root, mounts)
+        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root, store, mounts)
         box.start()
         return box
 
@@ -219,13 +231,12 @@ class ChrootBackend(Probed):
             found[target] = self._mounted[source]
         return found
 
-    async def recycle(self, root: Path, mounts: dict[str, Store]) -> None:
+    async def recycle(self, store: Store, root: Path, mounts: dict[str, Store]) -> None:
         """Keep the copies of folders, remove the rest. What stays behind goes with the owner's folder."""
-        assert self._store is not None
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_jail_root.take_down, root, mounts)
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._store.recycle, root)
+            await asyncio.to_thread(store.recycle, root)
 
     # -- snapshots
 
@@ -251,10 +262,10 @@ class ChrootBackend(Probed):
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
         await self.supervised.stop()
-        if self._store is not None:
-            for store in (self._store, *self._mounted.values()):
+        if self._stores_of_usr:
+            for store in (*self._stores_of_usr.values(), *self._mounted.values()):
                 store.close()
-            self._store = None
+            self._stores_of_usr.clear()
             self._mounted.clear()
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.records import TaskFile
+from clawgym.records import TaskFile, packages_of
 from clawgym.sandbox import _mounts, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
@@ -114,7 +114,8 @@ class NamespaceBackend(Probed):
         self.supervised = Supervised()
         self.boxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
-        self._root: _rootfs.Root | None = None
+        self._roots: dict[str, _rootfs.Root] = {}
+        self._preparing = asyncio.Lock()
         self._sending = asyncio.Semaphore(8)
         self._snapshots: dict[str, tuple[Path, ...]] = {}
         self._users: Counter[Path] = Counter()
@@ -138,7 +139,7 @@ class NamespaceBackend(Probed):
         state = self.supervised.state
         try:
             (state / "layer").mkdir(parents=True, exist_ok=True)
-            self._root = await asyncio.to_thread(_rootfs.prepare, state)
+            await self._root_of("default")
         except OSError as error:
             raise SandboxUnavailable(
                 f"the default root cannot be prepared ({error}): use the Docker backend, or a rootfs folder as image"
@@ -166,21 +167,25 @@ class NamespaceBackend(Probed):
 
     # -- boxes
 
-    def _root_of(self, image: str) -> _rootfs.Root:
-        assert self._root is not None
-        if image == "default":
-            return self._root
+    async def _root_of(self, image: str) -> _rootfs.Root:
+        packages = packages_of(image)
+        if packages is not None:
+            async with self._preparing:
+                if image not in self._roots:
+                    prepared = await asyncio.to_thread(_rootfs.prepare, self.supervised.state, packages)
+                    self._roots[image] = prepared
+            return self._roots[image]
         folder = Path(image)
         if folder.is_absolute() and (folder / "bin").exists():
             return _rootfs.Root((folder,), (), image)
         raise SandboxError(
-            f"image {image!r}: the namespace backend knows 'default' and the absolute path of an unpacked root "
-            "file system: unpack the image there, or use the Docker backend (backend='docker')"
+            f"image {image!r}: the namespace backend knows 'default', 'default:PACKAGE,PACKAGE' and the absolute "
+            "path of an unpacked root file system: unpack the image there, or use the Docker backend (backend='docker')"
         )
 
-    def _plan(self, spec: SandboxSpec, layers: tuple[Path, ...]) -> dict[str, Any]:
+    def _plan(self, spec: SandboxSpec, root: _rootfs.Root, layers: tuple[Path, ...]) -> dict[str, Any]:
         """What process 1 is to do (``_namespaces.py``)."""
-        root, limits = self._root_of(spec.image), spec.limits
+        limits = spec.limits
         as_root = os.geteuid() == 0
         layer = str(self.supervised.state / "layer")
         lowers: dict[str, str] = {}
@@ -192,16 +197,22 @@ class NamespaceBackend(Probed):
             return f"low/{kind}{index}"
 
         mkdirs: list[str] = []
-        overlays: list[tuple[str, str, list[str]]] = []
-        for kind, target, paths in (("root", "", root.base), ("usr", "/usr", root.usr)):
+        overlays: list[tuple[str | None, str, list[str]]] = []
+        for kind, target, paths in (("root", "new", root.base), ("usr", "new/usr", root.usr)):
             if paths:
                 stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; the kernel wants the top first
                 overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
                 mkdirs += [kind, f"{kind}-work"]
         binds: list[tuple[str, str]] = []
         if spec.pristine_tools:
-            path = lower(0, "pristine", root.usr[0] if root.usr else root.base[0] / "usr")
-            binds.append((f"{layer}/{path}" if as_root else path, f"{PRISTINE}/usr"))
+            if root.usr:  # the same as the sandbox's own, without what anybody wrote: nothing hidden is in there
+                overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
+                mkdirs.append("pristine")
+                path = f"{layer}/pristine"
+            else:
+                path = lower(0, "pristine", root.base[0] / "usr")
+                path = f"{layer}/{path}" if as_root else path
+            binds.append((path, f"{PRISTINE}/usr"))
             binds.append(("/dev/null", "/etc/ld.so.preload"))  # read by every loader, the untouched one too
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")
@@ -248,8 +259,12 @@ class NamespaceBackend(Probed):
                 "live grading needs the box's network, which an ordinary user cannot share here: "
                 "run as root, or use the Docker backend (backend='docker')"
             )
+        try:
+            root = await self._root_of(spec.image)
+        except OSError as error:
+            raise InfraError(f"the default root cannot be prepared ({error}): free disk space") from error
         async with self._sending:
-            task = asyncio.ensure_future(self._open(spec, self._plan(spec, layers), layers))
+            task = asyncio.ensure_future(self._open(spec, self._plan(spec, root, layers), layers))
             try:
                 box = await asyncio.shield(task)
             except asyncio.CancelledError:

@@ -21,11 +21,11 @@ def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
         site = task.desktop.site
         readonly = {f"{TOOLS_DIR}/site": site.files} if site is not None else {FILES_DIR: desktop_files()}
     mounts = {target: layer.folder for target, layer in task.layers.items()}
-    return SandboxSpec(task.image, task.limits, task.env, task.workspace, readonly, mounts=mounts)
+    return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly, mounts=mounts)
 
 
 def desktop_spec(task: Task) -> SandboxSpec:
     """The box of the desktop of a task whose site has the episode's."""
     assert task.desktop is not None
     readonly = {FILES_DIR: desktop_files(), **(browser_files() if task.desktop.page else {})}
-    return SandboxSpec(task.image, task.limits, task.env, task.workspace, readonly)
+    return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly)

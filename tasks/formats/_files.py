@@ -21,7 +21,7 @@ from typing import Any
 
 from clawgym.errors import TaskError
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
-from clawgym.verifiers.scan import Execution, scan_checker
+from clawgym.verifiers.scan import Execution, scan_checker, third_party_imports
 from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "decode",
     "executes_agent_code",
     "make_folder",
+    "packages_for",
     "parse_json",
     "read_text",
     "walk",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 _CHECK_HELPER = "clawgym_checks.py"
+_LIBRARIES = {"cryptography": "python3-cryptography", "yaml": "python3-yaml"}
+"""Module -> its package. 22 of the 2,200 public checkers try one of them, and score differently if they cannot."""
 
 
 def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
@@ -167,6 +170,20 @@ def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | No
                 return kind
             found = found or kind
     return found
+
+
+def packages_for(files: Iterable[TaskFile]) -> tuple[str, ...]:
+    """The packages of Debian that a verifier's Python files try to import: of those that public checkers use."""
+    sources = [file.read() for file in files if file.path.endswith(".py")]
+    found: set[str] = set()
+    for module, package in _LIBRARIES.items():
+        if any(module.encode() in source and module in _imported(source) for source in sources):
+            found.add(package)
+    return tuple(sorted(found))
+
+
+def _imported(source: bytes) -> tuple[str, ...]:
+    return third_party_imports(source.decode("utf-8", "replace"))
 
 
 def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:

@@ -26,7 +26,7 @@ from clawgym.records import (
     ToolServer,
     VerifierSpec,
 )
-from clawgym.tasks.formats._files import with_tools_of_the_agent
+from clawgym.tasks.formats._files import packages_for, with_tools_of_the_agent
 from clawgym.tasks.mutable import inputs_to_change
 
 __all__ = ["Entry", "Extras", "Row", "validated"]
@@ -184,6 +184,7 @@ class Extras(_Strict):
         layers = self.read_layers(where)
         given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
         given["desktop"] = self.read_desktop(where, site_files)
+        given["packages"] = packages_for(verifier.files)
         given["unsupported"] = self.unsupported or missing_layer(layers)
         verifier = with_tools_of_the_agent(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})

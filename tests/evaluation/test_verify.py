@@ -22,6 +22,7 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import SandboxUnavailable
 from clawgym.evaluation.runner import EvalConfig, evaluate
+from clawgym.evaluation.terminal import verification_lines
 from clawgym.evaluation.verification import Verification, read_verification
 from clawgym.evaluation.verify import verify
 from clawgym.leaderboards import load_entry, rank, to_markdown
@@ -342,6 +343,40 @@ def test_what_graded_is_recorded_and_named_where_it_differs(copy: Path):
     record = again(copy)
     assert "ClawGym changed (0.0.1 then" in why(record, "t2#0")
     assert "graded in elsewhere then" in why(record, "t2#0")
+
+
+def test_a_changed_image_is_explained_also_where_all_results_are_the_same(copy: Path):
+    receipt = json.loads((copy / "receipt.json").read_text())
+    grader = receipt["grader"]
+    assert again(copy).images == ()
+    contents = grader["contents"]["default"]
+    assert "/usr/bin" in contents
+
+    def changed(**image: object) -> str:
+        receipt["grader"] = {**grader, "images": {"default": "1" * 32}, "contents": image}
+        (copy / "receipt.json").write_text(json.dumps(receipt))
+        record = again(copy)
+        assert record.agrees
+        (said,) = record.images
+        assert said in verification_lines(record)
+        return said
+
+    assert "sandboxes showed all of the machine's /usr" in changed()
+    yaml = "/usr/lib/python3/dist-packages/yaml"
+    others = {folder: digest for folder, digest in contents.items() if folder != "/usr/sbin"}
+    said = changed(default={**others, "/usr/bin": "0" * 16, yaml: "0" * 16})
+    assert said == f"image default changed: {yaml} is gone, /usr/sbin is new, /usr/bin differs"
+
+
+def test_packages_that_the_checker_asks_for_are_part_of_the_image(copy: Path):
+    wants = TaskSet("demo", tuple(dataclasses.replace(t, packages=("python3-none",)) for t in task_set().tasks))
+    assert wants.content_hash == task_set().content_hash
+    assert again(copy, wants).images == (), "no such package is installed, so nothing else is shown"
+    receipt = json.loads((copy / "receipt.json").read_text())
+    receipt["grader"]["images"]["default"] = "1" * 32
+    (copy / "receipt.json").write_text(json.dumps(receipt))
+    (said,) = again(copy, wants).images
+    assert said.startswith("image default:python3-none changed (it was default)")
 
 
 @pytest.mark.parametrize("mode", [GradingMode.FORK, GradingMode.LIVE])

@@ -20,7 +20,7 @@ from clawgym.agents.openclaw.config import ENV, Prompt, configuration
 from clawgym.agents.openclaw.image import Layout, inspect_image, rootfs_of_environment
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
 from clawgym.errors import AgentError, InfraError, SandboxError
-from clawgym.records import TaskFile
+from clawgym.records import TaskFile, packages_of
 from clawgym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
 
 __all__ = ["OpenClaw", "RunningOpenClaw"]
@@ -68,7 +68,7 @@ class OpenClaw:
         image, mounts = spec.image, dict(spec.mounts)
         if self.installation is not None:
             mounts[FOLDER] = self.installation.folder
-        elif self.image is not None and image == "default":
+        elif self.image is not None and packages_of(image) is not None:
             image = self.image
         else:
             raise AgentError(f"a task in image {image} cannot have the OpenClaw of image {self.image}: install one")

@@ -250,6 +250,95 @@ def any_setting(bait):
     return blocked(f"none of {count} can be opened for writing")
 
 
+@probe("14d", "make a pressure trigger, which takes the kernel ten milliseconds to take away again")
+def pressure_trigger(bait):
+    def make(name):
+        fd = os.open(f"/proc/pressure/{name}", os.O_RDWR)
+        try:
+            os.write(fd, b"some 500000 2000000\0")
+        finally:
+            os.close(fd)
+        return opened(f"a trigger on /proc/pressure/{name}")
+
+    def tried(name):
+        try:
+            return make(name)
+        except OSError as error:
+            return blocked(f"{name}: {error_name(error)}")
+
+    return worst(tried(name) for name in ("cpu", "io", "memory", "irq"))
+
+
+@probe("14e", "open anything in /proc for writing beside one's own processes and /proc/sys", bare=False)
+def any_proc_file(bait):
+    def tried(path):
+        try:
+            held = os.fstat(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
+        except OSError as error:
+            return blocked(error_name(error))
+        return blocked("/dev/null lies there") if held.st_rdev == os.makedev(1, 3) else opened(f"{path} can be opened")
+
+    paths = [path for path in _machine_files() if os.path.basename(path) != "sysrq-trigger"]
+    return worst(map(tried, paths)) if paths else blocked("no /proc")
+
+
+def _machine_files():
+    """The files of /proc that are no process's, nor below /proc/sys."""
+    if not os.path.isdir("/proc"):
+        return
+    skipped = ("sys", "self", "thread-self", "net", "mounts")
+    for name in sorted(os.listdir("/proc")):
+        if name.isdigit() or name in skipped:
+            continue
+        if os.path.isdir(f"/proc/{name}"):
+            for folder, _, files in os.walk(f"/proc/{name}"):
+                yield from (os.path.join(folder, file) for file in sorted(files))
+        else:
+            yield f"/proc/{name}"
+
+
+@probe("1e", "read how the machine was started, its disks, interrupts, PCI bus, keys (/proc)")
+def machine(bait):
+    needed = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "swaps", "uptime", "version", "vmstat")
+    # To read the kernel's log takes lines from it; a memory image has no end.
+    never = ("kmsg", "kcore", "kpagecount", "kpageflags", "kpagecgroup", "sysrq-trigger")
+
+    def tried(path):
+        try:
+            return opened(f"{path} has something in it") if read(path) else blocked("empty files")
+        except OSError as error:
+            return blocked(error_name(error))
+
+    paths = [path for path in _machine_files() if os.path.basename(path) not in (*needed, *never)]
+    return worst(map(tried, paths)) if paths else blocked("no /proc")
+
+
+@probe("1f", "find ClawGym itself: its generators, checkers and reference solutions", bare=False)
+def own_distribution(bait):
+    for top in ("/usr", "/opt", "/srv"):
+        for folder, below, names in os.walk(top):
+            if any(name == "clawgym" or name.startswith(("clawgym-", "clawgym_")) for name in [*below, *names]):
+                return opened(f"in {folder}")
+    return blocked("nothing of that name")
+
+
+@probe("1g", "see Python and Node packages that nobody asked for, and what the machine's users put into /usr")
+def packages(bait):
+    asked = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel", "__pycache__")
+    found = []
+    for folder, below, names in os.walk("/usr"):
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            unasked = [n for n in [*below, *names] if not {n.partition("-")[0], n.partition(".")[0]} & {*asked}]
+            found += [os.path.join(folder, name) for name in sorted(unasked)]
+            below[:] = []
+        elif folder == "/usr/lib/node_modules":
+            found += [os.path.join(folder, name) for name in sorted(below) if name not in ("npm", "corepack")]
+            below[:] = []
+        elif folder.startswith(("/usr/local", "/usr/src")):
+            found += [p for name in sorted(names) if not os.path.islink(p := os.path.join(folder, name))]
+    return opened(f"{len(found)}: {', '.join(found[:4])}") if found else blocked("none")
+
+
 @probe("15a", "open /proc/sysrq-trigger for writing")
 def sysrq(bait):
     return can_open("/proc/sysrq-trigger", os.O_WRONLY)

@@ -106,6 +106,47 @@ def netlink(bait):
     return _creates((16, 3, 0))
 
 
+@probe("9d", "MPTCP and UDP-Lite: other protocols of the families that are allowed")
+def other_protocols(bait):
+    return _creates((2, 1, 262), (10, 1, 262), (2, 2, 136), (10, 2, 136))
+
+
+@probe("9e", "any other protocol over IPv4 and IPv6 (SCTP, DCCP, L2TP, SMC, ping, ...)", bare=False)
+def protocols(bait):
+    numbers = [number for number in (*range(1, 256), 256, 263) if number not in (6, 17, 136)]
+    kinds = ((2, 1), (2, 2), (2, 5), (2, 6), (10, 1), (10, 2))
+    return _creates(*((*kind, number) for kind in kinds for number in numbers), (2, 5, 0), (2, 6, 0))
+
+
+@probe("9f", "the other families and protocols through socketpair", bare=False)
+def pairs(bait):
+    def create(family, kind, protocol):
+        try:
+            for sock in socket.socketpair(family, kind, protocol):
+                sock.close()
+        except OSError as error:
+            # EOPNOTSUPP: two sockets of the family were made, and it cannot pair them.
+            return blocked(error_name(error)) if error_name(error) != "EOPNOTSUPP" else opened(f"family {family}")
+        return opened(f"socketpair({family}, {kind}, {protocol}) was made")
+
+    return worst(create(family, kind, 0) for family in range(2, 48) for kind in (1, 2, 3, 5))
+
+
+@probe("9g", "turn a TCP socket into another protocol's (TCP_ULP: kernel TLS, SMC, MPTCP)")
+def upper_protocols(bait):
+    def turn(name):
+        with socket.socket() as sock:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, 31, name)
+            except OSError as error:
+                # ENOENT: the kernel has looked for the module.
+                reached = error_name(error) in ("ENOENT", "ENOTCONN", "EOPNOTSUPP")
+                return (opened if reached else blocked)(f"TCP_ULP {name.decode()}: {error_name(error)}")
+        return opened(f"TCP_ULP {name.decode()} was set")
+
+    return worst(turn(name) for name in (b"tls", b"smc", b"mptcp"))
+
+
 # Where nothing refuses them, the kernel may load the module of an unusual family: not on a bare host.
 @probe("9b", "any other netlink protocol (audit, uevents, crypto, ...)", bare=False)
 def netlinks(bait):
