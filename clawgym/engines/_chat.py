@@ -7,14 +7,16 @@ Invariant: :func:`parse_completion` never raises on a JSON value; what cannot be
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clawgym.bounds import LARGEST_USAGE, LONGEST_REPLY, MOST_CALLS
 from clawgym.engines.protocol import Completion
+from clawgym.errors import BudgetExceeded
 from clawgym.records import ToolCall, Usage
 
-__all__ = ["Problem", "count_of", "parse_completion", "storable"]
+__all__ = ["Problem", "Reply", "count_of", "parse_completion", "storable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,30 @@ class Problem:
 
     message: str
     status: int | None = None
+
+
+class Reply:
+    """Counts what a model says in one reply. Endless words are the model's doing: they end the episode as a budget."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+        self._calls: set[int] = set()
+
+    def add(self, characters: int, calls: Iterable[int]) -> None:
+        """So many ``characters`` more, and pieces of these ``calls``. Raises
+        :class:`~clawgym.errors.BudgetExceeded`."""
+        self._characters += characters
+        self._calls.update(calls)
+        if self._characters > LONGEST_REPLY:
+            raise BudgetExceeded(
+                f"the model's reply is longer than {LONGEST_REPLY} characters (LONGEST_REPLY): set max_tokens",
+                cause="reply-length",
+            )
+        if len(self._calls) > MOST_CALLS:
+            raise BudgetExceeded(
+                f"the model's reply has more than {MOST_CALLS} tool calls (MOST_CALLS): set max_tokens",
+                cause="reply-calls",
+            )
 
 
 def storable(value: Any) -> Any:
@@ -119,8 +145,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def count_of(value: Any) -> int | None:
-    """``value`` where it is a whole number from 0 on."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """``value`` where it is a whole number that a count of tokens can be."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value <= LARGEST_USAGE else None
 
 
 def _usage(raw: Any) -> tuple[Usage, bool]:

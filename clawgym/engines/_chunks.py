@@ -1,13 +1,14 @@
 """Reading the chunks of a streamed chat completion without trusting them.
 
-Invariant: no chunk raises, and no string that comes out holds a lone surrogate.
+Invariant: no chunk raises, a reply that has become too long aside, and no string that comes out holds a lone surrogate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from clawgym.engines._chat import count_of, storable
+from clawgym.engines._chat import Reply, count_of, storable
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.records import Usage
 
@@ -23,44 +24,50 @@ class Chunks:
         """As reported, in the last chunk or with the finish reason."""
         self.any = False
         """Whether a piece of the answer came."""
+        self._reply = Reply()
 
-    def take(self, chunk: Any) -> Delta | None:
-        """The piece in ``chunk`` (an object of the client, whose fields may be anything); None without one."""
-        self.usage = _usage(getattr(chunk, "usage", None)) or self.usage
-        choices = getattr(chunk, "choices", None)
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        delta = getattr(choice, "delta", None)
-        reason = getattr(choice, "finish_reason", None)
+    def take(self, chunk: Mapping[str, Any]) -> Delta | None:
+        """The piece in ``chunk``, whose fields may be anything; None without one.
+
+        Raises :class:`~clawgym.errors.BudgetExceeded` where the reply has become too long."""
+        self.usage = _usage(chunk.get("usage")) or self.usage
+        choices = chunk.get("choices")
+        choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
+        delta = _object(choice.get("delta"))
+        reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
             self.finish_reason = "tool_calls" if reason == "function_call" else reason
         text = _text(delta, "content") + _text(delta, "refusal")
         reasoning = _text(delta, "reasoning_content") or _text(delta, "reasoning")
-        raw = getattr(delta, "tool_calls", None)
-        calls = tuple(_call(item, n) for n, item in enumerate(raw if isinstance(raw, list) else ()))
+        raw = delta.get("tool_calls")
+        calls = tuple(_call(_object(item), n) for n, item in enumerate(raw if isinstance(raw, list) else ()))
         if not (text or reasoning or calls):
             return None
         self.any = True
+        said = sum(len(call.id or "") + len(call.name or "") + len(call.arguments) for call in calls)
+        self._reply.add(len(text) + len(reasoning) + said, (call.index for call in calls))
         return Delta(text, reasoning, calls)
 
 
-def _text(owner: Any, name: str) -> str:
-    value = getattr(owner, name, None)
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(owner: Mapping[str, Any], name: str) -> str:
+    value = owner.get(name)
     return storable(value) if isinstance(value, str) else ""
 
 
-def _call(raw: Any, position: int) -> CallDelta:
-    index = getattr(raw, "index", None)  # some endpoints leave it out
-    function = getattr(raw, "function", None)
+def _call(raw: Mapping[str, Any], position: int) -> CallDelta:
+    index = raw.get("index")  # some endpoints leave it out
+    function = _object(raw.get("function"))
     index = index if isinstance(index, int) and index >= 0 else position
     return CallDelta(index, _text(raw, "id") or None, _text(function, "name") or None, _text(function, "arguments"))
 
 
 def _usage(raw: Any) -> Usage | None:
-    details = getattr(raw, "prompt_tokens_details", None)
-    prompt, completion = (
-        count_of(getattr(raw, "prompt_tokens", None)),
-        count_of(getattr(raw, "completion_tokens", None)),
-    )
+    raw = _object(raw)
+    prompt, completion = count_of(raw.get("prompt_tokens")), count_of(raw.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    return Usage(prompt, completion, count_of(getattr(details, "cached_tokens", None)) or 0)
+    return Usage(prompt, completion, count_of(_object(raw.get("prompt_tokens_details")).get("cached_tokens")) or 0)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Any
 
-from clawgym.engines._failures import Failure, message_of
-from clawgym.engines._retry import is_retryable, retry_after
-from clawgym.errors import MissingDependency
+from clawgym.bounds import HELD_ANSWERS, LARGEST_ANSWER, LARGEST_ERROR, LARGEST_STREAM, OutOfBounds, read_json
+from clawgym.engines._failures import Failure, message_of, out_of_bounds, refusal_of
+from clawgym.engines._sse import EventReader
+from clawgym.errors import EngineError, MissingDependency
 
 __all__ = ["Client"]
+
+_PIECE = 64
+"""Bytes that a piece counts for at least: an answer in single bytes is so much work."""
+
+
+class _Refused(Exception):
+    """An answer that is not read any further."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
 
 
 class Client:
     """Chat completions at ``base_url``. ``timeout``, in seconds, bounds one request as a whole; of a stream, the time
-    to its first chunk and between two."""
+    to its first chunk and between two. What comes back is held to :mod:`clawgym.bounds`; redirects are not followed,
+    and nothing is decompressed."""
 
     def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
         try:
@@ -32,84 +44,140 @@ class Client:
         self.version = openai.__version__
         self._openai = openai
         self._timeout = timeout
-        http = openai.DefaultAsyncHttpxClient(verify=_trusted(), timeout=timeout)
+        self._held = 0
+        http = openai.DefaultAsyncHttpxClient(
+            verify=_trusted(),
+            timeout=timeout,
+            follow_redirects=False,
+            headers={"accept-encoding": "identity"},
+            event_hooks={"response": [_look]},
+        )
         self._client = openai.AsyncOpenAI(
             api_key=api_key or "none", base_url=base_url, max_retries=0, timeout=timeout, http_client=http
         )
         libraries = _http_libraries()
         failures = tuple(library.HTTPError for library in libraries)
-        self._failures = (TimeoutError, openai.APIError, ValueError, *failures)
+        self._failures = (TimeoutError, openai.APIError, ValueError, _Refused, *failures)
         self._late = (TimeoutError, openai.APITimeoutError, *(library.TimeoutException for library in libraries))
         self._cut = (openai.APIConnectionError, *failures)
 
     async def send(self, body: dict[str, Any]) -> Any | Failure:
         """The decoded JSON of one exchange."""
+        asked = self._client.chat.completions.with_streaming_response.create(**body)
         try:
-            async with asyncio.timeout(self._timeout):
-                raw = await self._client.chat.completions.with_raw_response.create(**body)
-                text = raw.text
+            async with asyncio.timeout(self._timeout), asked as response:
+                raw = await self._whole(response)
         except self._failures as error:
-            return await self._failure(error)
+            return self._failure(error)
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            shown = text.strip()[:80]
+            return read_json(raw)
+        except OutOfBounds as error:
+            return out_of_bounds(f"an answer that cannot be read: {error}")
+        except ValueError:
+            shown = raw.decode("utf-8", "replace").strip()[:80]
             cut_off = not shown or shown.startswith("{")
             do = "check that base_url ends with /v1"
             return Failure(f"an answer that is not JSON ({shown!r})", retryable=cut_off, do=do)
 
-    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Any | Failure, None]:
+    async def _whole(self, response: Any) -> bytes:
+        """The body of an answer."""
+        whole, size = bytearray(), 0
+        try:
+            async for piece in response.iter_bytes():
+                cost = max(len(piece), _PIECE)
+                size += cost
+                self._held += cost
+                if size > LARGEST_ANSWER:
+                    raise _Refused(out_of_bounds(f"an answer of more than {LARGEST_ANSWER >> 20} MiB (LARGEST_ANSWER)"))
+                if self._held > HELD_ANSWERS:
+                    most = f"{HELD_ANSWERS >> 20} MiB (HELD_ANSWERS)"
+                    raise _Refused(out_of_bounds(f"answers of more than {most} at once"))
+                whole += piece
+            return bytes(whole)
+        finally:
+            self._held -= size
+
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any] | Failure, None]:
         """The chunks of one exchange; last a failure, if one ended it."""
         named = {name: body[name] for name in ("model", "messages")}
         rest = {name: value for name, value in body.items() if name not in named}
         try:
-            async with asyncio.timeout(self._timeout):
-                # Whatever else is asked for goes as it came: the client would refuse what it does not know.
-                stream = await self._client.chat.completions.create(**named, stream=True, extra_body=rest)
-            async with aclosing(self._each(stream)) as chunks:
-                async for chunk in chunks:
+            # Whatever else is asked for goes as it came: the client would refuse what it does not know.
+            asked = self._client.chat.completions.with_streaming_response.create(**named, stream=True, extra_body=rest)
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._timeout):
+                    response = await stack.enter_async_context(asked)
+                async for chunk in self._chunks(response.iter_bytes()):
                     yield chunk
             return
         except self._failures as error:
-            failure = await self._failure(error)
+            failure = self._failure(error)
+        except EngineError as error:  # of the reader of events
+            failure = out_of_bounds(str(error))
         yield failure
 
-    async def _each(self, stream: Any) -> AsyncGenerator[Any, None]:
-        try:
-            items = aiter(stream)
-            while True:
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        chunk = await anext(items)
-                except StopAsyncIteration:
+    async def _chunks(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
+        """What the events of a stream hold. The time limit is for each of them: comments keep nothing alive."""
+        clock, reader, size = asyncio.get_running_loop().time, EventReader(), 0
+        due = clock() + self._timeout
+        while True:
+            try:
+                async with asyncio.timeout_at(due):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            size += max(len(piece), _PIECE)
+            if size > LARGEST_STREAM:
+                raise _Refused(out_of_bounds(f"a stream of more than {LARGEST_STREAM >> 20} MiB (LARGEST_STREAM)"))
+            for data in reader.feed(piece):
+                due = clock() + self._timeout
+                if data.startswith(b"[DONE]"):
                     return
-                yield chunk
-        finally:
-            await stream.close()
+                yield _chunk(data)
 
-    async def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, _Refused):
+            return error.failure
         if isinstance(error, self._late):
             return Failure(f"no answer within {self._timeout:g} s", status=None, retryable=True)
-        if isinstance(error, self._openai.APIStatusError):
-            detail = error.body if isinstance(error.body, dict) else {}
-            text = (await error.response.aread()).decode("utf-8", "replace") or error.message
-            param, code = detail.get("param"), str(detail.get("code") or detail.get("type") or "")
-            return Failure(
-                message_of(error.body) or text,
-                status=error.status_code,
-                param=param if isinstance(param, str) else None,
-                code=code,
-                asked_wait=retry_after(error.response.headers),
-                retryable=is_retryable(error.status_code) and code != "insufficient_quota",
-            )
         if isinstance(error, self._cut):
             return Failure(f"no connection ({error.__cause__ or error!r})", retryable=True)
-        if isinstance(error, self._openai.APIError):  # inside a stream
-            return Failure(message_of(error.body) or error.message, code=str(error.code or ""), retryable=True)
-        return Failure(f"a stream that is not JSON ({error})", do="check that base_url ends with /v1")
+        return Failure(f"a request that the client refuses ({error})", do="correct the request")
 
     async def aclose(self) -> None:
         await self._client.close()
+
+
+async def _look(response: Any) -> None:
+    """Refuse an answer by its head; of an error, with what its body says."""
+    if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise _Refused(out_of_bounds("a compressed answer, which was not asked for"))
+    if 200 <= response.status_code < 300:
+        return
+    raw = bytearray()
+    async for piece in response.aiter_raw():
+        raw += piece
+        if len(raw) >= LARGEST_ERROR:
+            break
+    raise _Refused(refusal_of(response.status_code, response.headers, bytes(raw[:LARGEST_ERROR])))
+
+
+def _chunk(data: bytes) -> Mapping[str, Any]:
+    """The chunk in an event. Raises :class:`_Refused` for an error in the place of one."""
+    try:
+        chunk = read_json(data)
+    except OutOfBounds as error:
+        raise _Refused(out_of_bounds(f"an event that cannot be read: {error}")) from None
+    except ValueError as error:
+        text = f"a stream that is not JSON ({error})"
+        raise _Refused(Failure(text, do="check that base_url ends with /v1")) from None
+    if not isinstance(chunk, dict):
+        return {}
+    if said := chunk.get("error"):
+        code = said.get("code") if isinstance(said, dict) else None
+        text = message_of(said) or "an error without a message"
+        raise _Refused(Failure(text, code=str(code or ""), retryable=True))
+    return chunk
 
 
 @lru_cache(maxsize=1)

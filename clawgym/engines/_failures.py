@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from clawgym.bounds import read_json
 from clawgym.engines._chat import storable
+from clawgym.engines._retry import is_retryable, retry_after
 from clawgym.errors import ContextLengthExceeded, EngineError
 
-__all__ = ["Failure", "clean", "error_of", "host_of", "is_context_overflow", "message_of"]
+__all__ = ["Failure", "clean", "error_of", "host_of", "is_context_overflow", "message_of", "out_of_bounds", "refusal_of"]
 
 LONGEST_TEXT = 500
 _CONTEXT = re.compile(
@@ -62,6 +65,34 @@ def message_of(body: object) -> str:
             if value:
                 return json.dumps(value)
     return body if isinstance(body, str) else ""
+
+
+def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> Failure:
+    """What an answer other than 200 means, whose body begins with ``raw``."""
+    try:
+        body = read_json(raw)
+    except ValueError:
+        body = raw.decode("utf-8", "replace")
+    inner = body.get("error") if isinstance(body, dict) else None
+    detail = inner if isinstance(inner, dict) else body if isinstance(body, dict) else {}
+    text = message_of(inner) or message_of(body) or "an error without a message"
+    if 300 <= status < 400:
+        text = f"a redirect to {headers.get('location', 'nowhere')}, which is not followed"
+    param, code = detail.get("param"), str(detail.get("code") or detail.get("type") or "")
+    return Failure(
+        text,
+        status,
+        param=param if isinstance(param, str) else None,
+        code=code,
+        asked_wait=retry_after(headers),
+        retryable=is_retryable(status) and code != "insufficient_quota",
+    )
+
+
+def out_of_bounds(what: str) -> Failure:
+    """An answer that no model gives: larger or deeper than the bounds, or packed. Never tried again."""
+    do = "check base_url, or use an endpoint that keeps the bounds (docs/gateway.md)"
+    return Failure(what, 502, do=do)
 
 
 def clean(text: str, key: str = "") -> str:

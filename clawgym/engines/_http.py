@@ -1,7 +1,8 @@
 """One HTTP upstream: a pooled client, time limits, JSON and event streams, errors in words.
 
 Invariants: one client session an engine; the API key is in no message and goes to no other host (redirects are not
-followed); closing a stream closes its connection, which is how servers learn that nobody listens any more.
+followed); nothing is decompressed, and nothing is held beyond :mod:`clawgym.bounds`; closing a stream closes its
+connection, which is how servers learn that nobody listens any more.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from clawgym.engines._failures import Failure, error_of, host_of, message_of
-from clawgym.engines._retry import is_retryable, retry_after
+from clawgym.bounds import LARGEST_ANSWER, LARGEST_ERROR, OutOfBounds, read_json
+from clawgym.engines._failures import Failure, error_of, host_of, message_of, out_of_bounds, refusal_of
+from clawgym.engines._retry import is_retryable
 from clawgym.engines._sse import EventReader
 from clawgym.errors import ClawGymError, MissingDependency
 
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Upstream"]
 
 _T = TypeVar("_T")
-_LONGEST_ERROR = 1 << 16
-"""Bytes read of an answer that is an error."""
 
 
 class Upstream:
@@ -50,7 +50,7 @@ class Upstream:
         except ImportError as error:
             raise MissingDependency("this engine needs aiohttp and orjson: pip install 'clawgym[gateway]'") from error
         self._aiohttp = aiohttp
-        self.loads = orjson.loads
+        self._loads = orjson.loads
         self._dumps = orjson.dumps
         self.host = host_of(base_url)
         self.hostname = urlsplit(base_url).hostname
@@ -91,9 +91,9 @@ class Upstream:
         async with response:
             await self._refuse(response)
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The JSON of the events that answer ``body``, up to ``[DONE]`` or the end; those that came together
-        together. One try.
+    async def events(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The JSON of the events that answer ``body``, up to ``[DONE]`` or the end, at most ``most``; those that came
+        together together. One try.
 
         Raises :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
         """
@@ -112,6 +112,9 @@ class Upstream:
                 done = b"[DONE]" in came
                 if done:
                     came = came[: came.index(b"[DONE]")]
+                most -= len(came)
+                if most < 0:
+                    raise self.error(out_of_bounds("more events than the tokens that were asked for (MOST_EVENTS)"))
                 if came:
                     yield [self._decoded(data) for data in came]
                     seconds, what = self._between, "next part of the answer"
@@ -132,7 +135,15 @@ class Upstream:
         response = await self._within(self._first, self._request(method, path, body), "answer")
         async with response:
             await self._refuse(response)
-            return self._decoded(await self._within(self._first, response.read(), "answer"))
+            return self._decoded(await self._within(self._first, self._whole(response), "answer"))
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        whole = bytearray()
+        while piece := await response.content.readany():
+            whole += piece
+            if len(whole) > LARGEST_ANSWER:
+                raise self.error(out_of_bounds(f"an answer of more than {LARGEST_ANSWER >> 20} MiB (LARGEST_ANSWER)"))
+        return bytes(whole)
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -142,9 +153,14 @@ class Upstream:
                 connector=self._aiohttp.TCPConnector(limit=0),
                 cookie_jar=self._aiohttp.DummyCookieJar(),
                 timeout=self._aiohttp.ClientTimeout(total=None, sock_connect=self._connect),
+                auto_decompress=False,
             )
         data = None if body is None else self._dumps(body)
-        headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream, application/json",
+            "accept-encoding": "identity",
+        }
         return await self._session.request(method, self._root + path, data=data, headers=headers, allow_redirects=False)
 
     async def _within(self, seconds: float, what: Awaitable[_T], named: str, due: float | None = None) -> _T:
@@ -163,29 +179,13 @@ class Upstream:
         raise self.error(failure)
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> None:
-        """Raise what an answer other than 200 means."""
+        """Raise what an answer other than 200 means, and refuse a compressed one."""
+        if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            raise self.error(out_of_bounds("a compressed answer, which was not asked for"))
         if response.status == 200:
             return
-        raw = await self._within(self._first, response.content.read(_LONGEST_ERROR), "answer")
-        try:
-            body: Any = self.loads(raw)
-        except ValueError:
-            body = raw.decode("utf-8", "replace")
-        inner = body.get("error") if isinstance(body, dict) else None
-        detail = inner if isinstance(inner, dict) else body if isinstance(body, dict) else {}
-        text = message_of(inner) or message_of(body) or str(response.reason)
-        if 300 <= response.status < 400:
-            text = f"a redirect to {response.headers.get('location', 'nowhere')}, which is not followed"
-        code = str(detail.get("code") or detail.get("type") or "")
-        raise self.error(
-            Failure(
-                text,
-                response.status,
-                code=code,
-                asked_wait=retry_after(response.headers),
-                retryable=is_retryable(response.status) and code != "insufficient_quota",
-            )
-        )
+        raw = await self._within(self._first, response.content.read(LARGEST_ERROR), "answer")
+        raise self.error(refusal_of(response.status, response.headers, raw))
 
     async def _finish(self, response: aiohttp.ClientResponse) -> None:
         """Read what is left, so that the connection can be used again; nothing should be."""
@@ -199,10 +199,12 @@ class Upstream:
     def _decoded(self, data: bytes) -> dict[str, Any]:
         """The JSON object in ``data``."""
         try:
-            decoded = self.loads(data)
+            decoded = read_json(data, self._loads)
             if isinstance(decoded, dict):
                 return decoded
             raise ValueError
+        except OutOfBounds as error:
+            raise self.error(out_of_bounds(f"an answer that cannot be read: {error}")) from None
         except ValueError:
             shown = data[:80].decode("utf-8", "replace")
             raise self.error(

@@ -6,22 +6,23 @@ the bytes alone, never on how they were cut into pieces.
 
 from __future__ import annotations
 
+from clawgym.bounds import LARGEST_EVENT
 from clawgym.errors import EngineError
 
 __all__ = ["EventReader"]
 
-LARGEST_EVENT = 64 * 2**20
-"""Bytes of one event; a stream that never ends one must not fill the memory."""
+_LEAST = 64
+"""Bytes that a line counts for at least: an object of Python's is not smaller."""
 
 
 class EventReader:
     """Turns pieces of a stream into the ``data`` of its events. Comments, ids and names are left out."""
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []
-        """Pieces of a line that has not ended; joined once, however many they are."""
+        self._rest = bytearray()
+        """Of a line that has not ended."""
         self._data: list[bytes] = []
-        self._size = self._pending = 0
+        self._size = 0
         self._after_return = False
         self._first = True
 
@@ -37,13 +38,9 @@ class EventReader:
         lines = piece.split(b"\n")
         events: list[bytes] = []
         if len(lines) > 1:
-            lines[0] = b"".join((*self._rest, lines[0]))
+            lines[0] = bytes(self._rest + lines[0])
             self._rest.clear()
-            self._pending = 0
-        rest = lines.pop()
-        if rest:
-            self._rest.append(rest)
-            self._pending += len(rest)
+        self._rest += lines.pop()
         for line in lines:
             if self._first:
                 self._first = False
@@ -53,10 +50,11 @@ class EventReader:
             elif self._data:
                 events.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
-        if self._size + self._pending > LARGEST_EVENT:
+        if self._size + len(self._rest) > LARGEST_EVENT:
             raise EngineError(
-                f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream: this is no answer of a model; "
-                "check base_url"
+                f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT): this is no answer of a "
+                "model; check base_url",
+                status=502,
             )
         return events
 
@@ -64,4 +62,4 @@ class EventReader:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
-            self._size += len(value)
+            self._size += max(len(value), _LEAST)

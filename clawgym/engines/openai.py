@@ -2,7 +2,8 @@
 
 Invariants: this is the one place that retries (the client's own retries are off), and never once a piece of an
 answer has been given away; the API key appears in no message, repr, log line or receipt; an optional parameter that
-the endpoint refuses is adapted once, and said in the receipt; a request is never sent once the budget is used up.
+the endpoint refuses is adapted once, and said in the receipt; a request is never sent once the budget is used up; what
+an endpoint sends is held to :mod:`clawgym.bounds`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from clawgym.engines._chat import Problem, parse_completion
+from clawgym.bounds import LARGEST_BODY
+from clawgym.engines._chat import Problem, Reply, parse_completion
 from clawgym.engines._chunks import Chunks
 from clawgym.engines._client import Client
 from clawgym.engines._failures import Failure, error_of, host_of
 from clawgym.engines._limits import Budget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable
 from clawgym.engines.protocol import Completion, Delta, Sampling
-from clawgym.errors import ClawGymError, EngineError
+from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
 
 __all__ = ["Budget", "OpenAIEngine", "Prices", "RateLimits"]
@@ -197,7 +199,12 @@ class OpenAIEngine:
     async def _reserve(self, body: Mapping[str, Any]) -> Reservation:
         """Wait until ``body`` may be sent, within budget and rate limits."""
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        estimate = len(json.dumps([body["messages"], body.get("tools")])) / 4 + limit
+        size = len(json.dumps([body["messages"], body.get("tools")]))
+        if size > LARGEST_BODY:
+            raise ContextLengthExceeded(
+                f"the conversation is larger than {LARGEST_BODY >> 20} MiB (LARGEST_BODY): lower max_tokens or max_steps"
+            )
+        estimate = size / 4 + limit
         self._budget.check(self.usage)
         reservation = await self._rate.acquire(estimate)
         self._budget.check(self.usage)
@@ -235,6 +242,8 @@ class OpenAIEngine:
                 return Failure(parsed.message, status=parsed.status, retryable=retryable)
             completion, reported = parsed
             usage = self._account(completion.usage if reported else None, reservation)
+            reply, calls = Reply(), len(completion.tool_calls) + len(completion.malformed_calls)
+            reply.add(len(completion.text) + len(completion.reasoning or ""), range(calls))
             return replace(completion, usage=usage, model=completion.model or self.model)
 
     def _account(self, usage: Usage | None, reservation: Reservation) -> Usage:

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
@@ -67,7 +68,7 @@ class SGLangEngine(ServedEngine):
         if ask.adapter is not None:
             body["lora_path"] = ask.adapter
         pairs = _Pairs(checked)
-        async with aclosing(self._upstream.events("/generate", body)) as several:
+        async with aclosing(self._upstream.events("/generate", body, MOST_EVENTS + ask.max_tokens)) as several:
             async for events in several:
                 held: list[Tokens] = []
                 for event in events:

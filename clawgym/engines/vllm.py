@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import Failure
 from clawgym.engines._retry import persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
@@ -237,7 +238,7 @@ class VLLMEngine(ServedEngine):
 
     async def _answer(self, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
         try:
-            async with aclosing(self._upstream.events("/v1/completions", body)) as several:
+            async with aclosing(self._upstream.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])) as several:
                 async for events in several:
                     yield events
         except EngineError as error:
