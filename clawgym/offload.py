@@ -27,4 +27,6 @@ async def offloaded(function: Callable[..., _T], *args: Any) -> _T:
         async with gate:
             return await asyncio.to_thread(function, *args)
 
-    return await asyncio.shield(asyncio.ensure_future(work()))
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+    return await asyncio.shield(task)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
-from clawgym.sandbox import _linux
-from clawgym.sandbox._trees import Cursor, Room, Visitor, copy_data, open_file, walk
+from clawgym.sandbox._trees import FOLDER, Cursor, Room, Visitor, copy_data, open_file, walk
 
-__all__ = ["copy_tree", "most_entries"]
+__all__ = ["copy_tree", "most_entries", "save_folder"]
 
 _OPAQUE = "user.overlay.opaque"
 
@@ -16,6 +16,20 @@ _OPAQUE = "user.overlay.opaque"
 def most_entries(disk_mb: int) -> int:
     """Files and folders that a writable layer of ``disk_mb`` MiB may have."""
     return max(20_000, disk_mb * 100)
+
+
+def save_folder(layer: int, kind: str, target: Path, room: Room) -> None:
+    """Copy the folder ``kind`` of ``layer`` to the new folder ``target``; FileNotFoundError if there is none."""
+    source = os.open(kind, FOLDER, dir_fd=layer)
+    try:
+        target.mkdir(mode=0o700)
+        into = os.open(target, FOLDER)
+        try:
+            copy_tree(source, into, room)
+        finally:
+            os.close(into)
+    finally:
+        os.close(source)
 
 
 def copy_tree(source: int, target: int, room: Room, skip: frozenset[str] = frozenset()) -> None:

@@ -18,6 +18,7 @@ import time
 
 __all__ = [
     "DEPTH",
+    "FOLDER",
     "HOST_ERRORS",
     "NAMES",
     "PATH",
@@ -28,6 +29,7 @@ __all__ = [
     "copy_data",
     "open_file",
     "remove",
+    "remove_tree",
     "walk",
 ]
 
@@ -41,7 +43,8 @@ HOST_ERRORS = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS, errno.ESTALE)
 )
 """What no tree can cause that is within the bounds: this machine is at fault."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a folder with."""
 _BATCH = 4096
 
 
@@ -101,7 +104,7 @@ class Cursor:
         """Enter the folder ``name``."""
         mode = _let_in(self.fd, name) if self._force else None
         info = os.fstat(self.fd)
-        inner = os.open(name, _FOLDER, dir_fd=self.fd)
+        inner = os.open(name, FOLDER, dir_fd=self.fd)
         os.close(self.fd)
         self.fd = inner
         self._above.append((info.st_dev, info.st_ino))
@@ -109,7 +112,7 @@ class Cursor:
 
     def up(self) -> None:
         """Go back to the folder that was left last."""
-        above = os.open("..", _FOLDER, dir_fd=self.fd)
+        above = os.open("..", FOLDER, dir_fd=self.fd)
         info = os.fstat(above)
         if (info.st_dev, info.st_ino) != self._above.pop():
             os.close(above)
@@ -300,6 +303,15 @@ def remove(folder: int, name: str, seconds: float = 60.0) -> None:
         pass
 
 
+def remove_tree(path: str | os.PathLike[str], seconds: float = 60.0) -> None:
+    """:func:`remove` for the path of a folder of ours."""
+    above = os.open(os.path.dirname(path), FOLDER)
+    try:
+        remove(above, os.path.basename(path), seconds)
+    finally:
+        os.close(above)
+
+
 def _check(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise TimeoutError(errno.ETIMEDOUT, "there was more to remove than the time allowed")
@@ -329,7 +341,7 @@ def _removed(folder: int, name: str) -> bool:
 
 def _open_own(folder: int, name: str) -> int:
     _let_in(folder, name)
-    return os.open(name, _FOLDER, dir_fd=folder)
+    return os.open(name, FOLDER, dir_fd=folder)
 
 
 def _empty(top: int, name: str, token: str, count: itertools.count[int], deadline: float) -> None:
