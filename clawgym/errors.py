@@ -27,6 +27,7 @@ __all__ = [
     "TokenIdsStripped",
     "TraceError",
     "TrainingError",
+    "TreeTooLarge",
     "UnsupportedTask",
 ]
 
@@ -59,6 +60,17 @@ class SandboxError(ClawGymError):
 
     The caller asked for something that cannot be done; the box itself still works.
     """
+
+
+class TreeTooLarge(SandboxError):
+    """The files in a sandbox exceed a bound, so they are not taken out of it.
+
+    ``bound`` is ``size``, ``entries``, ``depth``, ``path`` or ``names`` (``docs/grading.md``).
+    """
+
+    def __init__(self, message: str, *, bound: str = "size") -> None:
+        super().__init__(message)
+        self.bound = bound
 
 
 class SandboxDied(SandboxError):

@@ -19,14 +19,17 @@ import secrets
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+from clawgym.sandbox._trees import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clawgym.sandbox._rootfs import Root
 
-__all__ = ["LEFT_OUT", "Store", "recover", "remove_tree", "store_of", "store_of_usr"]
+__all__ = ["LEFT_OUT", "Store", "recover", "store_of", "store_of_usr"]
 
 LEFT_OUT = frozenset(
     f"share/{name}" for name in ("doc", "gtk-doc", "help", "icons", "info", "locale", "man", "sounds")
@@ -171,23 +174,24 @@ def _source(store: Path) -> str:
         return ""
 
 
-def recover(owner: Path) -> None:
-    """Recycle every root of an owner that is gone: what :meth:`Store.recycle` does, without a store."""
+def recover(owner: Path, end: float) -> None:
+    """Recycle every root of an owner that is gone, until ``end`` on the monotonic clock: what :meth:`Store.recycle`
+    does, without a store."""
     for roots in owner.glob(f"{_PREFIX}*"):
         store = owner.parent.parent / "chroot" / roots.name.removeprefix(_PREFIX)
         for root in roots.iterdir():
             try:
-                _recycle(store, root)
+                _recycle(store, root, end - time.monotonic())
             except OSError:
                 pass  # what still runs in there writes on; the caller removes the rest
 
 
-def _recycle(store: Path, root: Path) -> None:
+def _recycle(store: Path, root: Path, seconds: float = 60.0) -> None:
     try:
         os.rename(root / "usr", store / "idle" / secrets.token_hex(8))
     except OSError:
         pass  # there is none yet, or the store has gone: it is removed with the rest
-    remove_tree(root)
+    remove_tree(root, seconds)
 
 
 def _open_lock(path: Path) -> int:
@@ -299,44 +303,3 @@ def _clone(template: Path, target: Path) -> None:
         finally:
             os.close(here)
             os.close(there)
-
-
-# -- the end of a box's files
-
-
-def remove_tree(top: Path) -> None:
-    """Remove a tree that hostile code filled, however deep; no link is followed. Raises OSError.
-
-    What is not empty is moved up to ``top`` first, so that two descriptors are enough.
-    """
-    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    token, count = secrets.token_hex(8), 0
-    try:
-        while names := os.listdir(fd):
-            for name in names:
-                if _removed(fd, name):
-                    continue
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-                try:
-                    for child in os.listdir(inner):
-                        if not _removed(inner, child):
-                            count += 1
-                            os.rename(child, f"{token}-{count}", src_dir_fd=inner, dst_dir_fd=fd)
-                finally:
-                    os.close(inner)
-                os.rmdir(name, dir_fd=fd)
-    finally:
-        os.close(fd)
-    top.rmdir()
-
-
-def _removed(folder: int, name: str) -> bool:
-    """Whether an entry went; False for a folder that is not empty."""
-    if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        os.unlink(name, dir_fd=folder)
-        return True
-    try:
-        os.rmdir(name, dir_fd=folder)
-    except OSError:
-        return False
-    return True

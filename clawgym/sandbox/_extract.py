@@ -1,26 +1,54 @@
-"""Taking files out of a box. What is in there is hostile: no link is followed, nothing but regular files
+"""Taking files out of a sandbox. What is in there is hostile: no link is followed, nothing but regular files
 and folders is opened, every size is capped, and links in the result cannot point out of it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import io
 import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from clawgym.errors import SandboxError
+from clawgym.errors import InfraError, SandboxError, TreeTooLarge
+from clawgym.offload import offloaded
 from clawgym.sandbox import _linux
+from clawgym.sandbox._tars import Tarred
+from clawgym.sandbox._trees import DEPTH, HOST_ERRORS, PATH, Room, TooMuch, walk
 from clawgym.sandbox.protocol import Archive
 
-__all__ = ["filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
+__all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
 
-_MAX_DEPTH = 64
+DAMAGED = (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError, MemoryError)
+"""What reading a tar may raise that somebody in a sandbox made."""
+_MOST_DROPPED = 256
+"""Entries that are named among those left out."""
 _T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Around work on a tree of a sandbox: raises :class:`TreeTooLarge` beyond a bound, :class:`InfraError` for what
+    only this machine can cause, and :class:`SandboxError` for any other OSError."""
+    try:
+        yield
+    except TooMuch as error:
+        raise TreeTooLarge(f"{what}: {error}: too much to take from the sandbox", bound=error.bound) from None
+    except OSError as error:
+        _check_host(what, error)
+        raise SandboxError(f"{what}: cannot be copied ({error.strerror}): take something else") from error
+
+
+def _check_host(what: str, error: OSError) -> None:
+    """Raise :class:`InfraError` if no tree can cause ``error``."""
+    if error.errno in HOST_ERRORS:
+        raise InfraError(
+            f"{what}: could not be copied ({error}): free disk space in the state folder, and allow more open files "
+            "(ulimit -n)"
+        ) from error
 
 
 def link_stays_inside(name: str, target: str) -> bool:
@@ -39,8 +67,9 @@ def link_stays_inside(name: str, target: str) -> bool:
 
 
 async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
-    """``function(fd, *args)`` in a thread, on a copy of ``fd``: its number may come to mean another box."""
-    copy = os.dup(fd)
+    """``function(fd, *args)`` in a thread, on a copy of ``fd``: its number may come to mean another sandbox."""
+    with blamed("files of a sandbox"):
+        copy = os.dup(fd)
 
     def work() -> _T:
         try:
@@ -48,7 +77,7 @@ async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
         finally:
             os.close(copy)
 
-    return await asyncio.shield(asyncio.to_thread(work))  # cancelled or not, the copy is closed
+    return await offloaded(work)  # cancelled or not, the copy is closed
 
 
 def _read_capped(fd: int, limit: int) -> bytes | None:
@@ -70,6 +99,7 @@ def take_file(root: int, path: str, max_bytes: int) -> bytes:
     try:
         fd = _linux.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     except OSError as error:
+        _check_host(path, error)
         raise SandboxError(
             f"{path}: cannot be read from the box ({error.strerror}): give a regular file without links"
         ) from error
@@ -84,161 +114,143 @@ def take_file(root: int, path: str, max_bytes: int) -> bytes:
     return data
 
 
-def _entry(name: str, info: os.stat_result, kind: bytes) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.type = kind
-    entry.mode = stat.S_IMODE(info.st_mode) & 0o777
-    entry.mtime = max(0, int(info.st_mtime))
-    return entry
-
-
-class _Dropped(Exception):
+class _Dropped(OSError):
     """Why one entry is left out."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(0, why)
 
-class _TooLarge(Exception):
-    """The tree is over its cap."""
 
+class _Taken(Tarred):
+    """What may leave a sandbox: folders, files, and links that stay inside."""
 
-def _take(folder: int, name: str, child: str, room: int) -> tuple[tarfile.TarInfo, bytes, int | None]:
-    """One entry of a folder: its header, its content, and an open descriptor if it is a folder itself."""
-    info = os.stat(child, dir_fd=folder, follow_symlinks=False)
-    if stat.S_ISLNK(info.st_mode):
-        target = os.readlink(child, dir_fd=folder)
-        if not link_stays_inside(name, target):
-            raise _Dropped("link out of the tree")
-        entry = _entry(name, info, tarfile.SYMTYPE)
-        entry.linkname = target
-        return entry, b"", None
-    if stat.S_ISDIR(info.st_mode):
-        if name.count("/") >= _MAX_DEPTH:
-            raise _Dropped("too deep")
-        inner = _linux.open_beneath(folder, child, os.O_RDONLY | os.O_DIRECTORY)
-        return _entry(name, info, tarfile.DIRTYPE), b"", inner
-    if not stat.S_ISREG(info.st_mode):
-        raise _Dropped("not a regular file")
-    if info.st_size > room:  # a sparse file costs nothing to make and terabytes to copy
-        raise _TooLarge
-    fd = _linux.open_beneath(folder, child, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    def __init__(self, tar: tarfile.TarFile, room: Room, path: str, mounts: frozenset[str]) -> None:
+        super().__init__(tar, room)
+        self._path, self._mounts = "/" + path.lstrip("/"), mounts
+        self.dropped = _Names()
+
+    def entry(self, folder: int, name: str, path: str, info: os.stat_result) -> bool:
+        if self._mounts and posixpath.normpath(f"{self._path}/{path}") in self._mounts:
+            raise _Dropped("mounted from this machine")
+        if stat.S_ISLNK(info.st_mode):
+            if not link_stays_inside(path, os.readlink(name, dir_fd=folder)):
+                raise _Dropped("link out of the tree")
+        elif stat.S_ISDIR(info.st_mode):
+            os.close(_linux.open_beneath(folder, name, os.O_RDONLY | os.O_DIRECTORY))  # else it is no part of the tree
+        elif not stat.S_ISREG(info.st_mode):
             raise _Dropped("not a regular file")
-        data = _read_capped(fd, room)
-    finally:
-        os.close(fd)
-    if data is None:
-        raise _TooLarge
-    entry = _entry(name, info, tarfile.REGTYPE)
-    entry.size = len(data)
-    return entry, data, None
+        return super().entry(folder, name, path, info)
+
+    def refused(self, path: str, error: OSError) -> None:
+        if error.errno in HOST_ERRORS:
+            raise error
+        self.dropped.add(path, error.strerror)
+
+
+class _Names:
+    """What is left out, and why."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._more = 0
+
+    def add(self, name: str, why: str) -> None:
+        if len(self._told) < _MOST_DROPPED:
+            self._told.append(f"{name}: {why}")
+        else:
+            self._more += 1
+
+    def all(self) -> tuple[str, ...]:
+        return (*self._told, f"and {self._more} more") if self._more else tuple(self._told)
 
 
 def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: frozenset[str] = frozenset()) -> Archive:
     """Archive the tree at ``path`` below ``root``, without the absolute paths ``mounts``.
 
-    Raises :class:`SandboxError` over the caps or without a folder.
+    Raises :class:`SandboxError` without a folder, :class:`TreeTooLarge` over the caps.
     """
     try:
         top = _linux.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
+        _check_host(path, error)
         raise SandboxError(
             f"{path}: not a folder that can be taken from the box ({error.strerror}): links are not followed"
         ) from error
     buffer = io.BytesIO()
-    dropped: list[str] = []
-    total = count = 0
-    stack: list[tuple[int, str]] = [(top, "")]
     try:
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            while stack:
-                folder, prefix = stack.pop()
-                try:
-                    for child in sorted(os.listdir(folder)):
-                        count += 1
-                        if count > max_files:
-                            raise SandboxError(f"{path}: more than {max_files} entries: too many to take from the box")
-                        try:
-                            if mounts and posixpath.normpath(f"/{path.lstrip('/')}/{prefix}{child}") in mounts:
-                                raise _Dropped("mounted from this machine")
-                            entry, data, inner = _take(folder, prefix + child, child, max_bytes - total)
-                        except _Dropped as error:
-                            dropped.append(f"{prefix}{child}: {error}")
-                        except OSError as error:
-                            dropped.append(f"{prefix}{child}: {error.strerror}")
-                        else:
-                            total += len(data)
-                            if inner is not None:
-                                stack.append((inner, f"{prefix}{child}/"))
-                            tar.addfile(entry, io.BytesIO(data))
-                except _TooLarge:
-                    raise SandboxError(
-                        f"{path}: larger than {max_bytes} bytes: too much to take from the box"
-                    ) from None
-                finally:
-                    os.close(folder)
+        with blamed(path), tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            room = Room(max_files, max_bytes)
+            taken = _Taken(tar, room, path, mounts)
+            walk(top, taken, room)
     finally:
-        for fd, _ in stack:
-            os.close(fd)
-    return Archive(buffer.getvalue(), tuple(dropped))
+        os.close(top)
+    return Archive(buffer.getvalue(), taken.dropped.all())
 
 
 def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archive:
     """The same promises for a tar that somebody else made (a Docker engine): ``strip`` is the leading folder.
 
-    Raises :class:`SandboxError` over the caps or for a damaged archive.
+    Raises :class:`TreeTooLarge` over the caps, :class:`SandboxError` for a damaged archive.
     """
     buffer = io.BytesIO()
-    dropped: list[str] = []
-    total = 0
-    links: set[str] = set()
     try:
         with (
+            blamed("an archive"),
             tarfile.open(fileobj=io.BytesIO(data)) as source,
             tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
         ):
-            for count, member in enumerate(source):
-                if count > max_files:
-                    raise SandboxError(f"more than {max_files} entries: too many to take from the box")
-                name = member.name.removeprefix("./")
-                if name == strip or not name:
-                    continue
-                if strip:
-                    if not name.startswith(strip + "/"):
-                        dropped.append(f"{name}: outside {strip}")
-                        continue
-                    name = name[len(strip) + 1 :]
-                parts = name.split("/")
-                if name.startswith("/") or ".." in parts or "" in parts or len(parts) > _MAX_DEPTH:
-                    dropped.append(f"{name}: not a plain path")
-                    continue
-                if any("/".join(parts[:i]) in links for i in range(1, len(parts))):
-                    dropped.append(f"{name}: below a link")
-                    continue
-                entry = tarfile.TarInfo(name)
-                entry.mode, entry.mtime = member.mode & 0o777, int(max(0, member.mtime))
-                if member.isdir():
-                    entry.type = tarfile.DIRTYPE
-                    out.addfile(entry)
-                elif member.issym() and link_stays_inside(name, member.linkname):
-                    links.add(name)
-                    entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
-                    out.addfile(entry)
-                elif member.isreg() or member.islnk():
-                    if member.islnk():  # a second name of a file: take the content
-                        held = source.extractfile(member) if not member.linkname.startswith("/") else None
-                    else:
-                        held = source.extractfile(member)
-                    if held is None:
-                        dropped.append(f"{name}: hard link out of the tree")
-                        continue
-                    content = held.read(max_bytes - total + 1)
-                    total += len(content)
-                    if total > max_bytes:
-                        raise SandboxError(f"larger than {max_bytes} bytes: too much to take from the box")
-                    entry.size = len(content)
-                    out.addfile(entry, io.BytesIO(content))
-                else:
-                    dropped.append(f"{name}: not a regular file or a link out of the tree")
-    except (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError) as error:
+            dropped = _filtered(source, out, strip, Room(max_files, max_bytes))
+    except DAMAGED as error:
         raise SandboxError(f"damaged archive from the box ({error}): take the tree again") from error
-    return Archive(buffer.getvalue(), tuple(dropped))
+    return Archive(buffer.getvalue(), dropped.all())
+
+
+def _filtered(source: tarfile.TarFile, out: tarfile.TarFile, strip: str, room: Room) -> _Names:
+    dropped = _Names()
+    links: set[str] = set()
+    for member in source:
+        name = member.name.removeprefix("./")
+        if name == strip or not name:
+            continue
+        room.entry()
+        room.name(len(os.fsencode(name)) + len(os.fsencode(member.linkname)))
+        if strip:
+            if not name.startswith(strip + "/"):
+                dropped.add(name, f"outside {strip}")
+                continue
+            name = name[len(strip) + 1 :]
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or "" in parts:
+            dropped.add(name, "not a plain path")
+            continue
+        if len(parts) > DEPTH + 1:
+            raise TooMuch("depth", f"more than {DEPTH} folders deep")
+        if len(os.fsencode(name)) > PATH:
+            raise TooMuch("path", f"a path of more than {PATH} bytes")
+        if any("/".join(parts[:i]) in links for i in range(1, len(parts))):
+            dropped.add(name, "below a link")
+            continue
+        entry = tarfile.TarInfo(name)
+        entry.mode, entry.mtime = member.mode & 0o777, int(max(0, member.mtime))
+        if member.isdir():
+            entry.type = tarfile.DIRTYPE
+            out.addfile(entry)
+        elif member.issym() and link_stays_inside(name, member.linkname):
+            links.add(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
+            out.addfile(entry)
+        elif member.isreg() or member.islnk():
+            if member.islnk() and member.linkname.startswith("/"):
+                dropped.add(name, "hard link out of the tree")
+                continue
+            held = source.extractfile(member)  # of a second name of a file, the content
+            if held is None:
+                dropped.add(name, "hard link out of the tree")
+                continue
+            content = held.read(room.size + 1)
+            room.data(len(content))
+            entry.size = len(content)
+            out.addfile(entry, io.BytesIO(content))
+        else:
+            dropped.add(name, "not a regular file or a link out of the tree")
+    return dropped

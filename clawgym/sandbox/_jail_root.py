@@ -11,18 +11,19 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from clawgym.errors import SandboxError
 from clawgym.records import TaskFile
 from clawgym.sandbox import _linux, _rootfs
-from clawgym.sandbox._clones import Store, remove_tree
+from clawgym.sandbox._clones import Store
+from clawgym.sandbox._layers import copy_tree, most_entries
 from clawgym.sandbox._link import PRISTINE
+from clawgym.sandbox._trees import Room, remove, remove_tree
 
 __all__ = ["build", "save", "take_down"]
 
-_MAX_DEPTH = 128
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # The loader reads these two before any program: in a fork they must not be the agent's.
 _LOADERS = ("etc/ld.so.preload", "etc/ld.so.cache")
@@ -53,7 +54,8 @@ def build(
         else:
             source = os.open(saved, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _copy_folder(source, top, "", frozenset(), _Room(None))
+                copy_tree(source, top, Room(sys.maxsize, sys.maxsize))
+                os.fchmod(top, 0o755)
             finally:
                 os.close(source)
         for name in _LINKS:
@@ -116,7 +118,7 @@ def _make_way(top: int, path: str) -> tuple[int, str]:
     try:
         for parent in parents:
             here = _enter_folder(here, parent)
-        _clear(here, name)
+        remove(here, name)
     except BaseException:
         os.close(here)
         raise
@@ -186,36 +188,13 @@ def _enter_folder(here: int, name: str) -> int:
     return inner
 
 
-def _clear(here: int, name: str) -> None:
-    try:
-        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-            remove_tree(Path(f"/proc/self/fd/{here}/{name}"))
-        else:
-            os.unlink(name, dir_fd=here)
-    except FileNotFoundError:
-        pass
-
-
 # -- snapshots
 
 
-class _Room:
-    """How many bytes may still be copied; None for any number."""
-
-    def __init__(self, left: int | None) -> None:
-        self.left = left
-
-    def take(self, size: int) -> None:
-        if self.left is not None:
-            self.left -= size
-            if self.left < 0:
-                raise SandboxError("the box holds more than limits.disk_mb: too much for a snapshot")
-
-
-def save(root: Path, folder: Path, others: Iterable[str], max_bytes: int) -> Path:
+def save(root: Path, folder: Path, others: Iterable[str], disk_mb: int) -> Path:
     """Copy what a box may have changed, so nothing at or below ``others``, to a new folder in ``folder``.
 
-    Raises OSError, :class:`SandboxError`.
+    Raises OSError, :class:`~clawgym.sandbox._trees.TooMuch`.
     """
     target = folder / f"snapshot-{secrets.token_hex(8)}"
     target.mkdir(mode=0o700)
@@ -223,7 +202,8 @@ def save(root: Path, folder: Path, others: Iterable[str], max_bytes: int) -> Pat
     source = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     into = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _copy_folder(source, into, "", skip, _Room(max_bytes))
+        copy_tree(source, into, Room(most_entries(disk_mb), disk_mb << 20), skip)
+        os.fchmod(into, 0o700)
     except BaseException:
         remove_tree(target)
         raise
@@ -231,40 +211,3 @@ def save(root: Path, folder: Path, others: Iterable[str], max_bytes: int) -> Pat
         os.close(source)
         os.close(into)
     return target
-
-
-def _copy_folder(source: int, target: int, below: str, skip: frozenset[str], room: _Room) -> None:
-    """Copy the entries of a folder, of anybody's making, as root's. Sockets and what is too deep stay behind."""
-    for name in os.listdir(source):
-        if below + name in skip:
-            continue
-        info = os.stat(name, dir_fd=source, follow_symlinks=False)
-        mode = stat.S_IMODE(info.st_mode) & 0o1777
-        room.take(512)
-        if stat.S_ISDIR(info.st_mode):
-            if below.count("/") >= _MAX_DEPTH:
-                continue
-            os.mkdir(name, 0o700, dir_fd=target)
-            inner = _linux.open_beneath(source, name, os.O_RDONLY | os.O_DIRECTORY)
-            into = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target)
-            try:
-                _copy_folder(inner, into, f"{below}{name}/", skip, room)
-                os.fchmod(into, mode)
-            finally:
-                os.close(inner)
-                os.close(into)
-        elif stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-        elif stat.S_ISFIFO(info.st_mode):
-            os.mkfifo(name, mode, dir_fd=target)
-        elif stat.S_ISREG(info.st_mode):
-            room.take(info.st_size)
-            fd = _linux.open_beneath(source, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
-            with os.fdopen(fd, "rb") as held, os.fdopen(new, "wb") as out:
-                shutil.copyfileobj(held, out, 1 << 20)
-                os.fchmod(new, mode)
-        else:
-            continue
-        if not stat.S_ISLNK(info.st_mode):
-            os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=target, follow_symlinks=False)

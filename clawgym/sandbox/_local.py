@@ -74,17 +74,16 @@ class LocalBox(GuestLink):
 
     @contextlib.asynccontextmanager
     async def _still(self) -> AsyncIterator[None]:
-        """Nothing in the box runs meanwhile. Raises :class:`InfraError` for an OSError: copies are made in here."""
+        """Nothing in the box runs meanwhile. Copies of its files are made in here: for what they raise see
+        :func:`~clawgym.sandbox._extract.blamed`."""
         if self._freed:
             raise SandboxError("this box is closed: take the snapshot before close()")
         running = self._stopping is None
         if running:
             await self._owner.supervised.ask("freeze", self.id, frozen=True)
         try:
-            yield
-        except OSError as error:
-            state = self._owner.supervised.state
-            raise InfraError(f"the box's files could not be copied ({error}): free disk space under {state}") from error
+            with _extract.blamed("the box's files"):
+                yield
         finally:
             if running:
                 await self._owner.supervised.ask("freeze", self.id, frozen=False)

@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.offload import offloaded
 from clawgym.records import packages_of
 from clawgym.sandbox import _jail_root, _landlock, _mounts, _rootfs, _seccomp
-from clawgym.sandbox._clones import LEFT_OUT, Store, remove_tree, store_of, store_of_usr
+from clawgym.sandbox._clones import LEFT_OUT, Store, store_of, store_of_usr
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
 from clawgym.sandbox._link import close_late
 from clawgym.sandbox._listen import at_path, connect_path
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox._probe import Probed, by_cgroup, missing, questions
+from clawgym.sandbox._trees import remove_tree
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["ChrootBackend"]
@@ -76,12 +78,12 @@ class ChrootSandbox(LocalBox):
 
     async def snapshot(self) -> Snapshot:
         async with self._still():
-            saved = await asyncio.to_thread(
+            saved = await offloaded(
                 _jail_root.save,
                 self._folder,
                 self._backend.folder,
                 (*self.spec.readonly, *self.spec.mounts),
-                self.spec.limits.disk_mb * _MiB,
+                self.spec.limits.disk_mb,
             )
         return self._backend.seal(self.spec, saved)
 
@@ -210,7 +212,7 @@ class ChrootBackend(Probed):
         mounts: dict[str, Store] = {}
         try:
             mounts = await self._stores(spec)
-            owned = await asyncio.to_thread(_jail_root.build, store, root, spec.readonly, mounts, saved)
+            owned = await offloaded(_jail_root.build, store, root, spec.readonly, mounts, saved)
             control, _ = await launch(self.supervised, lease, self._plan(spec, root, saved is None, owned))
         except BaseException as error:
             await self.recycle(store, root, mounts)
@@ -236,7 +238,7 @@ class ChrootBackend(Probed):
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_jail_root.take_down, root, mounts)
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(store.recycle, root)
+            await offloaded(store.recycle, root)
 
     # -- snapshots
 
@@ -257,7 +259,8 @@ class ChrootBackend(Probed):
     async def drop(self, snapshot: Snapshot) -> None:
         saved = self._snapshots.pop(snapshot.id, None)
         if saved is not None:
-            await asyncio.to_thread(remove_tree, saved)
+            with contextlib.suppress(OSError):  # what stays behind goes with the owner's folder
+                await offloaded(remove_tree, saved)
 
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))

@@ -3,7 +3,8 @@
 One folder per owner under ``<state>/owners/<owner id>/``; its supervisor holds a lock on ``lock`` for as
 long as it lives, so an unlocked folder belongs to the dead and is reaped by the ids written in it:
 cgroups named by owner and lease id, containers labelled with the owner id. Nothing is ever found by a
-name pattern of processes. Standard library only.
+name pattern of processes. A folder that cannot be removed is set aside in ``<state>/aside``, where every later
+start tries again. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 from clawgym.sandbox._cgroups import Cgroups
+from clawgym.sandbox._trees import remove_tree
 
-__all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "claim", "reap", "state_dir"]
+__all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "claim", "clear", "left_over", "reap", "state_dir"]
 
 LABEL = "clawgym.owner"
 """Label of every container; the value is the owner id."""
@@ -28,6 +29,9 @@ _UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
 """Outer uids of boxes: above every range that distributions and systemd hand out, below 2**31."""
 GUARDS = _UID_BLOCK * _UID_BLOCKS
 """From a chroot box's uid to that of its process 1."""
+_ASIDE = "aside"
+_REAP_SECONDS, _CLEAR_SECONDS = 5.0, 60.0
+"""For what the dead left, at a start; for what an owner leaves at its end."""
 
 
 def state_dir() -> Path:
@@ -126,15 +130,14 @@ class OwnerFolder:
         temporary.write_text(json.dumps(value))
         temporary.replace(self.path / name)
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
-
-def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
-    """Kill and remove everything that ``owner`` still holds, and its folder."""
+def clear(state: Path, owner: str, cgroups: Cgroups, seconds: float = _CLEAR_SECONDS) -> None:
+    """Kill and remove everything that ``owner`` still holds, and its folder, which is set aside where it cannot be
+    removed within about ``seconds``."""
+    end = time.monotonic() + seconds
     for lease in cgroups.leases():
         cgroups.kill(lease)
-    deadline = time.monotonic() + 5
+    deadline = min(end, time.monotonic() + 5)
     while time.monotonic() < deadline and not all(map(cgroups.remove, cgroups.leases())):
         time.sleep(0.005)
     cgroups.remove_all()
@@ -142,8 +145,8 @@ def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
     if any(folder.glob("chroot-*")):
         from clawgym.sandbox._clones import recover
 
-        _kill_uids(folder)
-        recover(folder)
+        _kill_uids(folder, min(end, time.monotonic() + 5))
+        recover(folder, end)
     try:
         engines = json.loads((folder / "docker.json").read_text())
         for engine in engines:
@@ -152,10 +155,42 @@ def clear(state: Path, owner: str, cgroups: Cgroups) -> None:
             remove_containers(engine, owner)
     except (OSError, ValueError):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    _discard(state, folder, end)
 
 
-def _kill_uids(folder: Path) -> None:
+def _discard(state: Path, folder: Path, end: float) -> None:
+    """Remove a folder of the dead until ``end``; what cannot be removed is set aside."""
+    try:
+        remove_tree(folder, max(0.5, end - time.monotonic()))
+    except OSError:
+        aside = state / _ASIDE
+        try:
+            aside.mkdir(mode=0o700, exist_ok=True)
+            folder.rename(aside / folder.name)
+        except OSError:
+            pass  # not even that: it is tried again where it is
+
+
+def left_over(state: Path) -> list[Path]:
+    """The folders of the dead that could not be removed so far."""
+    found = [path for path in (state / _ASIDE).glob("*") if path.is_dir()]
+    for folder in (state / "owners").glob("*"):
+        fd = _lock_of(folder)
+        if fd is not None:
+            os.close(fd)
+            found.append(folder)
+    return sorted(found)
+
+
+def _lock_of(folder: Path) -> int | None:
+    """The lock of a folder whose owner is dead; None if somebody lives, or has just cleared it."""
+    try:
+        return _lock(folder / "lock")
+    except OSError:
+        return None
+
+
+def _kill_uids(folder: Path, deadline: float) -> None:
     """Kill what still runs as one of a dead owner's uids, unless somebody else has them by now."""
     from clawgym.sandbox._jail import processes
 
@@ -167,7 +202,6 @@ def _kill_uids(folder: Path) -> None:
     if fd is None:  # also while their owner lives, and kills each box itself
         return
     try:
-        deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             left = [pid for low in (first, first + GUARDS) for pid in processes(low, low + _UID_BLOCK - 1)]
             for pid in left:
@@ -182,31 +216,56 @@ def _kill_uids(folder: Path) -> None:
         os.close(fd)
 
 
-def reap(state: Path) -> list[str]:
-    """Clear what dead owners left behind (a machine that lost power); returns their ids."""
+def reap(state: Path, seconds: float = _REAP_SECONDS) -> list[str]:
+    """Clear what dead owners left behind (a machine that lost power), for about ``seconds``; returns their ids.
+
+    Never raises: nothing that was left there keeps anybody from starting. What there is no time for, the next start
+    sees to.
+    """
     dead: list[str] = []
-    for folder in state.glob("new-*"):  # of an owner that died at once; a living one makes it again
-        try:
-            fd = _lock(folder / "lock")
-        except OSError:
-            continue
-        if fd is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(fd)
-    for folder in sorted((state / "owners").glob("*")):
-        try:
-            fd = _lock(folder / "lock")
-        except OSError:  # somebody else has just cleared it
-            continue
+    end = time.monotonic() + seconds
+    for folder in [*state.glob("new-*"), *sorted((state / "owners").glob("*"))]:
+        if time.monotonic() > end:
+            return dead
+        fd = _lock_of(folder)
         if fd is None:
             continue
         try:
-            try:
-                at = json.loads((folder / "cgroups.json").read_text())
-            except (OSError, ValueError):
-                at = {}
-            clear(state, folder.name, Cgroups(folder.name, at))
-            dead.append(folder.name)
+            if folder.parent == state:  # of an owner that died at once; a living one makes it again
+                _discard(state, folder, end)
+            else:
+                clear(state, folder.name, Cgroups(folder.name, _cgroups_of(folder)), end - time.monotonic())
+                dead.append(folder.name)
+        except Exception as error:
+            print(f"{folder} was left as it is: {error!r}", file=sys.stderr)
         finally:
             os.close(fd)
+    _try_again(state / _ASIDE, end)
     return dead
+
+
+def _cgroups_of(folder: Path) -> dict[str, str]:
+    try:
+        return json.loads((folder / "cgroups.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _try_again(aside: Path, end: float) -> None:
+    """Remove what was set aside, unless somebody else does."""
+    try:
+        fd = _lock(aside.with_name(f"{_ASIDE}.lock")) if aside.is_dir() else None
+    except OSError:
+        return
+    if fd is None:
+        return
+    try:
+        for folder in aside.iterdir():
+            if time.monotonic() > end:
+                break
+            try:
+                remove_tree(folder, end - time.monotonic())
+            except OSError:
+                pass  # `clawgym doctor` names it
+    finally:
+        os.close(fd)

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import secrets
-import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterable
@@ -24,14 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.offload import offloaded
 from clawgym.records import TaskFile, packages_of
 from clawgym.sandbox import _mounts, _rootfs, _seccomp
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._launch import launch
+from clawgym.sandbox._layers import most_entries, save_folder
 from clawgym.sandbox._link import PORT, PRISTINE, close_late
 from clawgym.sandbox._listen import checked, connect, refused
 from clawgym.sandbox._local import LocalBox
 from clawgym.sandbox._probe import Probed, probe
+from clawgym.sandbox._trees import Room, remove_tree
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
 __all__ = ["NamespaceBackend"]
@@ -96,7 +98,7 @@ class NamespaceSandbox(LocalBox):
 
     async def snapshot(self) -> Snapshot:
         async with self._still():
-            layer = await asyncio.to_thread(self._backend.save_layer, self)
+            layer = await offloaded(self._backend.save_layer, self)
         return self._backend.seal(self, layer)
 
     async def _free(self, gone: bool) -> None:
@@ -238,7 +240,7 @@ class NamespaceBackend(Probed):
             "binds": binds,
             "mountpoint": layer,
             "layer_bytes": limits.disk_mb * _MiB,
-            "layer_inodes": max(20_000, limits.disk_mb * 100),
+            "layer_inodes": most_entries(limits.disk_mb),
             "limits": {
                 # Files of the layer are memory: a full disk must not look like a memory bomb.
                 "memory": (limits.memory_mb + limits.disk_mb) * _MiB,
@@ -289,17 +291,19 @@ class NamespaceBackend(Probed):
     # -- snapshots
 
     def save_layer(self, box: NamespaceSandbox) -> Path:
-        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen. Raises OSError."""
-        from clawgym.sandbox._layers import copy_layer
-
+        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen. Raises OSError,
+        :class:`~clawgym.sandbox._trees.TooMuch`."""
         target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{secrets.token_hex(8)}"
         target.mkdir()
+        limits = box.spec.limits
+        # The tmpfs has bounds of its own. Twice its size: a file with two names is two files in a copy.
+        room = Room(most_entries(limits.disk_mb), 2 * limits.disk_mb * _MiB)
         try:
             for kind in ("root", "usr"):
                 with contextlib.suppress(FileNotFoundError):
-                    copy_layer(box._layer, kind, target / kind)
-        except OSError:
-            shutil.rmtree(target, ignore_errors=True)
+                    save_folder(box._layer, kind, target / kind, room)
+        except BaseException:
+            _drop(target)
             raise
         return target
 
@@ -328,11 +332,17 @@ class NamespaceBackend(Probed):
         for layer in layers:
             if self._users[layer] <= 0:
                 del self._users[layer]
-                await asyncio.to_thread(shutil.rmtree, layer, True)
+                await offloaded(_drop, layer)
 
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
         await self.supervised.stop()
+
+
+def _drop(layer: Path) -> None:
+    """Remove a saved layer; what cannot be removed goes with the owner's folder."""
+    with contextlib.suppress(OSError):
+        remove_tree(layer)
 
 
 def _readonly_blob(folders: Iterable[tuple[TaskFile, ...]]) -> int:

@@ -1,0 +1,32 @@
+"""Slow work in threads, a few at a time.
+
+A thread that runs Python code can keep the interpreter's lock for 5 ms at a time, and the event loop waits for each of
+them. So the number of threads bounds how long the loop pauses, however many episodes end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["offloaded"]
+
+_T = TypeVar("_T")
+_AT_ONCE = min(8, max(2, (os.cpu_count() or 2) // 2))
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
+async def offloaded(function: Callable[..., _T], *args: Any) -> _T:
+    """The result of ``function(*args)``, which runs in a thread. It goes on where the caller is cancelled."""
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
+
+    async def work() -> _T:
+        async with gate:
+            return await asyncio.to_thread(function, *args)
+
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+    return await asyncio.shield(task)
