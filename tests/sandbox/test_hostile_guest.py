@@ -279,6 +279,12 @@ def _tcp() -> socket.socket:
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
 
+def _bound(port: int) -> socket.socket:
+    sock = _tcp()
+    sock.bind(("127.0.0.1", port))
+    return sock
+
+
 def _listening(family: int = socket.AF_INET, host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind((host, port))
@@ -315,11 +321,12 @@ async def test_the_socket_that_was_asked_for_is_taken(play: Callable[..., Play])
         lambda port: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).detach(),
         lambda port: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach(),
         lambda port: _tcp().detach(),
+        lambda port: _bound(port).detach(),
         lambda port: _listening().detach(),
         lambda port: _listening(host="0.0.0.0", port=port).detach(),
         lambda port: _listening(socket.AF_INET6, "::1", port).detach(),
     ],
-    ids=["file", "folder", "unix", "udp", "does not listen", "another port", "every address", "ipv6"],
+    ids=["file", "folder", "unix", "udp", "new", "does not listen", "another port", "every address", "ipv6"],
 )
 async def test_another_descriptor_than_a_listening_socket_is_refused(
     play: Callable[..., Play], make: Callable[[int], int]
@@ -345,7 +352,7 @@ async def test_another_socket_than_a_new_one_is_not_connected(play: Callable[...
         "listens": _listening,
         "connected": lambda: next(connected),
         "unix": lambda: socket.socket(socket.AF_UNIX),
-        "bound": lambda: (sock := _tcp(), sock.bind(("127.0.0.1", 0)))[0],
+        "bound": lambda: _bound(0),
     }[kind]()
     with offered:
         async with play(_gives(offered.fileno())) as box:
