@@ -283,9 +283,9 @@ class GuestLink:
                 with contextlib.suppress(OSError):
                     self._stream.write(_HEADER.pack(0, ord("K"), channel))
             raise
-        except SandboxDied:
+        except SandboxDied as error:
             self._requests.pop(channel, None)
-            raise self.death or SandboxDied("the box is gone") from None
+            raise self.death or error from None
         except SandboxError:
             self._requests.pop(channel, None)
             raise

@@ -13,8 +13,8 @@ from clawgym.gateway.calls import Refusal
 from clawgym.gateway.gate import Gate
 
 
-async def settle():
-    for _ in range(5):
+async def settle(turns=5):
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 
@@ -50,6 +50,22 @@ async def test_the_line_has_an_end():
         waiting.cancel()
         await settle()
         assert gate.queued == 0
+
+
+async def test_who_leaves_in_the_moment_it_is_admitted_gives_its_room_back():
+    gate = Gate(streams=1, waiting=1)
+    first = gate.turn()
+    await first.__aenter__()
+    leaves = asyncio.ensure_future(gate.turn().__aenter__())
+    await settle()
+    await first.__aexit__(None, None, None)
+    assert gate.running == 1  # it has its room, and has not run since
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert (gate.running, gate.queued) == (0, 0)
+    async with gate.turn():
+        assert gate.running == 1
 
 
 async def test_weights_change_between_turns():
@@ -108,13 +124,14 @@ def test_whatever_happens_nothing_is_lost(steps, rng):
                 end, task = ends.pop(rng.randrange(len(ends)))
                 end.set() if step == "leave" else task.cancel()
                 holds.append(task)
-            if rng.random() < 0.5:
-                await settle()
+            await settle(rng.randrange(6))  # in the middle of an admission too
             assert gate.running <= 2
         for end, task in ends:
             end.set()
             holds.append(task)
-        await asyncio.wait_for(asyncio.gather(*holds, return_exceptions=True), 5)
+        async with asyncio.timeout(10):
+            ends = await asyncio.gather(*holds, return_exceptions=True)
+        assert [end for end in ends if end is not None and not isinstance(end, asyncio.CancelledError)] == []
         assert (gate.running, gate.queued) == (0, 0)
         async with gate.turn():
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 import time
@@ -109,6 +110,26 @@ async def test_archive_keeps_modes_links_inside_and_empty_folders(box: Sandbox) 
     assert members["hard"].isreg(), "a hard link leaves as a file of its own"
     assert members["d/f"].mode == 0o777, "no setuid bit leaves a box"
     assert {m.uid for m in members.values()} == {0}
+
+
+async def test_a_link_climbs_at_most_to_the_top_of_the_tree(box: Sandbox) -> None:
+    await _sh(box, f"mkdir -p {WORK}/d/e && cd {WORK} && ln -s .. out && ln -s ../.. d/out && ln -s ../../.. d/e/out")
+    await _sh(box, f"cd {WORK} && ln -s . here && ln -s .. d/top && ln -s ../.. d/e/top && ln -s ../out/x d/through")
+    archive = await box.get_archive(WORK)
+    assert set(_members(archive)) == {"d", "d/e", "here", "d/top", "d/e/top", "d/through"}
+    assert {d.split(":")[0] for d in archive.dropped} == {"out", "d/out", "d/e/out"}
+
+
+async def test_files_of_other_mounts_do_not_leave_a_box(box: Sandbox) -> None:
+    """The kernel's own files can be endless, wait for ever, or say something about the host."""
+    left: dict[str, bytes] = {}
+    for path in ("/proc/version", "/proc/1/environ", "/proc/cpuinfo", "/sys/kernel/notes"):
+        with contextlib.suppress(SandboxError):
+            left[path] = await box.get(path)
+    with contextlib.suppress(SandboxError):
+        archive = await box.get_archive("/proc/1")
+        left |= {name: _content(archive, name) for name, entry in _members(archive).items() if entry.isreg()}
+    assert not any(left.values()), [path for path, content in left.items() if content]
 
 
 async def test_links_out_fifos_and_devices_stay_behind(box: Sandbox) -> None:

@@ -31,6 +31,35 @@ async def test_doing_nothing_earns_nothing(backend: Backend) -> None:
     assert (result.official, result.strict, result.corrected) == (0.0, 0.0, None)
 
 
+@pytest.mark.parametrize("second", ["0.5", "0.999", "0", "-1", "float('nan')"])
+async def test_solved_means_every_check_passed_whole(backend: Backend, second: str) -> None:
+    made = task(f"import json; print(json.dumps({{'made': 1.0, 'right': {second}}}))".encode())
+    result = await grade(made, Subject(archive(**NUMBERS)), backend)
+    assert result.strict == 0.0
+    assert result.cause is None
+    assert len(result.checks) == 2
+
+
+async def test_no_check_at_all_is_not_solved(backend: Backend) -> None:
+    result = await grade(task(b"print('{}')"), Subject(archive(**NUMBERS)), backend)
+    assert (result.strict, result.checks) == (0.0, {})
+
+
+async def test_edited_input_that_changes_no_check_is_not_tampered_with(backend: Backend) -> None:
+    """The same numbers in another order: the input is put back, and the checks say the same."""
+    result = await grade(task(), Subject(archive(input__numbers_txt=b"3 2 1", output__sum_txt=b"6")), backend)
+    assert result.changed_inputs == ("input/numbers.txt",)
+    assert not result.tampered
+    assert (result.official, result.strict) == (1.0, 1.0)
+
+
+async def test_edited_input_that_only_decides_whether_the_checker_runs_is_tampered_with(backend: Backend) -> None:
+    check = b"import sys; sys.exit(open(sys.argv[1] + '/input/numbers.txt').read() == '1 2 3\\n')"
+    made = task(check.replace(b"sys.exit", b"print('{}') or sys.exit"))
+    result = await grade(made, Subject(archive(input__numbers_txt=b"0")), backend)
+    assert (result.tampered, result.cause, result.strict) == (True, "crash", 0.0)
+
+
 async def test_edited_input_counts_officially_and_not_strictly(backend: Backend) -> None:
     subject = Subject(archive(input__numbers_txt=b"0\n", output__sum_txt=b"0"))
     result = await grade(task(), subject, backend)
@@ -153,6 +182,7 @@ print(json.dumps({"installed": float(os.path.exists("/usr/local/bin/tool")),
     await box.close()
     await backend.drop(snapshot)
     assert result.checks == {"installed": 1.0, "etc": 1.0, "ours": 1.0}, result.log
+    assert "evil.so" not in result.log, "the loader of the verifier's interpreter has read what the agent left for it"
 
 
 async def test_live_reaches_a_running_service_and_nothing_else(backend: Backend) -> None:

@@ -1,0 +1,450 @@
+"""Sample small mutations over all rooms and count those that the tests notice.
+
+    .venv/bin/pip install coverage cosmic-ray
+    .venv/bin/python benchmarks/mutations.py --count 320 --seed 23 --out runs/mutations
+
+Works in a copy of the tree, so that nothing else sees a mutation. For each room the tests that mirror it run once under
+coverage, which tells the tests that execute a line. Each mutation (cosmic-ray's operators) then runs against the tests
+that execute its line, nearest first, until one fails. A mutation is killed by a failure or by running out of time. A
+file without measured lines (it runs in a process of its own) is tried against all tests of its room.
+
+Results are kept in ``--out``: run the same command again to resume. ``--since main`` samples only lines that changed.
+Survivors that change no behaviour are listed in ``equivalent_mutations.json`` with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EQUIVALENT = Path(__file__).with_name("equivalent_mutations.json")
+_TRAINERS = "trainers"
+ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{
+        name: (f"clawgym/{name}", (f"tests/{name}",))
+        for name in ("agents", "desktop", "engines", "envs", "evaluation", "gateway", "live", "personal", "pool")
+    },
+    **{name: (f"clawgym/{name}", (f"tests/{name}",)) for name in ("rewards", "rollout", "sandbox", "tools", "cli")},
+    "hub": ("clawgym/hub", ("tests/test_hub.py",)),
+    "clawgym": ("clawgym/*.py", ("tests/test_runs.py", "tests/test_atif.py", "tests/evaluation", "tests/pool")),
+    "tasks": ("tasks", ("tests/tasks",)),
+    "verifiers": ("verifiers", ("tests/verifiers",)),
+    "leaderboards": ("leaderboards", ("tests/leaderboards",)),
+    "trainers": (
+        "trainers/*.py",
+        (
+            *(
+                f"tests/trainers/{p}"
+                for p in (
+                    "test_algorithms.py",
+                    "test_batching.py",
+                    "test_algorithms_properties.py",
+                    "test_config.py",
+                    "test_credit.py",
+                    "test_parts.py",
+                )
+            ),
+        ),
+    ),
+    "trainers.local": ("trainers/local", ("tests/trainers/local",)),
+    "trainers.verl": ("trainers/verl", ("tests/trainers/verl",)),
+}
+"""A room's sources, and the tests that mirror it."""
+FLOOR = 8
+"""Mutations of a small room."""
+NEAR: dict[str, tuple[str, ...]] = {}
+"""Files that run in processes of their own, where nothing is measured: parts of the names of the tests that use them."""
+MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 1500, 300, 60.0
+"""Limits: measuring one room, trying one mutation, and the tests chosen for one (as they took when measured)."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One small change, by cosmic-ray's names."""
+
+    room: str
+    file: str
+    line: int
+    operator: str
+    occurrence: int
+    before: str
+    after: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}:{self.operator}:{self.occurrence}:{self.before}"
+
+
+# -- the sample
+
+
+def files_of(room: str) -> list[Path]:
+    where = ROOMS[room][0]
+    found = ROOT.glob(where) if where.endswith(".py") else (ROOT / where).rglob("*.py")
+    return sorted(path for path in found if "/packs/" not in path.as_posix())
+
+
+def _said_only(tree: ast.AST) -> set[int]:
+    """Lines that only say something: messages, annotations of fields, ``__all__``, ``__repr__``."""
+    lines: set[int] = set()
+
+    def leave_out(node: ast.AST | None) -> None:
+        if node is not None and hasattr(node, "lineno"):
+            lines.update(range(node.lineno, node.end_lineno + 1))  # type: ignore[attr-defined]
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise):
+            leave_out(node)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name in ("__repr__", "__str__"):
+                leave_out(node)
+        elif (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)) or (isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets)):
+            leave_out(node)
+    return lines
+
+
+def _annotations(tree: ast.AST) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where types stand: ``int | None`` is no computation. Aliases of types count too."""
+    spans = []
+    for node in ast.walk(tree):
+        for held in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if held is not None:
+                spans.append(((held.lineno, held.col_offset), (held.end_lineno, held.end_col_offset)))
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id[:1].isupper():
+            spans.append(((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and "None" in ast.unparse(node.right):
+            spans.append(((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))
+    return spans
+
+
+def mutations_of(room: str, path: Path, only: set[int] | None) -> Iterator[list[Mutation]]:
+    """All mutations of a file, those of one place together."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    source = path.read_text()
+    tree = ast.parse(source)
+    left_out, types = _said_only(tree), _annotations(tree)
+    nodes = list(ast_nodes(get_ast(source)))
+    lines = source.splitlines()
+    places: dict[tuple[Any, str], list[tuple[str, int]]] = collections.defaultdict(list)
+    for name in operator_names():
+        kind = get_operator(name)
+        if kind.arguments():
+            continue
+        positions = (place for node in nodes for place in kind().mutation_positions(node))
+        for occurrence, (start, _) in enumerate(positions):
+            if start[0] in left_out or (only is not None and start[0] not in only):
+                continue
+            if any(begin <= start < end for begin, end in types):
+                continue
+            family = re.sub(r"^core/(ReplaceBinaryOperator|ReplaceComparisonOperator|[A-Za-z]+).*", r"\1", name)
+            places[(start, family)].append((name, occurrence))
+    for (start, _), found in sorted(places.items()):
+        yield [
+            Mutation(room, path.relative_to(ROOT).as_posix(), start[0], name, n, lines[start[0] - 1].strip(), "")
+            for name, n in found
+        ]
+
+
+def after(mutation: Mutation) -> tuple[str, str]:
+    """The mutated source, and its line."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    source = (ROOT / mutation.file).read_text()
+    mutated = mutate_code(source, get_operator(mutation.operator)(), mutation.occurrence)
+    assert mutated is not None
+    changed = [b for a, b in zip(source.splitlines(), mutated.splitlines(), strict=False) if a != b]
+    return mutated, (changed or [""])[0].strip()
+
+
+def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
+    """A seeded sample: places are drawn in proportion to a room's size with a floor, then one mutation of each."""
+    changed = changed_lines(since) if since else None
+    places: dict[str, list[list[Mutation]]] = {}
+    for room in ROOMS:
+        places[room] = []
+        for path in files_of(room):
+            only = None if changed is None else changed.get(path.relative_to(ROOT).as_posix(), set())
+            places[room] += mutations_of(room, path, only)
+    everything = sum(map(len, places.values())) or 1
+    drawn: list[Mutation] = []
+    for room, found in places.items():
+        chance = random.Random(f"{seed}-{room}")
+        wanted = min(len(found), max(FLOOR if since is None else 1, round(count * len(found) / everything)))
+        picked = chance.sample(found, len(found))
+        for place in picked:
+            if wanted == 0:
+                break
+            mutation = chance.choice(place)
+            try:
+                mutated, line = after(mutation)
+                compile(mutated, mutation.file, "exec")
+            except SyntaxError:
+                continue
+            drawn.append(Mutation(**{**asdict(mutation), "after": line}))
+            wanted -= 1
+    return drawn
+
+
+def changed_lines(base: str) -> dict[str, set[int]]:
+    """The lines of each file that differ from ``base``."""
+    text = subprocess.run(
+        ["git", "diff", "-U0", base, "--", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found: dict[str, set[int]] = collections.defaultdict(set)
+    name = ""
+    for line in text.stdout.splitlines():
+        if line.startswith("+++ b/"):
+            name = line[6:]
+        elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            start, size = int(match[1]), int(match[2] or 1)
+            found[name].update(range(start, start + size))
+    return found
+
+
+# -- the copy, and what its tests execute
+
+
+def copied(to: Path) -> Path:
+    """A copy of the tree with an environment of its own, which imports the copy."""
+    tree = to / "tree"
+    shutil.copytree(
+        ROOT,
+        tree,
+        symlinks=True,
+        ignore=lambda folder, names: {
+            n for n in names if n in (".git", ".lint", "runs", "__pycache__", ".hypothesis", ".pytest_cache")
+        },
+        dirs_exist_ok=True,
+    )
+    for path in [*tree.glob(".venv/bin/*"), *tree.glob(".venv/lib/*/site-packages/__editable__*")]:
+        if path.is_file() and not path.is_symlink() and str(ROOT).encode() in (data := path.read_bytes())[:200_000]:
+            path.write_bytes(data.replace(f"{ROOT}/".encode(), f"{tree}/".encode()))
+    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    return tree
+
+
+PLUGIN = """
+import json, os, pytest, coverage
+_cov = coverage.Coverage(data_file=os.environ["MAP_DATA"], source=json.loads(os.environ["MAP_SOURCE"]), context="import")
+_cov.start()
+_seen = open(os.environ["MAP_TESTS"], "a")
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    _cov.switch_context(item.nodeid)
+    yield
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        _seen.write(json.dumps([report.nodeid, report.outcome, report.duration]) + "\\n")
+        _seen.flush()
+
+def pytest_sessionfinish(session):
+    _cov.stop()
+    _cov.save()
+"""
+
+
+def pytest(tree: Path, arguments: list[str], seconds: float, environment: dict[str, str], log: Path) -> int | None:
+    """Run pytest in the copy. Returns its exit status; None where time ran out."""
+    argv = [".venv/bin/pytest", "-q", "-p", "no:cacheprovider", "--no-header", *arguments]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            argv, cwd=tree, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **environment}
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+@dataclass
+class Executed:
+    """Which tests execute a line."""
+
+    lines: dict[str, dict[int, set[str]]]
+    seconds: dict[str, float]
+
+    def tests(self, mutation: Mutation) -> tuple[list[str], str]:
+        """The tests to run, nearest first, and how they were found."""
+        of_file = self.lines.get(mutation.file, {})
+        tests = {t for t in of_file.get(mutation.line, ()) if t in self.seconds}
+        how = "line"
+        if not tests:
+            tests, how = {t for found in of_file.values() for t in found if t in self.seconds}, "file"
+        if not tests:
+            tests, how = set(self.seconds), "room"
+        near = NEAR.get(mutation.file) or (Path(mutation.file).stem.strip("_"),)
+        ordered = sorted(tests, key=lambda t: (not any(n in t.partition("::")[0] for n in near), self.seconds[t]))
+        chosen, spent = [], 0.0
+        for test in ordered:
+            if spent + self.seconds[test] < TEST_SECONDS or not chosen:
+                chosen.append(test)
+                spent += self.seconds[test]
+        return chosen[:150], how
+
+
+def measured(room: str, tree: Path, out: Path) -> Executed:
+    """Run the tests of a room once under coverage; kept for the next time."""
+    import coverage
+
+    data, tests = out / f"{room}.coverage", out / f"{room}.tests"
+    if not data.exists():
+        tests.unlink(missing_ok=True)
+        (out / "plugin").mkdir(exist_ok=True)
+        (out / "plugin" / "_executed.py").write_text(PLUGIN)
+        environment = {"MAP_DATA": str(data), "MAP_TESTS": str(tests), "PYTHONPATH": str(out / "plugin")}
+        environment["MAP_SOURCE"] = json.dumps([str(tree / ROOMS[room][0].removesuffix("/*.py"))])
+        pytest(tree, ["-p", "_executed", *ROOMS[room][1]], MAP_SECONDS, environment, out / f"{room}.log")
+    seconds: dict[str, float] = {}
+    for line in tests.read_text().splitlines() if tests.exists() else ():
+        name, outcome, took = json.loads(line)
+        if outcome == "passed":
+            seconds[name] = took
+    lines: dict[str, dict[int, set[str]]] = {}
+    if data.exists():
+        held = coverage.CoverageData(basename=str(data))
+        held.read()
+        for name in held.measured_files():
+            lines[Path(name).relative_to(tree).as_posix()] = {
+                number: {c for c in contexts if c} for number, contexts in held.contexts_by_lineno(name).items()
+            }
+    return Executed(lines, seconds)
+
+
+def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path) -> dict[str, Any]:
+    """Apply one mutation, run its tests, and take it back."""
+    mutated, _ = after(mutation)
+    path = tree / mutation.file
+    tests, how = executed.tests(mutation)
+    began = time.monotonic()
+    log = out / "last.log"
+    try:
+        _write(path, mutated)
+        status = pytest(tree, ["-x", "--timeout=90", *tests], MUTANT_SECONDS, {}, log)
+    finally:
+        _write(path, (ROOT / mutation.file).read_text())
+    text = log.read_text(errors="replace")
+    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+    result = "survived" if status in (0, 5) else "killed"
+    return {
+        **asdict(mutation),
+        "result": result,
+        "by": "time" if status is None else (failed or [text[-300:]])[0] if result == "killed" else "",
+        "tests": len(tests),
+        "chosen_by": how,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+_WRITTEN = [int(time.time()) + 10]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write with a time that no earlier bytecode has."""
+    path.write_text(text)
+    _WRITTEN[0] += 1
+    os.utime(path, (_WRITTEN[0], _WRITTEN[0]))
+
+
+def _drawn(out: Path, count: int, seed: int, since: str | None) -> list[Mutation]:
+    """The sample of this folder: drawn once."""
+    kept = out / "sample.jsonl"
+    if not kept.exists():
+        drawn = sample(count, seed, since)
+        kept.write_text("".join(json.dumps(asdict(m)) + "\n" for m in drawn))
+    return [Mutation(**json.loads(line)) for line in kept.read_text().splitlines()]
+
+
+# -- the table
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    known = {entry["key"]: entry["why"] for entry in json.loads(EQUIVALENT.read_text())} if EQUIVALENT.exists() else {}
+    rows, total = [], collections.Counter[str]()
+    for room in ROOMS:
+        found = [r for r in results if r["room"] == room]
+        if not found:
+            continue
+        count = collections.Counter(
+            "equivalent" if r["result"] == "survived" and key_of(r) in known else r["result"] for r in found
+        )
+        total.update(count)
+        rows.append(_row(room, count))
+    rows.append(_row("**all**", total))
+    head = "| room | mutations | killed | equivalent | survived | killed of those that change something |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+
+
+def _row(name: str, count: collections.Counter[str]) -> str:
+    real = count["killed"] + count["survived"]
+    share = f"{100 * count['killed'] / real:.0f} %" if real else "-"
+    numbers = f"{count.total()} | {count['killed']} | {count['equivalent']} | {count['survived']}"
+    return f"| {name} | {numbers} | {share} |"
+
+
+def key_of(result: dict[str, Any]) -> str:
+    return f"{result['file']}:{result['operator']}:{result['occurrence']}:{result['before']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=23)
+    parser.add_argument("--since", help="only lines that differ from this commit")
+    parser.add_argument("--rooms", nargs="*", default=[], choices=ROOMS, help="only these")
+    parser.add_argument("--again", action="store_true", help="try survivors again, with the tests as they are now")
+    parser.add_argument("--table", action="store_true", help="only print the table of what has been tried")
+    parser.add_argument("--out", type=Path, default=Path("runs/mutations"))
+    given = parser.parse_args()
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "results.jsonl"
+    results = {key_of(r): r for r in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+    if not given.table:
+        drawn = _drawn(out, given.count, given.seed, given.since)
+        tree = copied(out)
+        for room in given.rooms or ROOMS:
+            todo = [m for m in drawn if m.room == room]
+            todo = [m for m in todo if m.key not in results or (given.again and results[m.key]["result"] == "survived")]
+            if not todo:
+                continue
+            executed = measured(room, tree, out)
+            for mutation in todo:
+                result = tried(mutation, tree, executed, out)
+                results[mutation.key] = result
+                with kept.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+                print(
+                    f"{result['result']:9}{mutation.file}:{mutation.line}  {mutation.before}  =>  {mutation.after}",
+                    flush=True,
+                )
+    print(table(list(results.values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
