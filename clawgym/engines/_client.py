@@ -38,7 +38,7 @@ class Client:
         )
         libraries = _http_libraries()
         failures = tuple(library.HTTPError for library in libraries)
-        self._failures = (TimeoutError, openai.APIError, ValueError, *failures)
+        self._failures = (TimeoutError, openai.APIError, ValueError, RecursionError, *failures)
         self._late = (TimeoutError, openai.APITimeoutError, *(library.TimeoutException for library in libraries))
         self._cut = (openai.APIConnectionError, *failures)
 

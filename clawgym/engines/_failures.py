@@ -60,7 +60,10 @@ def message_of(body: object) -> str:
             if isinstance(value, dict) and isinstance(value.get("message"), str):
                 return value["message"]
             if value:
-                return json.dumps(value)
+                try:
+                    return json.dumps(value)
+                except RecursionError:
+                    return "an error nested too deeply to read"
     return body if isinstance(body, str) else ""
 
 

@@ -173,12 +173,10 @@ class ServedEngine:
             with self._serving(adapter) as (named, version):
                 ask = Ask(prompt_ids, sampling, room, stop_ids, named)
                 checked = Checked(self._upstream, ask, version, self._exact(ask))
-                try:
+                with self._readable():
                     async with aclosing(self._stream(ask, checked)) as items:
                         async for tokens in items:
                             yield tokens
-                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                    checked.broken(f"an answer of another form ({error!r})", "a current version of the server")
 
         async with aclosing(persist(attempt, self._upstream.patience, self._failed)) as items:
             async for tokens in items:
@@ -226,13 +224,26 @@ class ServedEngine:
     async def _look(self) -> None:
         """Look at the server, if nobody has; whoever comes meanwhile waits for the same look. One try."""
         if self._looked is None:
-            self._looked = asyncio.create_task(self._look_once())
+            self._looked = asyncio.create_task(self._look_readable())
             self._looked.add_done_callback(self._note_look)
         await asyncio.shield(self._looked)
 
     def _note_look(self, look: asyncio.Task[None]) -> None:
         if (look.cancelled() or look.exception()) and self._looked is look:
             self._looked = None  # the next call looks again
+
+    async def _look_readable(self) -> None:
+        with self._readable():
+            await self._look_once()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """An answer is read: whatever its form does to that is an :class:`~clawgym.errors.EngineError`."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            failure = Failure(f"an answer of another form ({error!r})", 502, do="use a current version of the server")
+            raise self._upstream.error(failure) from error
 
     async def _look_once(self) -> None:
         listed = await self._upstream.get("/v1/models")

@@ -208,7 +208,7 @@ def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archi
                         continue
                     name = name[len(strip) + 1 :]
                 parts = name.split("/")
-                if name.startswith("/") or ".." in parts or "" in parts or len(parts) > _MAX_DEPTH:
+                if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name or len(parts) > _MAX_DEPTH:
                     dropped.append(f"{name}: not a plain path")
                     continue
                 if any("/".join(parts[:i]) in links for i in range(1, len(parts))):

@@ -44,11 +44,12 @@ def fuzzed(name: str, seconds: int, *, keep: bool) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "found")
         found.mkdir()
+        (CORPUS / name).mkdir(parents=True, exist_ok=True)
         done = _libfuzzer(name, [found, CORPUS / name], f"-max_total_time={seconds}", f"-artifact_prefix={scratch}/")
         counts = _COUNTS.findall(done.stdout)
         print(f"{name:<16} " + "{:>10} {:>6} {:>8} {:>6}".format(*(counts[-1] if counts else "????")), flush=True)
         if done.returncode:
-            print(done.stdout[-4000:])
+            print(re.sub("^(INFO|WARNING|#).*\n", "", done.stdout, flags=re.MULTILINE)[-4000:])
             for path in Path(scratch).glob("*-*"):
                 shutil.copy(path, CORPUS / name / path.name)
                 print(f"found: {CORPUS / name / path.name}")

@@ -25,7 +25,7 @@ def fuzz(data: bytes) -> None:
         pass
     else:
         _check(kept)
-    run(_put(archive))
+        run(_put(kept))
 
 
 def _check(kept: Archive) -> None:
@@ -46,14 +46,14 @@ def _check(kept: Archive) -> None:
     assert size <= 1000
 
 
-async def _put(archive: bytes) -> None:
+async def _put(archive: Archive) -> None:
     async def died() -> str:
         return "died"
 
     stream = _Stream()
     link = GuestLink(stream, SandboxSpec(), died)  # type: ignore[arg-type]
     link.start()
-    putting = asyncio.ensure_future(link.put_archive(Archive(archive), "/workspace"))
+    putting = asyncio.ensure_future(link.put_archive(archive, "/workspace"))
     await asyncio.sleep(0)
     stream.ended()
     try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
+from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.engines._sse import EventReader
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import ClawGymError
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects.errors import failure_of
 from clawgym.gateway.gate import Gate
-from clawgym.gateway.server import DIALECTS
+from clawgym.gateway.server import DIALECTS, read_object
 from clawgym.gateway.sessions import Session
 from clawgym.pool._pack import pack
 from clawgym.records import Turn, Usage
@@ -90,11 +93,23 @@ class _Engine:
 _SAID = ("", "text", '{"x": 1}', "[" * 100_000, '{"x":')
 
 
+class _Request:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def read(self) -> bytes:
+        return self._body
+
+
 class _Writer:
     """Packs what is to be stored, as the pool does."""
 
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
     async def append(self, session: str, index: int, turn: Turn, images: Any) -> None:
         pack(session, index, turn)
+        self.turns.append(turn)
 
 
 def fuzz(data: bytes) -> None:
@@ -102,17 +117,13 @@ def fuzz(data: bytes) -> None:
 
 
 async def _fuzz(source: Source) -> None:
-    core = Core(_Engine(source), _Writer(), Gate(streams=1, waiting=1))  # type: ignore[arg-type]
+    writer = _Writer()
+    core = Core(_Engine(source), writer, Gate(streams=1, waiting=1))  # type: ignore[arg-type]
     session = Session("s", "")
     for _ in range(1 + source.number(0, 2)):
         dialect = source.pick(DIALECTS)
         try:
-            body = orjson.loads(source.json(_LIKE[dialect.path]))
-        except ValueError:
-            continue
-        if not isinstance(body, dict):
-            continue
-        try:
+            body = await read_object(_Request(source.json(_LIKE[dialect.path])))  # type: ignore[arg-type]
             call = dialect.call(body, source.pick((None, "main", "subagent", "odd")))
             if source.byte() & 1:
                 orjson.dumps(await dialect.whole(core.answer(session, call), call, body))
@@ -125,3 +136,5 @@ async def _fuzz(source: Source) -> None:
             told = dialect.error(failure_of(error))
             assert len(orjson.dumps(told)) < 100_000
             dialect.error_event(failure_of(error))
+    for step in steps_of(writer.turns, "hi"):
+        json.dumps(asdict(step))

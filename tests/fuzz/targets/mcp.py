@@ -41,7 +41,6 @@ async def _fuzz(source: Source) -> None:
             message = (await asyncio.wait_for(incoming.receive(), 5)).message
         except anyio.EndOfStream:
             return
-        message.model_dump_json(by_alias=True, exclude_unset=True).encode()
         if isinstance(message, types.JSONRPCResponse):
             for kind in (types.CallToolResult, types.ListToolsResult):
                 try:

@@ -83,5 +83,5 @@ def _wheel(source: Source, folder: Path) -> None:
     path.write_bytes(source.rest() if source.byte() == 255 else packed)
     try:
         _unpack(_WHEEL, path, folder, {})
-    except TaskError as error:
+    except (TaskError, OSError) as error:
         assert str(error)

@@ -42,7 +42,8 @@ class _Box:
         said = source.json(_TOLD if self._kind is _TESTS else _SCORES)
         said += source.pick((b"", b"\n", b"\n[]", b"\n1e400", b"\n\xff", b"\n0x1", b"\n" + b"9" * 5000))
         code = source.pick((0, 0, 0, 1, 137))
-        return ExecResult(said, b"x" + stdin, code, "/", source.byte() > 250, source.byte() // 250, False, 0.1)
+        cut = source.byte() // 250
+        return ExecResult(said, code, "/", timed_out=source.byte() > 250, omitted_bytes=cut, stderr=b"x" + stdin)
 
     async def get(self, path: str, *, max_bytes: int = 0) -> bytes:
         source = self._source
@@ -72,6 +73,7 @@ def fuzz(data: bytes) -> None:
         return
     assert isinstance(result, VerifierResult)
     assert math.isfinite(result.official)
+    assert isinstance(result.cause, str | None)
     assert result.strict in (0.0, 1.0)
     assert all(isinstance(name, str) and 0 <= value <= 1 for name, value in result.checks.items())
     text = data.decode("utf-8", "replace")

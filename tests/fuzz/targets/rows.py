@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 
 from clawgym.errors import TaskError
+from clawgym.records import Layer
+from clawgym.tasks.formats import math_rows
 from clawgym.tasks.formats.rows import iter_rows, read_row, write_row
 
 from ..source import Source, scratch_folder
@@ -45,8 +47,11 @@ _AIME = {"Problem": "1 + 1?", "Answer": 2, "ID": "2024-1"}
 _LIKE: tuple[Mapping[str, Any], ...] = (_OURS, _REPOSITORY, _MATH, _AIME)
 
 
+math_rows.math_layer = lambda: (Layer("math", "0" * 64, Path("/nonexistent")), None)  # made from an index of packages
+os.environ["CLAWGYM_REPOS"] = "/nonexistent"
+
+
 def fuzz(data: bytes) -> None:
-    os.environ["CLAWGYM_REPOS"] = "/nonexistent"
     source = Source(data)
     path = scratch_folder() / source.pick(("rows.jsonl", "rows.json"))
     rows = [source.json(source.pick(_LIKE)) for _ in range(1 + source.number(0, 2))]
