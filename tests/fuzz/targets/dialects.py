@@ -13,6 +13,7 @@ from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.engines._sse import EventReader
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import ClawGymError
+from clawgym.gateway.calls import chat_body
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects.errors import failure_of
 from clawgym.gateway.gate import Gate
@@ -90,7 +91,7 @@ class _Engine:
     async def aclose(self) -> None: ...
 
 
-_SAID = ("", "text", '{"x": 1}', "[" * 100_000, '{"x":')
+_SAID = ("", "text", '{"x": 1}', "[" * 100_000, '{"x":', '{"x":' * 400 + "1" + "}" * 400, '{"x": 1e400, "y": [NaN]}')
 
 
 class _Request:
@@ -120,18 +121,24 @@ async def _fuzz(source: Source) -> None:
     writer = _Writer()
     core = Core(_Engine(source), writer, Gate(streams=1, waiting=1))  # type: ignore[arg-type]
     session = Session("s", "")
-    for _ in range(1 + source.number(0, 2)):
+    said: list[Any] = []
+    for _ in range(1 + source.number(0, 3)):
         dialect = source.pick(DIALECTS)
+        like = _LIKE[dialect.path]
+        if said and source.byte() > 100:  # the conversation goes on
+            dialect, like = DIALECTS[0], {**_CHAT, "messages": [*said, {"role": "user", "content": "on"}]}
         try:
-            body = await read_object(_Request(source.json(_LIKE[dialect.path])))  # type: ignore[arg-type]
+            body = await read_object(_Request(source.json(like)))  # type: ignore[arg-type]
             call = dialect.call(body, source.pick((None, "main", "subagent", "odd")))
+            said = chat_body(call)["messages"]
             if source.byte() & 1:
                 orjson.dumps(await dialect.whole(core.answer(session, call), call, body))
-                continue
-            reader = EventReader()
-            async for events in dialect.events(core.answer(session, call), call, body):
-                for event in reader.feed(events):
-                    assert event == b"[DONE]" or orjson.loads(event)
+            else:
+                reader = EventReader()
+                async for events in dialect.events(core.answer(session, call), call, body):
+                    for event in reader.feed(events):
+                        assert event == b"[DONE]" or orjson.loads(event)
+            said = [*said, writer.turns[-1].reply]
         except ClawGymError as error:
             told = dialect.error(failure_of(error))
             assert len(orjson.dumps(told)) < 100_000
