@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
-from clawgym.engines._failures import Failure
+from clawgym.engines._failures import Failure, clean
 from clawgym.engines._http import Upstream
 from clawgym.engines._retry import persist, persist_call
 from clawgym.engines._scale import Scale, is_exact
@@ -250,7 +250,7 @@ class ServedEngine:
         rows = [row for row in listed.get("data") or () if isinstance(row, dict)]
         mine = next((row for row in rows if self.model in (row.get("id"), row.get("root"))), None)
         if mine is None:
-            names = ", ".join(repr(row.get("id")) for row in rows[:5]) or "nothing"
+            names = ", ".join(repr(clean(str(row.get("id")))) for row in rows[:5]) or "nothing"
             raise EngineError(
                 f"{self._upstream.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
             )

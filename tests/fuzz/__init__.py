@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ def run_target(target: str, flags: Sequence[str]) -> None:
     """Fuzz in this process, which ends with it. ``flags`` are libFuzzer's."""
     import atheris
 
+    logging.disable()
     with atheris.instrument_imports(include=["clawgym"]):
         fuzz = fuzz_of(target)
     atheris.Setup([sys.argv[0], *flags], fuzz)

@@ -158,11 +158,13 @@ def test_limits_are_numbers_that_a_machine_can_keep(value: float) -> None:
 
 
 def test_a_schema_of_a_tool_is_not_read_to_any_depth() -> None:
+    """There were depths that could be written and not be read."""
     schema: Any = {}
-    for _ in range(400):
+    for depth in range(500):
         schema = {"type": "object", "properties": {"x": schema}}
-    with pytest.raises(ValueError, match="deeply|JSON"):
-        check_schema(schema)
+        if depth > 200 and depth % 9 == 0:
+            with pytest.raises(ValueError, match="deeply|JSON"):
+                check_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +177,22 @@ def test_a_patch_that_is_none(patch: bytes) -> None:
         apply_patch(patch, {"x": b"a\n"}.get)
 
 
+def _deep() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(5000):
+        made = [made]
+    return made
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"action": "left_click", "coordinate": [10**400, 1]},
         {"action": "wait", "seconds": 10**400},
-        {"action": json.loads("[" * 900 + "]" * 900)},
-        {"action": "left_click", "unit": json.loads("[" * 900 + "]" * 900)},
-        {"action": "scroll", "amount": json.loads("[" * 900 + "]" * 900)},
-        {"action": "left_click", "coordinate": json.loads("[" * 900 + "]" * 900)},
+        {"action": _deep()},
+        {"action": "left_click", "unit": _deep()},
+        {"action": "scroll", "amount": _deep()},
+        {"action": "left_click", "coordinate": _deep()},
     ],
 )
 def test_actions_that_are_none(arguments: dict[str, Any]) -> None:

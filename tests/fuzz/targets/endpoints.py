@@ -135,6 +135,7 @@ async def _ids(source: Source) -> None:
             ids += tokens.ids
             logprobs += tokens.logprobs
         assert all(math.isfinite(value) or value < 0 for value in logprobs)
-        pack("e", 0, Turn(sampled_ids=tuple(ids), logprobs=tuple(logprobs)))
+        flaw = "no-logprobs" if len(logprobs) != len(ids) else None
+        pack("e", 0, Turn(sampled_ids=tuple(ids), logprobs=tuple(logprobs), flaw=flaw))
     finally:
         await engine.aclose()
