@@ -59,8 +59,9 @@ openclaw: $(VENV)/.installed
 unit: openclaw
 	$(BIN)/pytest --reruns 2 --reruns-delay 1 --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The invariants at full length: hours. Its last figures are kept in docs/soak.md.
+# The invariants and the fuzzing at full length: hours. Their last figures are kept in docs/soak.md and docs/fuzzing.md.
 soak: openclaw
+	cd tests && ../$(BIN)/python -m fuzz --seconds 180 --keep
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 
 # What the tests can use beyond Python: a Docker engine, a clock that can be moved, libraries that a few public checkers try, and

@@ -113,7 +113,9 @@ def _said_only(tree: ast.AST) -> set[int]:
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if node.name in ("__repr__", "__str__"):
                 leave_out(node)
-        elif (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)) or (isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets)):
+        elif (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)) or (
+            isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets)
+        ):
             leave_out(node)
     return lines
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -50,6 +49,7 @@ __all__ = [
 ]
 
 DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
+_LARGEST_LIMIT = 2.0**53
 """Where ClawGym tasks keep their files, inside the box."""
 
 
@@ -112,8 +112,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise TaskError(f"limits.{name} must be a positive number, not {value!r}: correct it in the task")
+            if not 0 < value <= _LARGEST_LIMIT:
+                shown = "one over 2**53" if value > _LARGEST_LIMIT else repr(value)
+                raise TaskError(f"limits.{name} must be a positive number, not {shown}: correct it in the task")
 
 
 def check_relative_path(path: str, where: str) -> str:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,7 +207,9 @@ def _unpack(wheel: Wheel, path: Path, folder: Path, taken: dict[str, str]) -> No
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(entry))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except TaskError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, LookupError, ValueError, RuntimeError, EOFError) as error:
         raise TaskError(f"{where}: is damaged ({error}): leave that package out") from error
 
 

@@ -300,6 +300,8 @@ async def _tests(task: Task, box: Sandbox) -> _Verdict:
         found, _ = done.output.decode("utf-8").splitlines()
         told = json.loads(found)
         outcomes, cause = dict(told["outcomes"]), told["cause"]
+        if not all(isinstance(word, str) for word in (*outcomes, *outcomes.values(), cause or "")):
+            raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
         return _Verdict(0.0, cause="output", log=_log(done))
     checks = {test: float(outcome in ("passed", "xfailed")) for test, outcome in outcomes.items()}
@@ -345,10 +347,8 @@ async def _harbor(task: Task, box: Sandbox) -> _Verdict:
         try:
             data = json.loads(text) if name.endswith("json") else float(text.strip())
             values = {str(k): float(v) for k, v in data.items()} if isinstance(data, dict) else {"reward": float(data)}
-        except (ValueError, TypeError):
+            score = values["reward"] if "reward" in values else math.fsum(values.values()) / len(values)
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
             return _Verdict(0.0, cause="output", log=_log(done))
-        if not values:
-            return _Verdict(0.0, cause="output", log=_log(done))
-        score = values.get("reward", math.fsum(values.values()) / len(values))
         return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
     return _Verdict(0.0, cause="crash", log=_log(done))

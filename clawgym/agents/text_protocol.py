@@ -21,7 +21,7 @@ ls -la
 To finish, once the task is done, write this marker on a line of its own, without a block:
 <submit/>"""
 
-_FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([^`\n]*?)[ \t]*")
+_FENCE = re.compile(r" {0,3}(`{3,})([^`\n]*)")
 _SUBMIT = re.compile(r"[ \t]*<submit[ \t]*/>[ \t]*")
 _THOUGHT = re.compile(r"\A(?:\s*<think>.*?</think>|(?:(?!<think>).)*?^[ \t]*</think>[ \t]*$)", re.DOTALL | re.MULTILINE)
 _BASH = ("bash", "sh", "shell")
@@ -66,7 +66,7 @@ def parse_reply(reply: str) -> Command | Submit | Malformed:
                 prose.append(lines[at])
             at += 1
             continue
-        fence, language = opening[1], opening[2]
+        fence, language = opening[1], opening[2].strip(" \t")
         end = next((n for n in range(at + 1, len(lines)) if _closes(lines[n], len(fence))), None)
         if end is None:
             return Malformed(f"the block opened with {fence}{language} is never closed")

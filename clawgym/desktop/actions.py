@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any, Literal, get_args
 
 from clawgym.errors import SandboxError
@@ -37,6 +37,8 @@ _POINTED = frozenset(
 )
 _RELATIVE = 1000
 _MAX_TEXT = 10_000
+_LARGEST = 1e9
+"""Number in a call; beyond the size of any screen."""
 _MAX_STEPS = 50
 _MAX_WAIT = 10.0
 
@@ -108,9 +110,9 @@ def parse(arguments: Mapping[str, Any], width: int, height: int) -> Action:
     Raises :class:`~clawgym.errors.SandboxError` that says what is wrong."""
     kind, unit = arguments.get("action"), arguments.get("unit") or "pixel"
     if unit not in get_args(Unit):
-        raise SandboxError(f"unit {unit!r}: use 'pixel' or 'relative'")
+        raise SandboxError(f"unit {shown(unit)}: use 'pixel' or 'relative'")
     if kind not in KINDS:
-        raise SandboxError(f"action {kind!r}: use one of {', '.join(KINDS)}")
+        raise SandboxError(f"action {shown(kind)}: use one of {', '.join(KINDS)}")
     given = {name for name, value in arguments.items() if value is not None}
 
     def point(name: str) -> tuple[int, int] | None:
@@ -126,7 +128,7 @@ def parse(arguments: Mapping[str, Any], width: int, height: int) -> Action:
         case "scroll":
             steps = arguments.get("amount")
             if not isinstance(steps, int) or isinstance(steps, bool) or not 0 < abs(steps) <= _MAX_STEPS:
-                raise SandboxError(f"scroll by amount {steps!r}: give 1 to {_MAX_STEPS} steps, negative for up")
+                raise SandboxError(f"scroll by amount {shown(steps)}: give 1 to {_MAX_STEPS} steps, negative for up")
             return Action(kind, x, y, steps=steps, sideways=arguments.get("direction") == "horizontal")
         case "type":
             text = arguments.get("text")
@@ -141,7 +143,7 @@ def parse(arguments: Mapping[str, Any], width: int, height: int) -> Action:
         case "wait":
             seconds = arguments.get("seconds", 1.0)
             if not _is_number(seconds) or not 0 < seconds <= _MAX_WAIT:
-                raise SandboxError(f"wait {seconds!r} seconds: give at most {_MAX_WAIT:g}")
+                raise SandboxError(f"wait {shown(seconds)} seconds: give at most {_MAX_WAIT:g}")
             return Action(kind, seconds=float(seconds))
         case "done" | "fail":
             return Action(kind, text=str(arguments.get("text") or ""))
@@ -150,7 +152,7 @@ def parse(arguments: Mapping[str, Any], width: int, height: int) -> Action:
 
 def _point(value: Any, name: str, width: int, height: int, unit: str) -> tuple[int, int]:
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_is_number, value)):
-        raise SandboxError(f"{name} {value!r}: give [x, y]")
+        raise SandboxError(f"{name} {shown(value)}: give [x, y]")
     x, y = float(value[0]), float(value[1])
     if unit == "relative":
         if not (0 <= x <= _RELATIVE and 0 <= y <= _RELATIVE):
@@ -162,7 +164,7 @@ def _point(value: Any, name: str, width: int, height: int, unit: str) -> tuple[i
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _is_word(value: Any) -> bool:

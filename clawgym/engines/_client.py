@@ -57,7 +57,7 @@ class Client:
         )
         libraries = _http_libraries()
         failures = tuple(library.HTTPError for library in libraries)
-        self._failures = (TimeoutError, openai.APIError, ValueError, _Refused, *failures)
+        self._failures = (TimeoutError, openai.APIError, ValueError, RecursionError, _Refused, *failures)
         self._late = (TimeoutError, openai.APITimeoutError, *(library.TimeoutException for library in libraries))
         self._cut = (openai.APIConnectionError, *failures)
 

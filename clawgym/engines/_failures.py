@@ -17,7 +17,16 @@ from clawgym.engines._chat import storable
 from clawgym.engines._retry import is_retryable, retry_after
 from clawgym.errors import ContextLengthExceeded, EngineError
 
-__all__ = ["Failure", "clean", "error_of", "host_of", "is_context_overflow", "message_of", "out_of_bounds", "refusal_of"]
+__all__ = [
+    "Failure",
+    "clean",
+    "error_of",
+    "host_of",
+    "is_context_overflow",
+    "message_of",
+    "out_of_bounds",
+    "refusal_of",
+]
 
 LONGEST_TEXT = 500
 _CONTEXT = re.compile(
@@ -63,7 +72,10 @@ def message_of(body: object) -> str:
             if isinstance(value, dict) and isinstance(value.get("message"), str):
                 return value["message"]
             if value:
-                return json.dumps(value)
+                try:
+                    return json.dumps(value)
+                except RecursionError:
+                    return "an error nested too deeply to read"
     return body if isinstance(body, str) else ""
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
-from clawgym.engines._failures import Failure
+from clawgym.engines._failures import Failure, clean
 from clawgym.engines._http import Upstream
 from clawgym.engines._retry import persist, persist_call
 from clawgym.engines._scale import Scale, is_exact
@@ -78,7 +78,9 @@ class Checked:
             self.broken("log-probs above 0", "--logprobs-mode processed_logprobs or raw_logprobs")
         self.count += len(ids)
         if self.count > self._ask.max_tokens:
-            self.broken(f"more ids than the {self._ask.max_tokens} that were asked for", "a server that heeds max_tokens")
+            self.broken(
+                f"more ids than the {self._ask.max_tokens} that were asked for", "a server that heeds max_tokens"
+            )
         if ids:
             self._last = ids[-1]
         return Tokens(tuple(ids), tuple(map(float, logprobs)) if self._exact else (), self.version)
@@ -175,12 +177,10 @@ class ServedEngine:
             with self._serving(adapter) as (named, version):
                 ask = Ask(prompt_ids, sampling, room, stop_ids, named)
                 checked = Checked(self._upstream, ask, version, self._exact(ask))
-                try:
+                with self._readable():
                     async with aclosing(self._stream(ask, checked)) as items:
                         async for tokens in items:
                             yield tokens
-                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                    checked.broken(f"an answer of another form ({error!r})", "a current version of the server")
 
         async with aclosing(persist(attempt, self._upstream.patience, self._failed)) as items:
             async for tokens in items:
@@ -228,7 +228,7 @@ class ServedEngine:
     async def _look(self) -> None:
         """Look at the server, if nobody has; whoever comes meanwhile waits for the same look. One try."""
         if self._looked is None:
-            self._looked = asyncio.create_task(self._look_once())
+            self._looked = asyncio.create_task(self._look_readable())
             self._looked.add_done_callback(self._note_look)
         await asyncio.shield(self._looked)
 
@@ -236,12 +236,25 @@ class ServedEngine:
         if (look.cancelled() or look.exception()) and self._looked is look:
             self._looked = None  # the next call looks again
 
+    async def _look_readable(self) -> None:
+        with self._readable():
+            await self._look_once()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """An answer is read: whatever its form does to that is an :class:`~clawgym.errors.EngineError`."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            failure = Failure(f"an answer of another form ({error!r})", 502, do="use a current version of the server")
+            raise self._upstream.error(failure) from error
+
     async def _look_once(self) -> None:
         listed = await self._upstream.get("/v1/models")
         rows = [row for row in listed.get("data") or () if isinstance(row, dict)]
         mine = next((row for row in rows if self.model in (row.get("id"), row.get("root"))), None)
         if mine is None:
-            names = ", ".join(repr(row.get("id")) for row in rows[:5]) or "nothing"
+            names = ", ".join(repr(clean(str(row.get("id")))) for row in rows[:5]) or "nothing"
             raise EngineError(
                 f"{self._upstream.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
             )

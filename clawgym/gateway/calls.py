@@ -36,6 +36,10 @@ Message = dict[str, Any]
 ``tool_calls`` (``arguments`` a JSON string) and ``reasoning_content``, for a tool ``tool_call_id``."""
 
 
+_LONGEST = 1000
+"""Characters of a refusal."""
+
+
 class Refusal(GatewayError):
     """A request that is answered with an HTTP error and an error envelope."""
 
@@ -48,7 +52,9 @@ class Refusal(GatewayError):
         param: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(
+            message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+        )  # it may quote the request
         self.status = status
         self.code = code
         self.param = param

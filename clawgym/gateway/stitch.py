@@ -133,11 +133,24 @@ def _same_call(sent: Mapping[str, Any], shown: Mapping[str, Any]) -> set[str] | 
 
 
 def _equal_json(one: Any, other: Any) -> bool:
-    """Equal as JSON: unlike in Python, true is not 1, and numbers are doubles (RFC 8259, section 6)."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal_json(one[k], other[k]) for k in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal_json, one, other))
+    """Equal as JSON: unlike in Python, true is not 1, and numbers are doubles (RFC 8259, section 6). Of any depth."""
+    open_ = [(one, other)]
+    while open_:
+        one, other = open_.pop()
+        if isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            open_ += [(value, other[key]) for key, value in one.items()]
+        elif isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            open_ += zip(one, other, strict=True)
+        elif not _equal_plain(one, other):
+            return False
+    return True
+
+
+def _equal_plain(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from clawgym.errors import PoolError
 from clawgym.pool._fetch import delivered
-from clawgym.pool._pack import from_json, unpack
+from clawgym.pool._pack import from_json, text, unpack
 from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
 from clawgym.pool.samples import samples_of
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
@@ -27,7 +27,8 @@ _TURN = [c for c in turns.c if c.name != "n_sampled"]
 
 
 def row(db: sa.Connection, id: str) -> sa.RowMapping:
-    """The row of an episode, with the id of its group."""
+    """The row of an episode, with the id of its group. Raises :class:`PoolError` for no id, and an unknown one."""
+    text("episode id", id)
     found = db.execute(_JOINED.where(episodes.c.id == id)).mappings().first()
     if found is None:
         raise PoolError(f"no episode {id!r} in this pool: open it first")

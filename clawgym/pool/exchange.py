@@ -20,7 +20,7 @@ from clawgym.errors import PoolError, TraceError
 from clawgym.pool import _documents, _parquet
 from clawgym.pool.pool import Pool
 from clawgym.pool.states import PooledEpisode
-from clawgym.pool.traces import json_rows
+from clawgym.pool.traces import json_rows, readable
 from clawgym.records import Image, Outcome, Turn
 
 __all__ = ["Format", "Imported", "export", "import_"]
@@ -260,28 +260,34 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
 def _line_entries(path: Path) -> Iterator[_Entry]:
     """ATIF documents and chat messages, one a line (or one a file)."""
     for number, row in json_rows(path):
-        if isinstance(row, Mapping) and str(row.get("schema_version", "")).startswith("ATIF-v1."):
-            ours = ((row.get("extra") or {}).get("clawgym")) or {}
-            id, turns = row.get("session_id"), _documents.turns_from_atif(row)
-        elif isinstance(row, Mapping) and isinstance(row.get("messages"), list):
-            ours, id, turns = row, row.get("episode"), _documents.turns_from_messages(row["messages"])
-            id = None if id is None else "-".join([str(id), *map(str, (row.get("turns") or ())[-1:])])
-        else:
-            raise TraceError(f"{path}:{number}: neither an ATIF document nor chat messages: correct the line")
-        outcome = ours.get("outcome")
-        known = outcome in set(Outcome)
-        yield _Entry(
-            opening={
-                "id": str(id) if id is not None else f"{path.stem}-{number}",
-                "task_id": str(ours.get("task_id") or ""),
-                "channel": str(ours.get("channel") or "train"),
-                "meta": {"imported_from": path.name},
-            },
-            turns=turns,
-            closing={
-                "outcome": outcome if known else "failed",
-                "reward": ours.get("reward"),
-                "cause": ours.get("cause") if known else _NO_OUTCOME,
-            },
-            curation={} if known else {"trainable": False},
-        )
+        with readable(path, number):
+            entry = _of_line(path, number, row)
+        yield entry
+
+
+def _of_line(path: Path, number: int, row: Any) -> _Entry:
+    if isinstance(row, Mapping) and str(row.get("schema_version", "")).startswith("ATIF-v1."):
+        ours = ((row.get("extra") or {}).get("clawgym")) or {}
+        id, turns = row.get("session_id"), _documents.turns_from_atif(row)
+    elif isinstance(row, Mapping) and isinstance(row.get("messages"), list):
+        ours, id, turns = row, row.get("episode"), _documents.turns_from_messages(row["messages"])
+        id = None if id is None else "-".join([str(id), *map(str, (row.get("turns") or ())[-1:])])
+    else:
+        raise TraceError(f"{path}:{number}: neither an ATIF document nor chat messages: correct the line")
+    outcome = ours.get("outcome")
+    known = outcome in set(Outcome)
+    return _Entry(
+        opening={
+            "id": str(id) if id is not None else f"{path.stem}-{number}",
+            "task_id": str(ours.get("task_id") or ""),
+            "channel": str(ours.get("channel") or "train"),
+            "meta": {"imported_from": path.name},
+        },
+        turns=turns,
+        closing={
+            "outcome": outcome if known else "failed",
+            "reward": ours.get("reward"),
+            "cause": ours.get("cause") if known else _NO_OUTCOME,
+        },
+        curation={} if known else {"trainable": False},
+    )

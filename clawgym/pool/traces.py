@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from clawgym.pool._rows import EPISODE, INDEX, first, id_list, turn_of
 from clawgym.pool.check import TraceTurn, trace_of
 from clawgym.records import Turn
 
-__all__ = ["json_rows", "read_traces"]
+__all__ = ["json_rows", "read_traces", "readable"]
 
 _NESTED = ("turns", "triplets", "trajectory", "transitions", "steps", "calls")
 Trace = tuple[str, list[TraceTurn]]
@@ -75,7 +76,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     if number > 1:
                         raise TraceError(f"{path}:{number}: not JSON ({error}): correct the line") from error
                     break
@@ -86,12 +87,23 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             raise TraceError(f"{path}: neither a pool, nor parquet, nor text in UTF-8: give a trace file") from error
     try:
         document = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: neither JSON nor JSON lines ({error}): correct the file") from error
     if isinstance(document, list):
         yield from enumerate(document, 1)
     else:
         yield 1, document
+
+
+@contextmanager
+def readable(path: Path, number: int) -> Iterator[None]:
+    """A row of somebody else's file is read: whatever its form does to that is a :class:`TraceError`."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise TraceError(f"{path}:{number}: of another form than it says ({error!r}): correct the line") from error
 
 
 def _from_rows(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[Trace]:
@@ -101,12 +113,14 @@ def _from_rows(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[Trace]:
         if not isinstance(row, Mapping):
             raise TraceError(f"{path}:{number}: {type(row).__name__} instead of an object: give one object a line")
         name = first(row, EPISODE)
-        nested = _nested(row)
+        with readable(path, number):
+            nested = _nested(row)
+            turn = turn_of(row) if nested is None else None
         if nested is not None:
             yield str(name if name is not None else number), nested
         else:
             key = str(name) if name is not None else f"row {number}"
-            loose.setdefault(key, []).append((first(row, INDEX) or 0, number, turn_of(row)))
+            loose.setdefault(key, []).append((first(row, INDEX) or 0, number, turn))
     for key, found in loose.items():
         try:
             found.sort(key=lambda entry: entry[:2])

@@ -220,7 +220,7 @@ def _filtered(source: tarfile.TarFile, out: tarfile.TarFile, strip: str, room: R
                 continue
             name = name[len(strip) + 1 :]
         parts = name.split("/")
-        if name.startswith("/") or ".." in parts or "" in parts:
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
             dropped.add(name, "not a plain path")
             continue
         if len(parts) > DEPTH + 1:

@@ -216,8 +216,8 @@ class GuestLink:
             raise ValueError("unknown frame")
         if op in "OL":
             request.room -= len(payload)
-            if request.room < 0:
-                raise ValueError("more output than the cap")
+            if request.room < 0 or not payload:  # nothing, said without end, would fill the memory too
+                raise ValueError("more output than the cap, or none")
             (request.output if op == "O" else request.errors).append(payload)
         elif op in "DF":
             body = json.loads(payload) if op == "F" else {}

@@ -59,13 +59,13 @@ def _check_text(text: str) -> None:
     """Once for each schema: it takes 5 ms, and many episodes have the same tools. Raises ValueError."""
     from jsonschema.exceptions import SchemaError
 
-    schema = json.loads(text)
-    if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise ValueError('does not say "type": "object"')
-    for reference in _references(schema):
-        if not reference.startswith("#"):
-            raise ValueError(f"refers to {reference[:_SHOWN]!r}, which is not in it")
     try:
+        schema = json.loads(text)
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            raise ValueError('does not say "type": "object"')
+        for reference in _references(schema):
+            if not reference.startswith("#"):
+                raise ValueError(f"refers to {reference[:_SHOWN]!r}, which is not in it")
         type(_validator(text)).check_schema(schema)
         _complaint(text, {})
     except SchemaError as error:

@@ -49,6 +49,13 @@ class Change:
 
 def parse(patch):
     """The changes of ``patch`` (bytes). Raises :class:`BadPatch`."""
+    try:
+        return _changes(patch)
+    except (IndexError, ValueError) as error:
+        raise error if isinstance(error, BadPatch) else BadPatch(f"it is no patch ({error})")
+
+
+def _changes(patch):
     lines = patch.split(b"\n")
     lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     changes, at = [], 0

@@ -253,7 +253,16 @@ def unpack(source: Path, folder: Path, tell: Tell) -> None:
                     if (name.startswith("blobs/sha256/")) and hashed.digest() != name.rpartition("/")[2]:
                         raise ValueError(f"{name} is damaged: its content has another digest")
             tell("layers", len(layers), len(layers))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, tarfile.TarError, EOFError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        tarfile.TarError,
+        EOFError,
+        RecursionError,
+    ) as error:
         raise AgentError(
             f"{source}: cannot be unpacked ({error}): give an OCI layout (skopeo copy docker://IMAGE oci:FOLDER:latest)"
             " or an archive of one image (docker save IMAGE -o FILE)"

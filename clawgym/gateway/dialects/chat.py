@@ -136,7 +136,7 @@ class ChatDialect:
         self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]
     ) -> AsyncGenerator[bytes]:
         """The answer as server-sent events, each delta as soon as it comes."""
-        include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        include_usage = bool(request_field(body, "stream_options", dict, {}).get("include_usage"))
         head = orjson.dumps(_head(call, "chat.completion.chunk"))[:-1] + b',"choices":['
         tail = b'],"usage":null}' if include_usage else b"]}"
 
