@@ -147,8 +147,12 @@ class Engine:
                 "(docker pull python:3.12; export CLAWGYM_DOCKER_IMAGE=python:3.12)"
             ) from error
         tag = root.fingerprint[:32]
-        # Where there is nothing to hide there is no place to mount on.
-        over_usr = {folder: str(root.shown / folder) for folder in root.hidden if os.path.isdir(f"/usr/{folder}")}
+        # Where there is nothing to hide there is no place to mount on; src is empty.
+        over_usr = {
+            folder: str(root.shown / (folder if (root.shown / folder).is_dir() else "src"))
+            for folder in root.hidden
+            if os.path.isdir(f"/usr/{folder}")
+        }
         try:
             return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
         except self.errors.ImageNotFound:
