@@ -58,11 +58,14 @@ class Image:
 
 def _masked() -> list[str]:
     """What is hidden of the kernel's file systems: all of /sys, and of /proc what is not named as shown."""
-    try:
-        here = {name for name in os.listdir("/proc") if not name.isdigit()}
-    except OSError:
-        here = set()  # not Linux
-    return ["/sys", *sorted(f"/proc/{name}" for name in (_procfs.KNOWN | here) - _procfs.SHOWN)]
+    found = ["/sys"]
+    for folder, known, shown in (
+        ("/proc", _procfs.KNOWN, _procfs.SHOWN),
+        ("/proc/sys", _procfs.KNOWN_SETTINGS, _procfs.SETTINGS),
+    ):
+        here = {name for name in os.listdir(folder) if not name.isdigit()} if os.path.isdir(folder) else set()
+        found += sorted(f"{folder}/{name}" for name in (known | here) - shown)
+    return found
 
 
 def _below(path: str, folder: str) -> bool:

@@ -37,6 +37,8 @@ async def test_proc_has_what_programs_need_and_no_more(shared: Sandbox) -> None:
     needed = {"cpuinfo", "filesystems", "loadavg", "meminfo", "mounts", "net", "self", "stat", "sys", "uptime"}
     assert needed <= set(held)
     assert set(held) <= needed | {"swaps", "thread-self", "version", "vmstat"}
+    settings = (await shared.exec(["sh", "-c", "cd /proc/sys; ls -d */*"])).text.split()
+    assert {path.partition("/")[0] for path in settings} == {"fs", "kernel", "net", "user", "vm"}
     assert (await shared.exec(["sh", "-c", "ls -A /sys 2>/dev/null"])).text == ""
 
 
