@@ -68,6 +68,8 @@ def build(target: Path, folders: Iterable[str], packages: Iterable[str]) -> None
                 _copy(source, target / Path(source).relative_to(_USR))
     if not os.path.exists(f"{_USR}/bin/python3"):
         _show_local_python(target)
+    for folder, _, _ in os.walk(target):
+        os.chmod(folder, 0o755)  # whatever the umask
 
 
 def _copy(source: str, target: Path) -> None:
