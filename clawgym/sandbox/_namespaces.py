@@ -134,7 +134,8 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
 def _hide_in_proc(root: int) -> None:
     """Leave of ``/proc`` the processes and what ``_procfs.py`` names, and make ``/proc/sys`` read-only.
 
-    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it.
+    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it, unless only the
+    machine's root may open it, which no sandbox is.
     """
     # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
     _linux.write_file("proc/sys/user/max_user_namespaces", "0")
@@ -147,7 +148,9 @@ def _hide_in_proc(root: int) -> None:
     for folder, shown in (("proc", SHOWN), ("proc/sys", SETTINGS)):
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.name.isdigit() and entry.name not in shown:
+                if entry.name.isdigit() or entry.name in shown:
+                    continue
+                if entry.stat(follow_symlinks=False).st_mode & 0o7:  # others only the machine's root may open
                     source = "../empty/folder" if entry.is_dir(follow_symlinks=False) else "../empty/file"
                     _linux.mount(source, f"{folder}/{entry.name}", None, _linux.MS_BIND)
 
