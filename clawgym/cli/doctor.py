@@ -117,14 +117,20 @@ def _namespaces() -> list[Finding]:
 
 
 def _checker_libraries() -> Finding:
-    """A few public checkers use these if they can be imported, and score differently if not."""
-    script = "import importlib.util as u; print(','.join(m for m in ('yaml', 'cryptography') if not u.find_spec(m)))"
-    python = shutil.which("python3", path="/usr/bin")
-    if python is None:
+    """A few public checkers use these if they can be imported, and score differently if not.
+
+    Sandboxes show them as packages of the distribution: what pip has put into this machine's Python they do not see.
+    """
+    if shutil.which("python3", path="/usr/bin") is None:
         return Finding("python3 in boxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
-    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True)
-    missing = [name for name in done.stdout.strip().split(",") if name]
-    mend = f"apt-get install {' '.join(f'python3-{name}' for name in missing)}" if missing else ""
+    names = ("python3-yaml", "python3-cryptography")
+    asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+    except FileNotFoundError:
+        said = []
+    missing = [name for name in names if f"{name} installed" not in said]
+    mend = f"apt-get install {' '.join(missing)}" if missing else ""
     detail = (
         f"missing in boxes: {', '.join(missing)} (22 of the 2,200 public checkers try them)" if missing else "present"
     )

@@ -92,7 +92,7 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "id": task.id,
         "content hash": task.content_hash,
         "workspace": task.workspace,
-        "image": task.image,
+        "image": task.sandbox_image,
         "inputs": [file.path for file in task.inputs],
         "may change": list(verifier.mutable_inputs),
         "verifier": f"{verifier.protocol}, {verifier.mode}: {', '.join(file.path for file in verifier.files)}",

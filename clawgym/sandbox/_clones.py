@@ -132,6 +132,8 @@ def store_of_usr(state: Path, root: Root) -> Store:
     def make(target: Path) -> None:
         _copy("/usr", target / _TREE, LEFT_OUT.union(root.hidden), _aim)
         for folder in sorted(set(root.hidden) - LEFT_OUT):
+            if not (root.shown / folder).is_dir():
+                continue
             (target / _TREE / folder).parent.mkdir(parents=True, exist_ok=True)
             _copy(str(root.shown / folder), target / _TREE / folder, frozenset(), os.readlink)
         _cache_libraries(target)

@@ -58,11 +58,14 @@ class Image:
 
 def _masked() -> list[str]:
     """What is hidden of the kernel's file systems: all of /sys, and of /proc what is not named as shown."""
-    try:
-        here = {name for name in os.listdir("/proc") if not name.isdigit()}
-    except OSError:
-        here = set()  # not Linux
-    return ["/sys", *sorted(f"/proc/{name}" for name in (_procfs.KNOWN | here) - _procfs.SHOWN)]
+    found = ["/sys"]
+    for folder, known, shown in (
+        ("/proc", _procfs.KNOWN, _procfs.SHOWN),
+        ("/proc/sys", _procfs.KNOWN_SETTINGS, _procfs.SETTINGS),
+    ):
+        here = {name for name in os.listdir(folder) if not name.isdigit()} if os.path.isdir(folder) else set()
+        found += sorted(f"{folder}/{name}" for name in (known | here) - shown)
+    return found
 
 
 def _below(path: str, folder: str) -> bool:
@@ -147,8 +150,12 @@ class Engine:
                 "(docker pull python:3.12; export CLAWGYM_DOCKER_IMAGE=python:3.12)"
             ) from error
         tag = root.fingerprint[:32]
-        # Where there is nothing to hide there is no place to mount on.
-        over_usr = {folder: str(root.shown / folder) for folder in root.hidden if os.path.isdir(f"/usr/{folder}")}
+        # Where there is nothing to hide there is no place to mount on; src is empty.
+        over_usr = {
+            folder: str(root.shown / (folder if (root.shown / folder).is_dir() else "src"))
+            for folder in root.hidden
+            if os.path.isdir(f"/usr/{folder}")
+        }
         try:
             return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
         except self.errors.ImageNotFound:

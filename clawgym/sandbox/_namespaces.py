@@ -19,7 +19,7 @@ from _socket import AF_INET, SOCK_DGRAM, sethostname, socket
 
 from clawgym.sandbox import _linux
 from clawgym.sandbox._guest import loads
-from clawgym.sandbox._procfs import SHOWN
+from clawgym.sandbox._procfs import SETTINGS, SHOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,9 +132,10 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
 
 
 def _hide_in_proc(root: int) -> None:
-    """Leave of ``/proc`` the processes and what :data:`_procfs.SHOWN` names, and make ``/proc/sys`` read-only.
+    """Leave of ``/proc`` the processes and what ``_procfs.py`` names, and make ``/proc/sys`` read-only.
 
-    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it.
+    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it, unless only the
+    machine's root may open it, which no sandbox is.
     """
     # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
     _linux.write_file("proc/sys/user/max_user_namespaces", "0")
@@ -144,11 +145,14 @@ def _hide_in_proc(root: int) -> None:
     os.mkdir("../empty/folder", 0o555)
     os.close(os.open("../empty/file", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444))
     _linux.mount("none", "../empty", None, _linux.MS_REMOUNT | _linux.MS_RDONLY | _QUIET | _linux.MS_NOEXEC)
-    with os.scandir("proc") as entries:
-        for entry in entries:
-            if not entry.name.isdigit() and entry.name not in SHOWN:
-                source = "../empty/folder" if entry.is_dir(follow_symlinks=False) else "../empty/file"
-                _linux.mount(source, f"proc/{entry.name}", None, _linux.MS_BIND)
+    for folder, shown in (("proc", SHOWN), ("proc/sys", SETTINGS)):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.isdigit() or entry.name in shown:
+                    continue
+                if entry.stat(follow_symlinks=False).st_mode & 0o7:  # others only the machine's root may open
+                    source = "../empty/folder" if entry.is_dir(follow_symlinks=False) else "../empty/file"
+                    _linux.mount(source, f"{folder}/{entry.name}", None, _linux.MS_BIND)
 
 
 def _devices(root: int) -> None:

@@ -7,7 +7,7 @@ library only: process 1 imports it.
 
 from __future__ import annotations
 
-__all__ = ["KNOWN", "SHOWN"]
+__all__ = ["KNOWN", "KNOWN_SETTINGS", "SETTINGS", "SHOWN"]
 
 SHOWN = frozenset(
     (
@@ -29,6 +29,8 @@ SHOWN = frozenset(
 )
 """What programs read: ps, top, free, vmstat, nproc, the C library, Node, the JVM. ``net`` is the sandbox's own network,
 ``sys`` is read-only."""
+SETTINGS = frozenset(("fs", "kernel", "net", "user", "vm"))
+"""Of ``/proc/sys``."""
 
 KNOWN = frozenset(
     (
@@ -41,3 +43,5 @@ KNOWN = frozenset(
     )
 )
 """What else kernels have there: for an engine that hides what it is given the names of, maybe on another machine."""
+KNOWN_SETTINGS = frozenset(("abi", "crypto", "debug", "dev", "fscache", "sunrpc", "xen"))
+"""Of ``/proc/sys``."""

@@ -218,9 +218,18 @@ def _build(target: Path, packages: dict[str, str], links: dict[str, str], hidden
     for folder in foreign:
         (skeleton / folder).mkdir(parents=True, exist_ok=True)
     (target / _HIDDEN).write_text(json.dumps(away))
-    for folder in away:  # to an overlay this says that nothing of that name lies below
+    for folder in away:
         (skeleton / folder).parent.mkdir(parents=True, exist_ok=True)
-        os.mknod(skeleton / folder, stat.S_IFCHR, os.makedev(0, 0))
+        _hide(skeleton / folder)
+
+
+def _hide(path: Path) -> None:
+    """Make of ``path`` what tells an overlay that nothing of that name lies below. Raises OSError."""
+    try:
+        os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
+    except OSError:  # an overlay, as in a container, makes no such nodes, but has attributes; an older tmpfs has none
+        path.mkdir()
+        os.setxattr(path, "user.overlay.opaque", b"y")
 
 
 def _once(target: Path, build: Callable[[Path], None]) -> None:

@@ -226,8 +226,11 @@ def docker_profile() -> str:
     only("socket", 0, (_UNIX, _INET, _INET6), _EAFNOSUPPORT)
     for family in (_INET, _INET6):
         internet = masked(0, 0xFFFFFFFF, family)
-        only("socket", 2, _PROTOCOLS, _EPROTONOSUPPORT, internet)
-        for kind in set(range(_TYPE_MASK + 1)) - set(_TYPES):
-            rules.append({"names": ["socket"], **deny, "args": [internet, masked(1, _TYPE_MASK, kind)]})
+        for kind in range(_TYPE_MASK + 1):
+            of_kind = internet, masked(1, _TYPE_MASK, kind)
+            if kind in _TYPES:
+                only("socket", 2, _PROTOCOLS, _EPROTONOSUPPORT, *of_kind)
+            else:
+                rules.append({"names": ["socket"], **deny, "args": [*of_kind]})
     # Only the machine's own call table: the 32-bit one of the same processor is not filtered by these numbers.
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})

@@ -47,12 +47,14 @@ def hidden() -> list[str]:
 
 
 def build(target: Path, folders: Iterable[str], packages: Iterable[str]) -> None:
-    """Make the tree that lies over the hidden ``folders``: these, with the files of ``packages`` in them.
+    """Make the tree that lies over the hidden ``folders``: with the files of ``packages``, and empty folders where
+    programs expect one.
 
     No ``.pth`` file is taken: Python runs them at every start. Raises OSError.
     """
     for folder in folders:
-        (target / folder).mkdir(parents=True, exist_ok=True)
+        if Path(folder).name in ("local", "node_modules", "src", *PACKAGES):
+            (target / folder).mkdir(parents=True, exist_ok=True)
     for name in _LOCAL:
         (target / "local" / name).mkdir()
     (target / "local/man").symlink_to("share/man")
@@ -66,6 +68,8 @@ def build(target: Path, folders: Iterable[str], packages: Iterable[str]) -> None
                 _copy(source, target / Path(source).relative_to(_USR))
     if not os.path.exists(f"{_USR}/bin/python3"):
         _show_local_python(target)
+    for folder, _, _ in os.walk(target):
+        os.chmod(folder, 0o755)  # whatever the umask
 
 
 def _copy(source: str, target: Path) -> None:

@@ -53,6 +53,7 @@ class SandboxSpec:
     """What a box is made from."""
 
     image: str = "default"
+    """``default``, ``default:PACKAGE,PACKAGE`` (:attr:`clawgym.records.Task.image`), or a name the backend knows."""
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to a clean environment (PATH, HOME, LANG, TERM)."""

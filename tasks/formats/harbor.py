@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
-from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec
+from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_of
 from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
@@ -165,7 +165,9 @@ def _dockerfile(task: Task) -> str:
 
 def _dockerfile_text(image: str, workspace: str, inputs: bool) -> str:
     copy = f"COPY {json.dumps(['inputs/', workspace + '/'])}\n" if inputs else ""
-    return f"FROM {BASE_IMAGE if image == 'default' else image}\n\nWORKDIR {workspace}\n{copy}"
+    packages = packages_of(image)
+    install = f"RUN apt-get update && apt-get install -y {' '.join(packages)}\n" if packages else ""
+    return f"FROM {image if packages is None else BASE_IMAGE}\n\n{install}WORKDIR {workspace}\n{copy}"
 
 
 def _ours(folder: Path, config: HarborConfig, extras: Extras) -> dict[str, Any] | None:

@@ -268,3 +268,21 @@ async def test_public_tasks_earn_what_they_are_known_to_earn(clawgym_data, backe
     found = await audit(load("ClawGym-Train", ids=sorted(ids)), backend, tmp_path / "audit")
     seen = {t.task: [*(t.policies[p].official for p in CHEAP_POLICIES), bool(t.writes)] for t in found.tasks}
     assert {t: pytest.approx(figures) for t, figures in known.items() if t in ids} == seen
+
+
+@pytest.mark.data
+@pytest.mark.timeout(600)
+async def test_checkers_that_try_packages_score_as_they_are_known_to(clawgym_data, backend: Backend, tmp_path: Path):
+    """Without the packages that their image asks for, six of these tasks would score otherwise."""
+    asked = subprocess.run(
+        ["dpkg-query", "-L", "python3-yaml", "python3-cryptography"], capture_output=True, check=False
+    )
+    if asked.returncode:
+        pytest.skip("apt-get install python3-yaml python3-cryptography: the known figures were measured with them")
+    known = json.loads(gzip.decompress((DATA / "train_cheap.json.gz").read_bytes()))["tasks"]
+    tasks = load("ClawGym-Train")
+    asking = [task.id for task in tasks.tasks if task.packages]
+    assert len(asking) == 22
+    found = await audit(load("ClawGym-Train", ids=asking), backend, tmp_path / "audit")
+    seen = {t.task: [t.policies[p].official for p in CHEAP_POLICIES] for t in found.tasks}
+    assert seen == {task: pytest.approx(known[task][:-1]) for task in asking}

@@ -165,7 +165,14 @@ async def test_box_is_hardened(backend: DockerBackend) -> None:
     assert "no-new-privileges:true" in host["SecurityOpt"]
     assert any(o.startswith("seccomp=") for o in host["SecurityOpt"])
     assert host["LogConfig"]["Type"] == "none"
-    assert [(m["Source"], m["Target"], m["ReadOnly"]) for m in host["Mounts"]] == [("/usr", "/usr", True)]
+    mounts = {m["Target"]: m["Source"] for m in host["Mounts"]}
+    assert all(m["ReadOnly"] for m in host["Mounts"])
+    assert mounts.pop("/usr") == "/usr"
+    assert "/usr/local" in mounts, "what the machine's users put there is not shown"
+    roots = str(backend.supervised.state / "roots")
+    assert all(t.startswith("/usr/") and s.startswith(roots) for t, s in mounts.items())
+    assert {"/sys", "/proc/pressure", "/proc/cmdline"} <= set(host["MaskedPaths"])
+    assert host["ReadonlyPaths"] == ["/proc/sys"]
     assert config["Labels"] == {leases.LABEL: backend.supervised.owner, "clawgym.lease": one.id}
     assert config["StdinOnce"] is True
     uids = {await _sh(box, "id -u") for box in (one, two)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -53,6 +54,27 @@ def test_a_deleted_executable_bit_of_reward_sh_does_not_change_the_hash(make_tas
     before = read_task(folder).content_hash
     (folder / "reward/reward.sh").chmod(0o644)
     assert read_task(folder).content_hash == before
+
+
+def test_what_the_checker_tries_to_import_is_shown_in_its_sandboxes(make_task):
+    folder = make_task()
+    assert read_task(folder).sandbox_image == "default"
+    check = folder / "reward/check.py"
+    check.write_text("try:\n    import yaml\nexcept ImportError:\n    yaml = None\n" + check.read_text())
+    task = read_task(folder)
+    assert (task.image, task.sandbox_image) == ("default", "default:python3-yaml")
+    assert dataclasses.replace(task, packages=()).content_hash == task.content_hash
+    own = dataclasses.replace(task, image="default:python3-cryptography")
+    assert own.sandbox_image == "default:python3-cryptography,python3-yaml"
+    assert own.content_hash != task.content_hash
+    assert dataclasses.replace(task, image="python:3.12").sandbox_image == "python:3.12"
+
+
+def test_a_checker_that_only_mentions_a_library_asks_for_nothing(make_task):
+    folder = make_task()
+    check = folder / "reward/check.py"
+    check.write_text("# reads config.yaml by hand\n" + check.read_text())
+    assert read_task(folder).packages == ()
 
 
 def test_the_hash_knows_inputs_verifier_and_instruction(make_task):

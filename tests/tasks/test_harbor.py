@@ -234,7 +234,10 @@ FULL = Task(
 )
 
 
-@pytest.mark.parametrize("task", [FULL, starter("full")], ids=["full", "starter"])
+WITH_PACKAGES = dataclasses.replace(starter("full"), image="default:python3-cryptography,python3-yaml")
+
+
+@pytest.mark.parametrize("task", [FULL, starter("full"), WITH_PACKAGES], ids=["full", "starter", "packages"])
 def test_what_we_write_reads_back_equal(task, tmp_path):
     harbor.write_task(task, tmp_path / "full")
     again = harbor.read_task(tmp_path / "full")
@@ -244,6 +247,12 @@ def test_what_we_write_reads_back_equal(task, tmp_path):
     assert {k: v for k, v in task.metadata.items() if v is not None}.items() <= again.metadata.items()
     assert {f.path for f in again.solution} == {f.path for f in task.solution}
     assert {f.path for f in again.wrong_solutions} == {f.path for f in task.wrong_solutions}
+
+
+def test_packages_are_installed_where_others_build_the_image(tmp_path):
+    harbor.write_task(WITH_PACKAGES, tmp_path / "full")
+    text = (tmp_path / "full/environment/Dockerfile").read_text()
+    assert "apt-get install -y python3-cryptography python3-yaml\n" in text
 
 
 def test_a_harbor_verifier_survives_both_formats(folder, tmp_path):

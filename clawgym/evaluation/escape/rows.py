@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["ROWS"]
 
 ROWS: dict[int, tuple[str, str]] = {
-    1: ("files of the host, by path or /proc", "a root of its own, pid namespace, allow-lists"),
+    1: ("files of the host, by path or /proc", "a root of its own, pid namespace"),
     2: ("out of the root", "pivot_root, no CAP_SYS_CHROOT, seccomp"),
     3: ("processes of the host", "pid namespace, own uid"),
     4: ("the host's loopback, any route", "network namespace"),
@@ -13,12 +13,12 @@ ROWS: dict[int, tuple[str, str]] = {
     6: ("unix sockets of the host by path, engines", "a root of its own"),
     7: ("raw and packet sockets", "no CAP_NET_RAW, seccomp"),
     8: ("AF_VSOCK", "seccomp only"),
-    9: ("netlink, other families and protocols", "seccomp"),
+    9: ("netlink and other socket families", "seccomp"),
     10: ("mount, remount, unmount, pivot_root", "no capability, seccomp"),
     11: ("files that the host or other boxes use", "read-only root, or a private layer"),
     12: ("device nodes", "no capability, nodev, devices cgroup"),
     13: ("files by handle", "no CAP_DAC_READ_SEARCH, seccomp"),
-    14: ("settings and triggers of the kernel", "unprivileged outer uid, little and read-only /proc"),
+    14: ("settings of the kernel", "unprivileged outer uid, read-only /proc/sys"),
     15: ("sysrq, kcore, /dev/mem, disks, devices", "a /dev of its own, unprivileged outer uid"),
     16: ("/sys, /dev/kmsg, cgroups", "no /sys, unprivileged outer uid"),
     17: ("new namespaces", "no user namespaces, seccomp"),
