@@ -17,7 +17,16 @@ from clawgym.engines._chat import storable
 from clawgym.engines._retry import is_retryable, retry_after
 from clawgym.errors import ContextLengthExceeded, EngineError
 
-__all__ = ["Failure", "clean", "error_of", "host_of", "is_context_overflow", "message_of", "out_of_bounds", "refusal_of"]
+__all__ = [
+    "Failure",
+    "clean",
+    "error_of",
+    "host_of",
+    "is_context_overflow",
+    "message_of",
+    "out_of_bounds",
+    "refusal_of",
+]
 
 LONGEST_TEXT = 500
 _CONTEXT = re.compile(

@@ -78,7 +78,9 @@ class Checked:
             self.broken("log-probs above 0", "--logprobs-mode processed_logprobs or raw_logprobs")
         self.count += len(ids)
         if self.count > self._ask.max_tokens:
-            self.broken(f"more ids than the {self._ask.max_tokens} that were asked for", "a server that heeds max_tokens")
+            self.broken(
+                f"more ids than the {self._ask.max_tokens} that were asked for", "a server that heeds max_tokens"
+            )
         if ids:
             self._last = ids[-1]
         return Tokens(tuple(ids), tuple(map(float, logprobs)) if self._exact else (), self.version)

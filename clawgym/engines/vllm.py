@@ -238,7 +238,9 @@ class VLLMEngine(ServedEngine):
 
     async def _answer(self, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
         try:
-            async with aclosing(self._upstream.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])) as several:
+            async with aclosing(
+                self._upstream.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])
+            ) as several:
                 async for events in several:
                     yield events
         except EngineError as error:

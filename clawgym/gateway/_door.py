@@ -30,7 +30,9 @@ async def door(request: web.Request, handler: _Handler) -> web.StreamResponse:
         return await handler(request)
     status, message = refused
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return web.json_response({"error": error}, status=status, headers={"x-should-retry": "false", "connection": "close"})
+    return web.json_response(
+        {"error": error}, status=status, headers={"x-should-retry": "false", "connection": "close"}
+    )
 
 
 def _refusal(request: web.Request) -> tuple[int, str] | None:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from clawgym.gateway.control import Control
 from clawgym.bounds import LARGEST_BODY
+from clawgym.gateway.control import Control
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.sessions import Opened
 from clawgym.pool import Pool

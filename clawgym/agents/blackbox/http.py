@@ -15,7 +15,7 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["request"]
 
 _PIECE = 1024
-"""A smaller piece, and a head, count as one of so many bytes: an answer in single bytes is a thousand times the work."""
+"""A smaller piece, and an early head, count as one of so many bytes: an answer in single bytes is a thousand times the work."""
 _READ = 4096
 """Bytes that are looked at before others have their turn."""
 
@@ -60,7 +60,8 @@ async def request(
                 connection.receive_data(await reader.read(_READ))
                 await asyncio.sleep(0)
                 continue
-            room -= max(len(event.data) if isinstance(event, h11.Data) else 0, _PIECE)
+            if isinstance(event, h11.Data | h11.InformationalResponse):
+                room -= max(len(event.data) if isinstance(event, h11.Data) else 0, _PIECE)
             if room < 0:
                 raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
             if isinstance(event, h11.Response):
