@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clawgym.bounds import LONGEST_REQUEST
 from clawgym.engines._chat import storable
 from clawgym.engines.protocol import CallDelta, Delta, Image, Sampling
 from clawgym.errors import GatewayError
@@ -26,6 +27,7 @@ __all__ = [
     "Refusal",
     "canonical_messages",
     "chat_body",
+    "check_length",
     "image_from_url",
     "request_field",
 ]
@@ -227,6 +229,22 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)
     return content or ""
+
+
+def check_length(call: ChatCall) -> None:
+    """Raises :class:`Refusal` for more text than fits into any context window."""
+    length = 0
+    for message in call.messages:
+        length += len(text_of(message)) + len(message.get("reasoning_content", ""))
+        length += sum(len(one["function"]["arguments"]) for one in message.get("tool_calls", ()))
+    if length > LONGEST_REQUEST:
+        raise Refusal(
+            400,
+            f"the messages have {length} characters, over {LONGEST_REQUEST} (LONGEST_REQUEST), which is beyond any "
+            "model's maximum context length: reduce the length of the messages",
+            code="context_length_exceeded",
+            param="messages",
+        )
 
 
 def chat_body(call: ChatCall) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from clawgym.bounds import LARGEST_CONTROL_BODY
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import ClawGymError, GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
@@ -94,7 +95,7 @@ class Control:
         self.token = token or secrets.token_urlsafe(32)
         self._gateway = gateway
         self._holding: contextlib.AbstractAsyncContextManager[None] | None = None
-        app = web.Application(client_max_size=256 * 2**20)
+        app = web.Application()
         add = app.router.add_route
         add("POST", "/sessions", self._guarded(self._open))
         add("GET", "/sessions/{session}", self._guarded(self._show))
@@ -134,7 +135,7 @@ class Control:
         return guarded
 
     async def _open(self, request: web.Request) -> dict[str, Any]:
-        body = await read_object(request)
+        body = await read_object(request, most=LARGEST_CONTROL_BODY)
         about = _fields(body, _OPENING, {"sampling"})
         sampling = request_field(body, "sampling", dict, {})
         names = {f.name for f in fields(Sampling)}
@@ -162,7 +163,7 @@ class Control:
         }
 
     async def _add_turns(self, request: web.Request) -> dict[str, Any]:
-        body = await read_object(request)
+        body = await read_object(request, most=LARGEST_CONTROL_BODY)
         rows = request_field(body, "turns", list, [])
         session = await self._gateway.sessions.get(request.match_info["session"])
         if session is None:
@@ -177,7 +178,7 @@ class Control:
         return {"turns": len(known) + len(turns)}
 
     async def _close(self, request: web.Request) -> dict[str, Any]:
-        body = await read_object(request)
+        body = await read_object(request, most=LARGEST_CONTROL_BODY)
         about = _fields(body, _CLOSING, set())
         outcome = about.pop("outcome", None)
         if outcome is None and about:
@@ -186,7 +187,7 @@ class Control:
         return {"closed": True}
 
     async def _group(self, request: web.Request) -> dict[str, Any]:
-        body = await read_object(request)
+        body = await read_object(request, most=LARGEST_CONTROL_BODY)
         kinds = {"id": str, "channel": str, "task_id": str, "size": int, "deadline": (int, float)}
         about = {"deadline": None, **_fields(body, kinds, set())}
         if "size" not in about:
@@ -201,7 +202,7 @@ class Control:
         return {"held": True}
 
     async def _release(self, request: web.Request) -> dict[str, Any]:
-        body = await read_object(request)
+        body = await read_object(request, most=LARGEST_CONTROL_BODY)
         version = request_field(body, "policy_version", int)
         if version is not None:
             if not hasattr(self._gateway.engine, "policy_version"):

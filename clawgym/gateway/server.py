@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from clawgym.bounds import BODY_SECONDS, LARGEST_BODY, OutOfBounds, read_json
 from clawgym.engines.protocol import TextEngine, TokenEngine
 from clawgym.errors import ClawGymError, GatewayError
+from clawgym.gateway._door import door, is_loopback
 from clawgym.gateway._site import LimitedSite
-from clawgym.gateway.calls import ChatCall, Refusal
+from clawgym.gateway.calls import ChatCall, Refusal, check_length
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects import Dialect
 from clawgym.gateway.dialects._sse import send_events
@@ -56,8 +57,6 @@ _http_log = logging.getLogger("clawgym.gateway.http")
 _http_log.addFilter(_OursOnly())
 
 MOST_CONNECTIONS = 8192
-LARGEST_BODY = 64 * 2**20
-"""Bytes of one request: a long history with images."""
 DIALECTS: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
 
 
@@ -74,8 +73,14 @@ class Listeners:
     """One aiohttp application on any number of sockets."""
 
     def __init__(self, app: web.Application) -> None:
+        app.middlewares.append(door)
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0, logger=_http_log
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=5.0,
+            logger=_http_log,
+            auto_decompress=False,
         )
 
     async def start(self) -> None:
@@ -104,7 +109,7 @@ class Listeners:
                 os.chmod(path, 0o600)
                 return Address(f"unix:{path}", unix)
             if sock is None:
-                if tls is None and not _is_loopback(host):
+                if tls is None and not is_loopback(host):
                     raise GatewayError(
                         f"{host} is reachable from other machines, and secrets would cross the network in clear: "
                         "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
@@ -129,13 +134,6 @@ class Listeners:
     async def aclose(self) -> None:
         """Stop listening and end what is under way."""
         await self._runner.cleanup()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -251,7 +249,7 @@ class Gateway:
         }
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=LARGEST_BODY)
+        app = web.Application()
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/s/{session}/v1/models", self._models)
         for dialect in DIALECTS:
@@ -292,12 +290,21 @@ def answer_error(dialect: Dialect, failure: Failure) -> web.Response:
     )
 
 
-async def read_object(request: web.Request) -> dict[str, Any]:
-    """The JSON object in a request. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+async def read_object(
+    request: web.Request, hold: Callable[[int], None] = lambda size: None, most: int = LARGEST_BODY
+) -> dict[str, Any]:
+    """The JSON object in a request of at most ``most`` bytes; ``hold`` is told of each piece of it.
+
+    Raises :class:`~clawgym.gateway.calls.Refusal`."""
     try:
-        body = orjson.loads(await request.read())
-    except web.HTTPRequestEntityTooLarge:
-        raise Refusal(413, f"the request is larger than {LARGEST_BODY >> 20} MiB: shorten it") from None
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await _body(request, hold, most)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s (BODY_SECONDS): send it again") from None
+    try:
+        body = read_json(raw, orjson.loads)
+    except OutOfBounds as error:
+        raise Refusal(413, f"the request cannot be read: {error}: shorten it") from None
     except ValueError as error:
         raise Refusal(400, f"the body is not JSON ({error}): correct the request") from None
     if not isinstance(body, dict):
@@ -307,6 +314,19 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     except TypeError:
         raise Refusal(400, "the body is nested deeper than 254 levels: flatten it") from None
     return body
+
+
+async def _body(request: web.Request, hold: Callable[[int], None], most: int) -> bytes:
+    too_large = Refusal(413, f"the request is larger than {most >> 20} MiB (LARGEST_BODY): shorten it")
+    if (request.content_length or 0) > most:
+        raise too_large
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        if len(body) > most:
+            raise too_large
+        hold(len(piece))
+    return bytes(body)
 
 
 async def _nowhere(request: web.Request) -> web.Response:
@@ -332,12 +352,14 @@ class _Endpoint:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         gateway, dialect = self._gateway, self._dialect
-        await gateway.admit(request)  # nobody else's body is read
-        body = await read_object(request)
-        call = dialect.call(body, request.headers.get("x-clawgym-role"))
-        session = await gateway.admit(request)  # the one in memory now: bodies take their time
-        with session.handled():
-            return await self._stream(request, session, call, body)
+        asked = await gateway.admit(request)  # nobody else's body is read
+        with asked.holding() as hold:
+            body = await read_object(request, hold)
+            call = dialect.call(body, request.headers.get("x-clawgym-role"))
+            check_length(call)
+            session = await gateway.admit(request)  # the one in memory now: bodies take their time
+            with session.handled():
+                return await self._stream(request, session, call, body)
 
     async def _stream(
         self, request: web.Request, session: Session, call: ChatCall, body: dict[str, Any]
@@ -364,6 +386,8 @@ class _Count(_Endpoint):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         session = await self._gateway.admit(request)
-        body = await read_object(request)
-        call = self._dialect.call({**body, "max_tokens": 1}, None)
-        return web.json_response({"input_tokens": self._gateway.core.prompt_tokens(session, call)})
+        with session.holding() as hold:
+            body = await read_object(request, hold)
+            call = self._dialect.call({**body, "max_tokens": 1}, None)
+            check_length(call)
+            return web.json_response({"input_tokens": self._gateway.core.prompt_tokens(session, call)})

@@ -15,10 +15,11 @@ import secrets
 import uuid
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from clawgym.bounds import HELD_BODIES
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
@@ -66,6 +67,8 @@ class Session:
     """Why the last call of the agent failed; ``None`` once a later one did not. Agents hide such failures."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn gets its index and is stored."""
+    _held: int = 0
+    """Bytes of the bodies of requests under way."""
 
     handlers: set[asyncio.Task[Any]] = field(default_factory=set)
     """What serves the requests under way."""
@@ -80,6 +83,30 @@ class Session:
             yield
         finally:
             self.handlers.discard(task)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """What is called with the size of each piece of a request's body, which counts until the end of it. Raises
+        :class:`~clawgym.gateway.calls.Refusal` (429) where this session's requests are too large together."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held += size
+            if self._held > HELD_BODIES:
+                raise Refusal(
+                    429,
+                    f"this session's requests under way have over {HELD_BODIES >> 20} MiB together (HELD_BODIES): come "
+                    "back when one has been answered",
+                    code="rate_limit_exceeded",
+                    retry_after=1.0,
+                )
+
+        try:
+            yield hold
+        finally:
+            self._held -= held
 
     def admits(self, secret: str) -> bool:
         """Whether ``secret`` is this session's."""

@@ -1,7 +1,7 @@
 """The page that shows what runs, and the few answers that it is made of.
 
 Invariants: it listens on loopback alone, at a port of the system's choice, and answers nothing to who does not know the
-secret in its address. What a task or an agent says reaches it as text only.
+secret in its address, or asks for another host (DNS rebinding). What a task or an agent says reaches it as text only.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ class _Answers(BaseHTTPRequestHandler):
 
     def __init__(self, source: Source, prefix: str, *args: Any) -> None:
         self._source, self._prefix = source, prefix
+        name, port = args[2].server_address if prefix else ("", 0)
+        self._host = f"{name}:{port}"
         super().__init__(*args)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        if self._prefix and self.headers.get("Host") != self._host:  # a socket of this user's has no name
+            return self._send(421, b"", "text/plain")
         prefix, rest = path[: len(self._prefix)], path[len(self._prefix) :]
         if not hmac.compare_digest(prefix.encode(), self._prefix.encode()):
             return self._send(404, b"", "text/plain")

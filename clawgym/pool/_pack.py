@@ -20,6 +20,8 @@ from clawgym.records import Role, Turn
 
 __all__ = ["document_of", "from_document", "from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
 
+LARGEST_DOCUMENT = 256 * 2**20
+"""Bytes of one document, decompressed; nothing larger is stored."""
 _LARGE = 512
 """Documents above this many bytes are compressed."""
 _ROLES = frozenset(get_args(Role))
@@ -86,9 +88,12 @@ def _unpack_floats(data: bytes) -> tuple[float, ...]:
 
 def _plain_json(where: str, value: Any) -> bytes:
     try:
-        return json.dumps(value, separators=(",", ":")).encode()
+        plain = json.dumps(value, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PoolError(f"{where}: cannot be written as JSON ({error}): give plain data") from error
+    if len(plain) > LARGEST_DOCUMENT:
+        raise PoolError(f"{where}: is larger than {LARGEST_DOCUMENT >> 20} MiB: give less")
+    return plain
 
 
 def _squeezed(plain: bytes) -> bytes:
@@ -96,7 +101,16 @@ def _squeezed(plain: bytes) -> bytes:
 
 
 def _plain(data: bytes) -> bytes:
-    return zlib.decompress(data) if data[:1] == b"x" else data
+    """Raises :class:`PoolError` for what decompresses to more than any document here has."""
+    if data[:1] != b"x":
+        return data
+    unpacker = zlib.decompressobj()
+    plain = unpacker.decompress(data, LARGEST_DOCUMENT)
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise PoolError(
+            f"a document of over {LARGEST_DOCUMENT >> 20} MiB, or a cut one: this pool was not written by this library"
+        )
+    return plain
 
 
 def to_json(where: str, value: Any) -> bytes:
@@ -157,7 +171,7 @@ def unpack(episode: str, index: int, row: Any) -> Turn:
     changed = f"episode {episode}, turn {index}: changed since it was written: restore it from a copy"
     try:
         plain = _plain(row["document"])
-    except zlib.error:
+    except (zlib.error, PoolError):
         raise PoolError(changed) from None
     if bytes(row["digest"]) != _digest(episode, index, row, plain):
         raise PoolError(changed)

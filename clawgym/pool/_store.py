@@ -30,6 +30,9 @@ __all__ = ["Store", "Trouble"]
 _R = TypeVar("_R")
 _BUSY_SECONDS = 60.0
 _TRIES = 8
+LARGEST_CELL = 512 * 2**20
+"""Bytes of one row of SQLite."""
+_FOREIGN = sa.text("SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1")
 _APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
 _MAKING, _LEASING = 0x436C617747796D01, 0x436C617747796D02  # PostgreSQL's advisory locks; any two numbers
 
@@ -74,6 +77,9 @@ class Store:
                 db.execute(_schema.meta.insert().values(key="version", value=str(_schema.VERSION)))
                 if not self.postgres:
                     db.exec_driver_sql(f"PRAGMA application_id={_APPLICATION_ID}")
+            if not self.postgres and (foreign := db.scalar(_FOREIGN)):
+                raise PoolError(f"{self.name}: has the view or trigger {foreign[:80]!r}, which no pool has: "
+                                "give another file")  # fmt: skip
             version = db.scalar(sa.select(_schema.meta.c.value).where(_schema.meta.c.key == "version"))
             if version != str(_schema.VERSION):
                 raise PoolError(f"{self.name}: a pool of version {version}, this library reads {_schema.VERSION}: "
@@ -171,8 +177,11 @@ def _sqlite(path: Path) -> sa.Engine:
             "synchronous=NORMAL",  # a commit survives our death; the machine's, up to the last checkpoint
             "foreign_keys=ON",
             "journal_size_limit=67108864",
+            "trusted_schema=OFF",  # a file of others runs no functions by its schema
+            "cell_size_check=ON",
         ):
             connection.execute(f"PRAGMA {pragma}")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_CELL)
 
     @event.listens_for(engine, "begin")
     def _begun(db: sa.Connection) -> None:

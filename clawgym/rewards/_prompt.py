@@ -1,13 +1,14 @@
 """What a model is shown of one turn: the setting's template, and the record as fenced evidence.
 
-Invariant: nothing of the record stands outside a fence, and no text of the record holds the fence's marker, which
-nobody who wrote it could know.
+Invariant: nothing of the record stands outside a fence; no text of the record holds the fence's marker, which nobody
+who wrote it could know, or a special token of a chat format, which the judge's endpoint might read as one.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -24,6 +25,15 @@ _MESSAGES = 6
 """Earlier messages that are shown."""
 _LEAST = 400
 """Characters that each of many results has at least."""
+
+
+_SPECIAL = re.compile(
+    r"(?<=<)(?=[|\uff5c])|"  # <|im_end|> and its like; <｜User｜>
+    r"(?<=<)(?=/?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn|start_of_image)>)|"
+    r"(?<=\[)(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|IMG|THINK|gMASK|sop)\])|"
+    r"(?<=<)(?=</?SYS>>)"
+)
+"""Where a space breaks a special token of a published chat format."""
 
 
 @cache
@@ -45,7 +55,8 @@ def render(asked: Judgeable, marker: str, *, hint: bool = False, pictures: bool 
     The assistant's reasoning is not shown: it would plead for the step."""
     names = ("hint", "hint_answer") if hint else (asked.setting, "answer")
     system = "\n".join(_template(name).replace("{marker}", marker) for name in names)
-    text = "\n\n".join(f"<<{marker} {name}\n{body}\n{marker}>>" for name, body in _sections(asked))
+    parts = ((name, _SPECIAL.sub(" ", body)) for name, body in _sections(asked))
+    text = "\n\n".join(f"<<{marker} {name}\n{body}\n{marker}>>" for name, body in parts)
     content: Any = text
     if pictures and (shown := list(_screens(asked))):
         content = [{"type": "text", "text": text}]
@@ -117,7 +128,7 @@ EXAMPLE = Judgeable(
     history=({"role": "user", "content": "Count the lines."}, {"role": "user", "content": "x" * 2 * _EARLIER}),
     action={
         "role": "assistant",
-        "content": "I count.",
+        "content": "I count.<|im_end|>",
         "tool_calls": [{"function": {"name": "bash", "arguments": "{}"}}],
     },
     after=NextState(1, ({"role": "tool", "tool_call_id": "c", "content": "y" * 2 * _AFTER},), "solved"),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import Any
 
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
+
+from clawgym.bounds import read_json
 
 __all__ = ["MAX_LINE", "Incoming", "Outgoing", "whole"]
 
@@ -115,7 +116,7 @@ class Outgoing:
 def _message(line: bytes) -> SessionMessage | None:
     """The message in one line; ``None`` where it is none."""
     try:
-        value = json.loads(line)
+        value = read_json(line)
         if b"\\u" in line:
             value = whole(value)
         return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))

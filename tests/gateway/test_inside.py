@@ -16,8 +16,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from clawgym.bounds import LARGEST_BODY
 from clawgym.gateway.control import Control
-from clawgym.gateway.server import LARGEST_BODY, Gateway
+from clawgym.gateway.server import Gateway
 from clawgym.gateway.sessions import Opened
 from clawgym.pool import Pool
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
@@ -51,7 +52,7 @@ class Inside:
     ) -> str:
         """One request; ``key`` is the agent's own unless given, None leaves it out."""
         path = path or f"/s/{self.mine.id}/v1/chat/completions"
-        lines = [f"{method} {path} HTTP/1.1", "Host: gateway", "Connection: close"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
         if "length:" not in head.lower() and "chunked" not in head.lower():
             lines.append(f"Content-Length: {len(body.encode())}")
         if key is not None:

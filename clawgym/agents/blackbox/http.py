@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawgym.agents.blackbox.protocol import ClawStopped
+from clawgym.bounds import LARGEST_ANSWER
 from clawgym.errors import MissingDependency, SandboxDied, SandboxError
 from clawgym.sandbox.protocol import Sandbox
 
 __all__ = ["request"]
 
-LARGEST_ANSWER = 64 * 2**20
 _PIECE = 1024
-"""A smaller piece counts as one of so many bytes: an answer in single bytes is a thousand times the work."""
+"""A smaller piece, and an early head, count as so many bytes: an answer in single bytes is a thousand times the work."""
+_READ = 4096
+"""Bytes that are looked at before others have their turn."""
 
 
 async def request(
@@ -55,13 +57,16 @@ async def request(
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(1 << 16))
-            elif isinstance(event, h11.Response):
+                connection.receive_data(await reader.read(_READ))
+                await asyncio.sleep(0)
+                continue
+            if isinstance(event, h11.Data | h11.InformationalResponse):
+                room -= max(len(event.data) if isinstance(event, h11.Data) else 0, _PIECE)
+            if room < 0:
+                raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
+            if isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
-                room -= max(len(event.data), _PIECE)
-                if room < 0:
-                    raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 return status, b"".join(parts)
