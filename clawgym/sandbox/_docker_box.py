@@ -19,17 +19,20 @@ import struct
 import tarfile
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clawgym.errors import InfraError, SandboxDied, SandboxError
+from clawgym.errors import InfraError, SandboxDied, SandboxError, TreeTooLarge
+from clawgym.offload import offloaded
 from clawgym.sandbox import _extract
 from clawgym.sandbox._engine import Frames, Image
-from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox._layers import most_entries
+from clawgym.sandbox._link import GuestLink, as_text
 from clawgym.sandbox._listen import connect, fresh, in_network, listening
 from clawgym.sandbox._mounts import refuse_taking
 from clawgym.sandbox._stream import SocketStream
+from clawgym.sandbox._tars import Tarred
+from clawgym.sandbox._trees import FOLDER, Room, walk
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 
 if TYPE_CHECKING:
@@ -51,8 +54,7 @@ _T = TypeVar("_T")
 @cache
 def inside(*words: str) -> list[str]:
     """The command line of ``_inside.py``."""
-    source = resources.files("clawgym.sandbox").joinpath("_inside.py").read_text()
-    return ["python3", "-I", "-S", "-B", "-c", source, *words]
+    return ["python3", "-I", "-S", "-B", "-c", as_text("_inside"), *words]
 
 
 class Attached(SocketStream):
@@ -138,6 +140,8 @@ class DockerSandbox(GuestLink):
         self._lost: InfraError | None = None
         """Set where the engine ended and not the box."""
         self._saved: Path | None = None
+        self._unsaved: TreeTooLarge | None = None
+        """Why the files of a stopped box were not saved."""
         self._stopping: asyncio.Task[None] | None = None
         self._freed = False
 
@@ -185,12 +189,10 @@ class DockerSandbox(GuestLink):
         if place is not None:
             return await _extract.in_thread(place[0], _extract.take_file, place[1], max_bytes)
         archive = await self._fetch(path, posixpath.dirname(path.rstrip("/")), max_bytes, 1)
-        with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
-            for member in tar:
-                held = tar.extractfile(member) if member.isreg() else None
-                if held is not None and "/" not in member.name:
-                    return held.read()
-        raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+        content = await offloaded(_only_file, archive.tar)
+        if content is None:
+            raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+        return content
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
         place = self._place(path)
@@ -203,22 +205,27 @@ class DockerSandbox(GuestLink):
         clean, strip = posixpath.normpath(path), posixpath.normpath(strip).strip("/")
         cap = max_bytes + _TAR_SLACK + 2048 * max_files
         if self._saved is not None:
-            data = await asyncio.to_thread(_select, self._saved, clean.strip("/"), cap)
+            data = await offloaded(_select, self._saved, clean.strip("/"), cap)
+        elif self._unsaved is not None:
+            raise self._unsaved
         elif self._stopping is not None:
             raise SandboxError(f"{path}: this box's files are gone with it: take files before it dies")
         else:
-            data = await self._run_inside("take", [clean], cap)
+            data = await self._run_inside("take", [clean], max_files, max_bytes, cap)
         wants_folder = strip == clean.strip("/")
-        return await asyncio.to_thread(_filtered, data, path, strip, wants_folder, max_bytes, max_files)
+        return await offloaded(_filtered, data, path, strip, wants_folder, max_bytes, max_files)
 
-    async def _run_inside(self, what: str, paths: list[str], max_bytes: int) -> bytes:
+    async def _run_inside(self, what: str, paths: list[str], entries: int, size: int, cap: int) -> bytes:
+        """A tar of at most ``entries`` with ``size`` bytes of content, which is no longer than ``cap``."""
         call = self._backend.engine.run_inside
         seconds = self.spec.limits.teardown_seconds
-        code, data, why = await self._backend.call(
-            call, self.container, inside(what, *paths), self._user, b"", max_bytes, seconds
-        )
+        argv = inside(what, str(entries), str(size), *paths)
+        code, data, why = await self._backend.call(call, self.container, argv, self._user, b"", cap, seconds)
         if code == 3:
             raise SandboxError(f"{paths[0]}: not there, or behind a link: links are not followed")
+        if code == 5:
+            bound, _, text = why.partition(" ")
+            raise TreeTooLarge(f"{paths[0]}: {text}: too much to take from the sandbox", bound=bound)
         if code:
             raise SandboxDied(f"files could not be taken from the box ({why or code})", cause="unresponsive")
         return data
@@ -264,6 +271,8 @@ class DockerSandbox(GuestLink):
             try:
                 await self._save_inside("kill", target)
                 self._saved = target
+            except TreeTooLarge as error:
+                self._unsaved = error
             except SandboxError:
                 pass  # it died meanwhile: its files are gone
         await self.end()
@@ -271,8 +280,9 @@ class DockerSandbox(GuestLink):
 
     async def _save_inside(self, what: str, target: Path) -> None:
         limits = self.spec.limits
-        cap = (limits.disk_mb * len(self._writable)) * _MiB + _TAR_SLACK + 2048 * max(20_000, limits.disk_mb * 100)
-        data = await self._run_inside(what, self._writable, cap)
+        entries, size = most_entries(limits.disk_mb), limits.disk_mb * len(self._writable) * _MiB
+        cap = size + _TAR_SLACK + 2048 * entries
+        data = await self._run_inside(what, self._writable, entries, size, cap)
         await asyncio.to_thread(target.write_bytes, data)
 
     async def _pause(self) -> None:
@@ -296,7 +306,7 @@ class DockerSandbox(GuestLink):
             if running:
                 await self._pause()
             try:
-                await self._backend.call(_save_held, self._held, target)
+                await offloaded(_save_held, self._held, target, self.spec.limits.disk_mb)
             finally:
                 if running:
                     await self._backend.call(api.unpause, self.container)
@@ -304,6 +314,8 @@ class DockerSandbox(GuestLink):
             await asyncio.to_thread(shutil.copyfile, self._saved, target)
         elif self._stopping is None:
             await self._save_inside("stop", target)
+        elif self._unsaved is not None:
+            raise self._unsaved
         else:
             raise SandboxError("this box's files are gone with it: take the snapshot before it dies")
         return self._backend.seal(name, self.spec, target)
@@ -328,51 +340,62 @@ class DockerSandbox(GuestLink):
         self._backend.boxes.pop(self.id, None)
 
 
-def _save_held(held: dict[str, int], target: Path) -> None:
+def _save_held(held: dict[str, int], target: Path, disk_mb: int) -> None:
     """Write the trees behind descriptors to one tar, as they are: what is in it goes nowhere but into a box."""
-    from clawgym.sandbox._layers import copy_layer
-
-    staging = target.with_suffix(".new")
+    room = Room(most_entries(disk_mb), disk_mb * len(held) * _MiB)
     try:
-        with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+        with (
+            _extract.blamed("the box's files"),
+            tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar,
+        ):
             for folder, fd in sorted(held.items()):
-                copy = staging / folder.strip("/").replace("/", "-")
-                copy.parent.mkdir(exist_ok=True)
-                copy_layer(fd, ".", copy)
-                tar.add(copy, arcname=folder.strip("/"))
-                shutil.rmtree(copy)
-    except OSError as error:
+                top = os.open(".", FOLDER, dir_fd=fd)
+                try:
+                    tarred = Tarred(tar, room, folder.strip("/"), force=True)
+                    tarred.head(top)
+                    walk(top, tarred, room, force=True)
+                finally:
+                    os.close(top)
+    except BaseException:
         target.unlink(missing_ok=True)
-        raise InfraError(
-            f"the box's files could not be copied ({error}): free disk space in {target.parent}"
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _only_file(tar: bytes) -> bytes | None:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+        for member in members:
+            held = members.extractfile(member) if member.isreg() else None
+            if held is not None and "/" not in member.name:
+                return held.read()
+    return None
 
 
 def _select(saved: Path, name: str, max_bytes: int) -> bytes:
-    """The part of a saved tar at and below ``name``."""
+    """The part of a saved tar at and below ``name``. Raises :class:`SandboxError`."""
     buffer = io.BytesIO()
-    with (
-        tarfile.open(saved) as source,
-        tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
-    ):
-        for member in source:
-            if member.name == name or member.name.startswith(name + "/"):
-                if member.size > max_bytes:
-                    raise SandboxError(f"larger than {max_bytes} bytes: too much to take from the box")
-                out.addfile(member, source.extractfile(member) if member.isreg() else None)
+    try:
+        with (
+            tarfile.open(saved) as source,
+            tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
+        ):
+            for member in source:
+                if member.name == name or member.name.startswith(name + "/"):
+                    if member.size > max_bytes:
+                        raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the box")
+                    out.addfile(member, source.extractfile(member) if member.isreg() else None)
+    except _extract.DAMAGED as error:
+        raise SandboxError(f"{name}: the box's tar is damaged ({error}): take the tree again") from error
     return buffer.getvalue()
 
 
 def _filtered(data: bytes, path: str, strip: str, folder: bool, max_bytes: int, max_files: int) -> Archive:
     """The promises of :mod:`_extract` for a tar made inside the box."""
     if folder:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            top = tar.next()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                top = tar.next()
+        except _extract.DAMAGED as error:
+            raise SandboxError(f"{path}: the box's tar is damaged ({error}): take the tree again") from error
         if top is None or not top.isdir():
             raise SandboxError(f"{path}: not a folder that can be taken from the box: links are not followed")
-    try:
-        return _extract.filter_tar(data, strip, max_bytes, max_files)
-    except SandboxError as error:
-        raise SandboxError(f"{path}: {error}") from error
+    return _extract.filter_tar(data, strip, max_bytes, max_files)

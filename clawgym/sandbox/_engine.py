@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable, TreeTooLarge
 from clawgym.records import packages_of
 from clawgym.sandbox import _procfs, _rootfs, _seccomp, leases
 from clawgym.sandbox.protocol import SandboxSpec
@@ -340,8 +340,8 @@ class Engine:
     ) -> tuple[int, bytes, str]:
         """``docker exec``, for the few things that the box's own process 1 is not to be asked for.
 
-        Returns the exit code, stdout, and what stderr began with. Raises :class:`SandboxError` over ``max_bytes`` or
-        ``seconds``.
+        Returns the exit code, stdout, and what stderr began with. Raises :class:`TreeTooLarge` over ``max_bytes``,
+        :class:`SandboxError` over ``seconds``.
         """
         try:
             ticket = self.api.exec_create(container, argv, stdin=bool(stdin), user=user)["Id"]
@@ -362,7 +362,7 @@ class Engine:
                     total += len(chunk)
                     taken.append(chunk)
                 if total > max_bytes:
-                    raise SandboxError(f"larger than {max_bytes} bytes: too much to take from the box")
+                    raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the box")
                 if time.monotonic() > deadline:
                     raise TimeoutError
         except TimeoutError:

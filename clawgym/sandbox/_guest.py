@@ -1,8 +1,8 @@
 """Process 1 of a box: runs commands for the host over one stream, and ends when that stream ends.
 
-Forked from the supervisor once the box is entered, or (Docker) sent into it as text (``python3 -I -S -c``). So:
-standard library only, few imports, one thread, nothing imported later. Everything in the box can reach it, so the
-host believes nothing it says (see ``_link.py``).
+Forked from the supervisor once the box is entered, or (Docker) sent into it as text (``python3 -I -S -c``), with the
+text of ``_trees.py`` in place of its import. So: standard library only, few imports, one thread, nothing imported
+later. Everything in the box can reach it, so the host believes nothing it says (see ``_link.py``).
 
 Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
 
@@ -28,12 +28,15 @@ from _json import encode_basestring_ascii, make_scanner
 from _socket import AF_INET, AF_UNIX, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 from _struct import Struct, pack
 
+from clawgym.sandbox._trees import remove
+
 IN, OUT = 0, 1
 HEADER = Struct(">IBI")
 RUN = Struct(">dI8s")  # timeout, cap, nonce
 DONE = Struct(">IBQd")  # exit code, 1 timed out + 2 restarted, bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PORT = Struct(">H")
+CLEAR_SECONDS = 10.0  # to remove a tree that is in the way of a file
 PROC = -1  # /proc, or the host's where the box has none; only this process holds it
 HOSTS_PROC = False
 PTMX = -1  # the host's, where the box has none
@@ -578,6 +581,7 @@ def make_folder(path):
 
 
 def clear_away(path):
+    above, _, name = path.rpartition("/")
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -585,9 +589,11 @@ def clear_away(path):
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EPERM):
             raise
-        for name in os.listdir(path):
-            clear_away(path + "/" + name)
-        os.rmdir(path)
+        folder = os.open(above or "/", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            remove(folder, name, CLEAR_SECONDS)
+        finally:
+            os.close(folder)
 
 
 def end_put(channel):

@@ -1,8 +1,9 @@
 """Run inside a container by ``docker exec``, as text (``python3 -I -S -c``): trees out and in as one tar.
 
-``take``/``stop``/``kill`` PATH...: write the trees to stdout with names relative to ``/``; before that leave every
-other process alone, stop it (and let it go on afterwards), or kill it. ``fill`` NAME...: unpack stdin at ``/``
-without what is at or below a NAME, or in its way. Exit code 3: a path is not there, or lies behind a link.
+``take``/``stop``/``kill`` ENTRIES BYTES PATH...: write the trees to stdout with names relative to ``/``; before that
+leave every other process alone, stop it (and let it go on afterwards), or kill it. ``fill`` NAME...: unpack stdin at
+``/`` without what is at or below a NAME, or in its way. Exit code 3: a path is not there, or lies behind a link; 5: a
+bound is exceeded, whose name is on stderr.
 """
 
 import os
@@ -11,6 +12,9 @@ import stat
 import sys
 import tarfile
 import time
+
+from clawgym.sandbox._tars import Tarred
+from clawgym.sandbox._trees import FOLDER, Room, TooMuch, walk
 
 
 def others():
@@ -39,65 +43,26 @@ def quiet(number, enough):
     sys.exit(4)
 
 
-class Padded:
-    """A file that is exactly as long as it said: somebody may be writing to it."""
-
-    def __init__(self, file, size):
-        self.file, self.left = file, size
-
-    def read(self, size):
-        size = min(size, self.left)
-        data = self.file.read(size)
-        data += bytes(size - len(data))
-        self.left -= size
-        return data
+class Taken(Tarred):
+    def refused(self, path, error):
+        """What vanished meanwhile, or cannot be read by anybody in here, is left out."""
 
 
-def add(tar, path):
-    """One entry; returns True for a folder to go into."""
-    name = path.lstrip("/")
-    info = os.lstat(path)
-    entry = tarfile.TarInfo(name)
-    entry.mode, entry.mtime = stat.S_IMODE(info.st_mode) & 0o777, max(0, int(info.st_mtime))
-    if stat.S_ISDIR(info.st_mode):
-        entry.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(info.st_mode):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
-    elif stat.S_ISFIFO(info.st_mode):
-        entry.type = tarfile.FIFOTYPE
-    elif stat.S_ISREG(info.st_mode):
-        entry.size = info.st_size
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            fd = os.open(path, flags)
-        except PermissionError:
-            os.chmod(path, info.st_mode | 0o400)
-            fd = os.open(path, flags)
-            os.chmod(path, info.st_mode)
-        with open(fd, "rb") as file:
-            tar.addfile(entry, Padded(file, info.st_size))
-        return False
-    else:
-        return False
-    tar.addfile(entry)
-    return stat.S_ISDIR(info.st_mode)
-
-
-def take(paths):
+def take(entries, size, paths):
+    room = Room(entries, size)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for top in paths:
-            stack = [top]
-            while stack:
-                path = stack.pop()
-                try:
-                    if add(tar, path):
-                        inside = os.stat(path).st_dev
-                        for child in sorted(os.listdir(path), reverse=True):
-                            below = path.rstrip("/") + "/" + child
-                            if os.lstat(below).st_dev == inside:  # what is mounted there is a tree of its own
-                                stack.append(below)
-                except OSError:
-                    continue
+        for path in paths:
+            info = os.lstat(path)
+            if stat.S_ISDIR(info.st_mode):
+                top = os.open(path, FOLDER)
+                taken = Taken(tar, room, path[1:], True)
+                taken.head(top)
+                walk(top, taken, room, True)
+            else:
+                above, name = os.path.split(path)
+                top = os.open(above, FOLDER)
+                Taken(tar, room, above[1:], True).entry(top, name, name, info)
+            os.close(top)
 
 
 def fill(skip):
@@ -113,9 +78,9 @@ def left_out(member, name):
 
 def main():
     what, paths = sys.argv[1], sys.argv[2:]
-    sys.setrecursionlimit(10_000)
     if what == "fill":
         return fill(paths)
+    entries, size, *paths = paths
     if what == "kill":
         quiet(signal.SIGKILL, (b"Z", b"X"))
     elif what == "stop":
@@ -124,7 +89,10 @@ def main():
         for path in paths:
             if not os.path.lexists(path) or os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
                 sys.exit(3)
-        take(paths)
+        take(int(entries), int(size), paths)
+    except TooMuch as error:
+        sys.stderr.write(f"{error.bound} {error}")
+        sys.exit(5)
     finally:
         if what == "stop" and others():
             os.kill(-1, signal.SIGCONT)

@@ -14,23 +14,25 @@ import io
 import itertools
 import json
 import os
+import re
 import secrets
 import socket
 import struct
 import tarfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.offload import offloaded
 from clawgym.records import TaskFile
 from clawgym.sandbox._listen import check_port, refused
 from clawgym.sandbox._stream import SocketStream
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 
-__all__ = ["PORT", "PRISTINE", "GuestLink", "LinkShell", "close_late", "guest_argv", "pristine_tool"]
+__all__ = ["PORT", "PRISTINE", "GuestLink", "LinkShell", "as_text", "close_late", "guest_argv", "pristine_tool"]
 
 _HEADER = struct.Struct(">IBI")
 PORT = struct.Struct(">H")
@@ -44,16 +46,36 @@ _GRACE = 10.0
 PRISTINE = "/.pristine"
 """Where ``pristine_tools`` mounts the image's untouched ``/usr``."""
 _MTIME = 1577836800  # 2020-01-01: inputs look the same on every run
+_LATEST = 1 << 33
+"""The last time, in seconds since 1970, that a file is given."""
+_AT_ONCE = 1 << 20
+"""Bytes of files that are read and framed before they are sent."""
 
 
 def guest_argv(config: dict[str, Any], python: Sequence[str] = ("python3",)) -> list[str]:
     """The command line of process 1."""
-    return [*python, "-I", "-S", "-B", "-c", _guest_source(), json.dumps(config)]
+    return [*python, "-I", "-S", "-B", "-c", as_text("_guest"), json.dumps(config)]
 
 
 @cache
-def _guest_source() -> str:
-    return resources.files("clawgym.sandbox").joinpath("_guest.py").read_text()
+def as_text(module: str) -> str:
+    """A module of this package that needs nothing but the standard library, to be run where the package is not: what
+    it imports of the package stands at its beginning."""
+    imported: dict[str, str] = {}
+
+    def read(name: str) -> None:
+        text = resources.files("clawgym.sandbox").joinpath(f"{name}.py").read_text()
+        for inner in _OUR_IMPORT.findall(text):
+            if inner not in imported:
+                read(inner)
+        imported[name] = _OUR_IMPORT.sub("", text.replace(_FUTURE, ""))
+
+    read(module)
+    return "\n".join((_FUTURE, *imported.values()))
+
+
+_OUR_IMPORT = re.compile(r"^from clawgym\.sandbox\.(\w+) import .*\n", re.MULTILINE)
+_FUTURE = "from __future__ import annotations\n"
 
 
 def pristine_tool(name: str) -> list[str]:
@@ -87,7 +109,8 @@ def _of_files(files: Iterable[TaskFile], dest: str) -> Iterator[Entry]:
 def _of_tar(data: bytes, dest: str) -> Iterator[Entry]:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
-            about = {"path": f"{dest}/{member.name}", "mode": member.mode & 0o777, "mtime": int(member.mtime)}
+            mtime = int(min(max(0, member.mtime), _LATEST))
+            about = {"path": f"{dest}/{member.name}", "mode": member.mode & 0o777, "mtime": mtime}
             if member.isdir():
                 yield {**about, "kind": "folder"}, b""
             elif member.issym():
@@ -262,7 +285,7 @@ class GuestLink:
         body: bytes,
         timeout: float,
         cap: int,
-        more: Iterable[tuple[str, bytes]] = (),
+        more: AsyncIterable[tuple[str, bytes]] | None = None,
     ) -> ExecResult:
         """Send one request, and ``more`` frames of it, and wait for its answer, within ``timeout`` and a grace."""
         if channel in self._requests:
@@ -274,20 +297,21 @@ class GuestLink:
         try:
             if body:
                 await self.send(op, channel, body)
-            for name, payload in more:
-                await self.send(name, channel, payload)
+            if more is not None:
+                async for name, payload in more:
+                    await self.send(name, channel, payload)
             done = await request.done
-        except asyncio.CancelledError:
-            if op != "R" and self.death is None and not self.closed:  # a shell stays busy until it answers
-                self._requests.pop(channel, None)
-                with contextlib.suppress(OSError):
-                    self._stream.write(_HEADER.pack(0, ord("K"), channel))
-            raise
         except SandboxDied as error:
             self._requests.pop(channel, None)
             raise self.death or error from None
         except SandboxError:
             self._requests.pop(channel, None)
+            raise
+        except BaseException:  # cancelled, or there is no more to send
+            if op != "R" and self.death is None and not self.closed:  # a shell stays busy until it answers
+                self._requests.pop(channel, None)
+                with contextlib.suppress(OSError):
+                    self._stream.write(_HEADER.pack(0, ord("K"), channel))
             raise
         finally:
             overdue.cancel()
@@ -349,7 +373,7 @@ class GuestLink:
             "stdin": bool(stdin),
             "split": stdout_only,
         }
-        return await self.request("X", self._channel(), _json(body), timeout, cap, _input(stdin) if stdin else ())
+        return await self.request("X", self._channel(), _json(body), timeout, cap, _input(stdin) if stdin else None)
 
     async def listen(self, port: int) -> socket.socket:
         check_port(port)
@@ -407,8 +431,8 @@ class GuestLink:
         if not dest.startswith("/"):
             raise SandboxError(f"{dest!r} is not an absolute folder in the box: start it with '/'")
         top: Entry = {"path": dest, "kind": "top"}, b""
-        frames = [("W", payload) for payload in _framed(itertools.chain([top], entries))]
-        await self.request("W", self._channel(), b"", self.spec.limits.setup_seconds, 0, [*frames, ("w", b"")])
+        frames = _read_ahead(_framed(itertools.chain([top], entries)))
+        await self.request("W", self._channel(), b"", self.spec.limits.setup_seconds, 0, frames)
 
     async def end(self) -> None:
         """Stop listening; pending requests fail. Idempotent."""
@@ -421,11 +445,31 @@ class GuestLink:
         await self._die(None)
 
 
+async def _read_ahead(payloads: Iterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+    """W frames and their end; they are made in a thread, so that a large tree does not stop the event loop."""
+
+    def some() -> tuple[list[bytes], bool]:
+        found, size = [], 0
+        for payload in payloads:
+            found.append(payload)
+            size += len(payload)
+            if size >= _AT_ONCE:
+                return found, True
+        return found, False
+
+    more = True
+    while more:
+        found, more = await offloaded(some)
+        for payload in found:
+            yield "W", payload
+    yield "w", b""
+
+
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
-def _input(data: bytes) -> Iterator[tuple[str, bytes]]:
+async def _input(data: bytes) -> AsyncIterator[tuple[str, bytes]]:
     for start in range(0, len(data), _CHUNK):
         yield "I", data[start : start + _CHUNK]
     yield "E", b""

@@ -39,29 +39,37 @@ class Tarred(Visitor):
         self._tar, self._room, self._force = tar, room, force
         self._top = f"{top}/" if top else ""
 
+    def head(self, folder: int) -> None:
+        """The folder that is walked."""
+        self._tar.addfile(_about(self._top.rstrip("/"), os.fstat(folder), tarfile.DIRTYPE))
+
     def entry(self, folder: int, name: str, path: str, info: os.stat_result) -> bool:
-        about = tarfile.TarInfo(self._top + path)
-        about.mode = stat.S_IMODE(info.st_mode) & 0o777
-        about.mtime = min(max(0, int(info.st_mtime)), _LATEST)
         if stat.S_ISDIR(info.st_mode):
             if info.st_dev != os.fstat(folder).st_dev:  # what is mounted there is a tree of its own
                 return False
-            about.type = tarfile.DIRTYPE
-        elif stat.S_ISLNK(info.st_mode):
-            about.type, about.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+            self._tar.addfile(_about(self._top + path, info, tarfile.DIRTYPE))
+            return True
+        if stat.S_ISLNK(info.st_mode):
+            about = _about(self._top + path, info, tarfile.SYMTYPE)
+            about.linkname = os.readlink(name, dir_fd=folder)
             self._room.name(len(os.fsencode(about.linkname)))
+            self._tar.addfile(about)
         elif stat.S_ISFIFO(info.st_mode):
-            about.type = tarfile.FIFOTYPE
+            self._tar.addfile(_about(self._top + path, info, tarfile.FIFOTYPE))
         elif stat.S_ISREG(info.st_mode):
             self._room.data(info.st_size)  # a sparse file costs nothing to make and terabytes to copy
+            about = _about(self._top + path, info, tarfile.REGTYPE)
             about.size = info.st_size
             fd = open_file(folder, name, self._force)
             try:
                 self._tar.addfile(about, _Exactly(fd, info.st_size))  # type: ignore[arg-type]
             finally:
                 os.close(fd)
-            return False
-        else:
-            return False
-        self._tar.addfile(about)
-        return stat.S_ISDIR(info.st_mode)
+        return False
+
+
+def _about(name: str, info: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+    about = tarfile.TarInfo(name)
+    about.type, about.mode = kind, stat.S_IMODE(info.st_mode) & 0o777
+    about.mtime = min(max(0, int(info.st_mtime)), _LATEST)
+    return about

@@ -8,10 +8,10 @@ write (its home, its workspace, /tmp, ...) is tmpfs, so nothing is left on disk,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import secrets
-import shutil
 import sys
 import tarfile
 from collections.abc import Callable
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
+from clawgym.offload import offloaded
 from clawgym.sandbox._docker_box import Attached, DockerSandbox, Started, inside
 from clawgym.sandbox._engine import LEASE_LABEL, NOT_SHARED, Engine, Image
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import close_late, guest_argv
 from clawgym.sandbox._mounts import checked
 from clawgym.sandbox._probe import Probed, missing, questions
+from clawgym.sandbox._trees import remove_tree
 from clawgym.sandbox.leases import LABEL
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 
@@ -136,7 +138,7 @@ class DockerBackend(Probed):
         lease, nonce = secrets.token_hex(8), secrets.token_hex(8)
         # A range that namespace boxes do not use; a remapping engine has but 65536, unprivileged outside.
         user = 10_000 + secrets.randbelow(50_000) if self.engine.remapped else 0x60000000 + secrets.randbelow(1 << 28)
-        readonly = _pack_readonly(spec, image)
+        readonly = await offloaded(_pack_readonly, spec, image)
         writable = image.writable(spec.workdir, spec.readonly)
         limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": spec.limits.file_mb * _MiB}
         limits["RLIMIT_NPROC"] = spec.limits.pids
@@ -189,7 +191,7 @@ class DockerBackend(Probed):
     async def _fill(self, box: DockerSandbox, image: Image, saved: Path | None) -> None:
         """What the writable folders start with: a snapshot's files, or the image's own."""
         if saved is not None:
-            content = await asyncio.to_thread(saved.read_bytes)
+            content = await offloaded(saved.read_bytes)
         elif image.default:
             return
         else:
@@ -239,7 +241,8 @@ class DockerBackend(Probed):
         if (engine := getattr(self, "engine", None)) is not None:  # it was started
             engine.api.close()
         self._threads.shutdown(wait=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # what stays behind goes at a later start
+            await offloaded(remove_tree, self.folder)
 
 
 async def _see(box: DockerSandbox, mounts: dict[str, str]) -> None:

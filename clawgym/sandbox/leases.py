@@ -244,7 +244,7 @@ def reap(state: Path, seconds: float = _REAP_SECONDS) -> list[str]:
     return dead
 
 
-def _cgroups_of(folder: Path) -> dict[str, str]:
+def _cgroups_of(folder: Path) -> dict[str, tuple[str, int]]:
     try:
         return json.loads((folder / "cgroups.json").read_text())
     except (OSError, ValueError):
