@@ -16,7 +16,7 @@ from typing import IO, Any, TextIO, cast
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -26,10 +26,10 @@ __all__ = ["Console", "Progress", "guard_streams", "progress"]
 
 
 class Console(rich.console.Console):
-    """rich's console for texts of others."""
+    """rich's console, with its options, for texts of others."""
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None, file: IO[str] | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, file=file, markup=False, emoji=False, highlight=False)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, markup=False, emoji=False, highlight=False)
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line, not folded; newlines in ``text`` are shown as escapes."""
@@ -61,10 +61,17 @@ class Console(rich.console.Console):
         return getattr(super().file, "guarded", super().file)
 
 
+class _Doing(ProgressColumn):
+    """What is being done: a column of rich's own would take it for markup."""
+
+    def render(self, task: Task) -> Text:
+        return Text(visible(task.description))
+
+
 def progress(console: Console, *, transient: bool = True) -> Progress:
     """A bar: what is being done, how much of how much is done, and how long the rest will take."""
     columns = (
-        TextColumn("{task.description}", markup=False),
+        _Doing(),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -67,7 +68,7 @@ def show(
     out.print(table)
     if instruction:
         out.rule("instruction")
-        out.print(instruction)
+        out.print(Padding(instruction, (0, 0, 0, 2)))  # its lines are not lines of ours
 
 
 def _set_summary(tasks: TaskSet) -> dict[str, Any]:

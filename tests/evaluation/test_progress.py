@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from clawgym.console import Console
 from clawgym.evaluation.progress import RichProgress, duration
 from clawgym.records import TaskSet
 from clawgym.runs import RunFolder, make_receipt
