@@ -251,8 +251,9 @@ class Core:
             return None
         if not getattr(self.engine, "constrains", False):
             raise _unsupported("response_format", f"needs what engine {self.engine.name} cannot do: ask in the prompt")
-        schema = (wanted.get("json_schema") or {}).get("schema") if wanted["type"] == "json_schema" else {}
-        if not isinstance(schema, dict) or wanted["type"] not in ("json_schema", "json_object"):
+        given = wanted.get("json_schema") if wanted.get("type") == "json_schema" else {"schema": {}}
+        schema = given.get("schema") if isinstance(given, Mapping) else None
+        if not isinstance(schema, dict) or wanted.get("type") not in ("json_schema", "json_object"):
             raise Refusal(
                 400, "'response_format' is text, json_object, or json_schema with a schema", param="response_format"
             )

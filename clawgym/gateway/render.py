@@ -174,9 +174,13 @@ class Renderer:
             plain["content"] = guard.value(plain["content"])
             if "reasoning_content" in plain:
                 plain["reasoning_content"] = guard.text(plain["reasoning_content"])
-            for name in ("tool_calls", "tool_call_id"):
-                if name in plain:
-                    plain[name] = self._guard.value(plain[name])
+            try:
+                for name in ("tool_calls", "tool_call_id"):
+                    if name in plain:
+                        plain[name] = self._guard.value(plain[name])
+            except RecursionError:  # arguments are text in a request, which may hold what a request may not
+                at = f"messages[{n}]"
+                raise Refusal(400, f"'{at}' has arguments nested too deeply: flatten them", param=at) from None
             converted.append(plain)
         return converted
 

@@ -106,7 +106,7 @@ class _Request:
         return self._body
 
 
-class _Writer:
+class Writer:
     """Packs what is to be stored, as the pool does."""
 
     def __init__(self) -> None:
@@ -118,12 +118,12 @@ class _Writer:
 
 
 def fuzz(data: bytes) -> None:
-    run(_fuzz(Source(data)))
+    source, writer = Source(data), Writer()
+    run(converse(source, Core(_Engine(source), writer, Gate(streams=1, waiting=1)), writer))  # type: ignore[arg-type]
 
 
-async def _fuzz(source: Source) -> None:
-    writer = _Writer()
-    core = Core(_Engine(source), writer, Gate(streams=1, waiting=1))  # type: ignore[arg-type]
+async def converse(source: Source, core: Core, writer: Writer) -> None:
+    """Several requests of one session to ``core``."""
     session = Session("s", "")
     said: list[Any] = []
     for _ in range(1 + source.number(0, 3)):
