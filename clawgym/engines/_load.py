@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
+from clawgym.engines.folders import load_weights, model_folder
 from clawgym.errors import EngineError
 
 __all__ = ["fitting_window", "load_model", "prepare", "read_weights", "sees", "set_weights"]
@@ -28,21 +28,9 @@ def sees(model: str | Path) -> bool:
 
 def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
     """The model of a folder or hub name. Without ``dtype``: float32 on a CPU, the model's own on a GPU."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(model)) and not isinstance(model, Path)
-    local = not hub_name or Path(model).is_dir()
-    auto: Any = AutoModelForCausalLM
-    try:
-        if local and not Path(model).is_dir():
-            raise OSError("no such folder")
-        loaded = auto.from_pretrained(
-            str(model),
-            dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto"),
-            local_files_only=local,
-        )
-        return loaded.to(device)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
+    return load_weights(AutoModelForCausalLM, model_folder(model), dtype=kind).to(where)
 
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Plan], torch.Tensor]

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from clawgym.engines.folders import read_settings
 from clawgym.errors import EngineError
 
-__all__ = ["Adapter", "AdapterHooks", "read_adapter", "write_adapter"]
+__all__ = ["Adapter", "AdapterHooks", "add_adapter", "read_adapter", "write_adapter"]
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
 
@@ -50,13 +51,14 @@ def read_adapter(
     :class:`~clawgym.errors.EngineError` for anything that would not be computed exactly as peft does.
     """
     if isinstance(source, str | Path):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         where = str(source)
         try:
-            config = json.loads((Path(source) / "adapter_config.json").read_text("utf-8"))
-            from safetensors.torch import load_file
-
+            config = read_settings(Path(source) / "adapter_config.json")
             state: Mapping[str, torch.Tensor] = load_file(Path(source) / "adapter_model.safetensors")
-        except (OSError, ValueError) as error:
+        except (EngineError, OSError, SafetensorError) as error:
             raise EngineError(f"{where}: not a LoRA adapter that peft saved ({error}): check the folder") from error
     else:
         where, state = "adapter", source
@@ -77,6 +79,17 @@ def read_adapter(
     if not layers:
         raise EngineError(f"{where}: holds no weights: check the adapter")
     return layers
+
+
+@torch.no_grad()
+def add_adapter(model: nn.Module, layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Add to the weights of ``model`` what :func:`read_adapter` found for them. Raises
+    :class:`~clawgym.errors.EngineError` for weights of 8 or 4 bits."""
+    for name, (a, b) in layers.items():
+        weight = model.get_submodule(name).weight
+        if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
+            raise EngineError(f"{name} is quantized: add the adapter to the model that it was made of")
+        weight.add_((b.float() @ a.float()).to(weight.dtype))
 
 
 def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ try:
 
     from clawgym.engines._load import fitting_window, sees, set_weights
     from clawgym.engines._sample import sample
+    from clawgym.engines.folders import load_weights, model_folder
 except ImportError as error:
     raise MissingDependency(
         f"the vision engine needs torch, transformers and Pillow ({error}): pip install 'clawgym[local,gui]'"
@@ -233,9 +234,5 @@ class VisionEngine:
 
 def _loaded(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    auto: Any = transformers.AutoModelForImageTextToText
     kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
-    try:
-        return auto.from_pretrained(str(model), dtype=kind).to(where).eval()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise EngineError(f"{model}: cannot be loaded ({error}): check the folder, dtype and device") from error
+    return load_weights(transformers.AutoModelForImageTextToText, model_folder(model), dtype=kind).to(where).eval()

@@ -1,6 +1,7 @@
 """Chat templates: what they are given, and texts that look like special tokens.
 
-A template belongs to the model's folder and is run in Jinja's immutable sandbox (that of transformers). Texts of users,
+A template belongs to the model's folder and is run in Jinja's immutable sandbox (that of transformers), with a bound on
+its time and memory (:mod:`clawgym.gateway._bounded`). Texts of users,
 tools and agents are hostile: :class:`Guard` breaks every text in them that a tokenizer would read as one of the tokens
 that structure a conversation, so that ``<|im_end|>`` in a file stays seven signs and never ends a turn.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clawgym.engines._chat import storable
+from clawgym.errors import GatewayError
 from clawgym.gateway.calls import Message, Refusal
 
 __all__ = ["Guard", "Template", "for_template"]
@@ -24,32 +26,36 @@ class Template:
     """One chat template with its variables (``bos_token``, ..., and the caller's own)."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from clawgym.gateway._bounded import compiled
 
         self.source = source
         self.variables = dict(variables)
-        self._render = render_jinja_template
+        try:
+            self._compiled, self._budget = compiled(source)
+        except Exception as error:  # whatever a template makes Jinja raise
+            raise GatewayError(f"the model's chat template cannot be read ({error}): correct it") from error
 
     def __call__(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, generation: bool = True
     ) -> str:
         """The text of ``messages``, with the opening of an assistant's turn if ``generation``. Raises
-        :class:`~clawgym.gateway.calls.Refusal` where the template refuses them."""
+        :class:`~clawgym.gateway.calls.Refusal` where the template refuses them, or takes too long for them."""
         try:
-            rendered, _ = self._render(
-                conversations=[list(messages)],
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=self.source,
-                add_generation_prompt=generation,
-                **self.variables,
-            )
+            with self._budget.fresh():
+                rendered = self._compiled.render(
+                    messages=list(messages),
+                    tools=[dict(tool) for tool in tools] or None,
+                    documents=None,
+                    add_generation_prompt=generation,
+                    **self.variables,
+                )
         except Exception as error:  # a template is foreign code: it raises what it likes
             raise Refusal(
                 400,
                 f"the model's chat template refuses this conversation ({error}): change its messages, or the template",
                 param="messages",
             ) from error
-        return storable(rendered[0])
+        return storable(rendered)
 
 
 def for_template(message: Message) -> dict[str, Any]:

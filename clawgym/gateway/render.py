@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from clawgym.errors import GatewayError, MissingDependency
+from clawgym.engines.folders import load_tokenizer, model_folder, read_settings
+from clawgym.errors import EngineError, GatewayError, MissingDependency
 from clawgym.gateway._check import sees_images, style_of_calls, template_problems
 from clawgym.gateway._template import Guard, Template, for_template
 from clawgym.gateway.calls import Message, Refusal
@@ -50,7 +51,7 @@ class Renderer:
         Raises :class:`~clawgym.errors.GatewayError` if it cannot be used, and
         :class:`~clawgym.errors.MissingDependency` without transformers."""
         self.tokenizer = str(tokenizer)
-        loaded = _load(self.tokenizer)
+        folder, loaded = _load(tokenizer)
         source = chat_template or _template_of(loaded, self.tokenizer)
         self._backend = loaded.backend_tokenizer
         self._backend.no_truncation()
@@ -69,7 +70,7 @@ class Renderer:
         self._sentinel = f"reply{self._guard.mark[::-1]}"
         self._stand_in_name = f"call{self._guard.mark[::-1]}"
         self._end = self._turn_end()
-        stop = set(_eos_of(loaded, self.tokenizer))
+        stop = set(_eos_of(loaded, folder))
         if self._end is not None:
             stop.add(self._texts[self._end])
         self.stop_ids = frozenset(stop)
@@ -300,20 +301,20 @@ class Renderer:
         return False
 
 
-def _load(name: str) -> Any:
+def _load(tokenizer: str | Path) -> tuple[Path, Any]:
+    """The folder and what is loaded from it."""
     try:
-        from transformers import AutoTokenizer
+        folder = model_folder(tokenizer, weights=False)
+        loaded = load_tokenizer(folder)
+    except EngineError as error:
+        raise GatewayError(str(error)) from error
     except ImportError as error:
         raise MissingDependency(
             f"the gateway renders with transformers ({error}): pip install 'clawgym[gateway]'"
         ) from error
-    try:
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
-    except Exception as error:  # the library raises many kinds
-        raise GatewayError(f"{name}: no tokenizer can be loaded ({error}): name a model's folder") from error
     if not hasattr(loaded, "backend_tokenizer"):
-        raise GatewayError(f"{name}: its tokenizer has no fast form: save it with a tokenizer.json beside it")
-    return loaded
+        raise GatewayError(f"{tokenizer}: its tokenizer has no fast form: save it with a tokenizer.json beside it")
+    return folder, loaded
 
 
 def _template_of(loaded: Any, name: str) -> str:
@@ -323,14 +324,14 @@ def _template_of(loaded: Any, name: str) -> str:
         raise GatewayError(f"{name}: has no chat template ({error}): name one with chat_template") from error
 
 
-def _eos_of(loaded: Any, name: str) -> set[int]:
+def _eos_of(loaded: Any, folder: Path) -> set[int]:
     """What the generation config and the tokenizer say ends a reply."""
     found = {loaded.eos_token_id} - {None}
-    try:
-        config = json.loads((Path(name) / "generation_config.json").read_text("utf-8"))
-    except FileNotFoundError:
+    file = folder / "generation_config.json"
+    if not file.exists():
         return found
-    except (OSError, ValueError) as error:
-        raise GatewayError(f"{name}: generation_config.json cannot be read ({error}): correct it") from error
-    eos = config.get("eos_token_id")
+    try:
+        eos = read_settings(file).get("eos_token_id")
+    except EngineError as error:
+        raise GatewayError(str(error)) from error
     return found | set(eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [])

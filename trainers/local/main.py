@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from clawgym.engines._load import sees
+from clawgym.engines.folders import load_config
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.checkpoints import Progress
 from clawgym.trainers.local.grpo import train_grpo
@@ -46,7 +47,7 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
     """What :func:`train` would do, and the memory that it needs, without doing it (``docs/training.md``: what the
     estimate was compared with)."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     parts = load_parts(config.tasks, config.agent)
     given = given_model(config, weights=False)
@@ -59,10 +60,10 @@ def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
         window = config.model.context_window or about.context_window
     else:
         folder = below(given, weights=False)
-        shape = AutoConfig.from_pretrained(folder)
+        shape = load_config(folder)
         auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
         with init_empty_weights():
-            made = auto.from_config(shape)
+            made = auto.from_config(shape, trust_remote_code=False)
         made.tie_weights()  # which meta tensors are not
         weights = sum(p.numel() for p in made.parameters())
         text = shape.get_text_config()

@@ -18,9 +18,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines._load import sees
+from clawgym.engines.folders import load_weights, model_folder
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.engines.vllm import VLLMEngine
-from clawgym.errors import MissingDependency, TrainingError
+from clawgym.errors import EngineError, MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.batching import MicroBatch
 from clawgym.trainers.config import Compute, Model
@@ -202,11 +203,9 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
         options["device_map"] = {"": device}
     auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
     try:
-        module = auto.from_pretrained(folder, local_files_only=folder.is_dir(), **options)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise TrainingError(
-            f"model.path {folder}: cannot be loaded ({error}): check the folder and model.dtype"
-        ) from error
+        module = load_weights(auto, model_folder(folder), **options)
+    except EngineError as error:
+        raise TrainingError(f"model.path {error}") from error
     if not model.quantize:
         module = module.to(device)
     first = copy.deepcopy(module).requires_grad_(False).eval() if reference and model.lora is None else None

@@ -6,7 +6,6 @@ Invariant: what a run begins with is a folder with weights and a tokenizer, whos
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +14,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from clawgym.engines._lora import add_adapter, read_adapter
+from clawgym.engines.folders import HUB_NAME, load_weights, model_folder, read_settings
 from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
-from clawgym.errors import MissingDependency, TrainingError
+from clawgym.errors import EngineError, TrainingError
 from clawgym.gateway._template import Template, for_template
 from clawgym.records import Task
 from clawgym.tasks.packs._seeded import FIRST, WORDS
@@ -26,9 +27,6 @@ from clawgym.trainers.local.checkpoints import TOKENIZER, Checkpoints
 __all__ = ["base_folder", "below", "given_model", "merge_adapter", "of_checkpoint", "whole"]
 
 _MOST_IDS = 8192
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
-_DESCRIBING = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-"""Files of a model that are not its weights."""
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
@@ -41,16 +39,14 @@ def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
         return None
     given = Path(config.model.path).expanduser()
     if not given.is_dir():
-        if not _HUB_NAME.fullmatch(config.model.path):
-            raise TrainingError(f"model.path {config.model.path}: no such folder: correct it")
-        return _of_hub(config.model.path, weights=weights)
+        return _checked(config.model.path, weights)
     if (best := Checkpoints(given).best()) is not None:
-        return of_checkpoint(best)
+        return _checked(of_checkpoint(best), weights)
     if (given / "receipt.json").exists():
         raise TrainingError(
             f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
         )
-    return given
+    return _checked(given, weights)
 
 
 def of_checkpoint(checkpoint: Path) -> Path:
@@ -66,13 +62,11 @@ def below(model: Path, *, weights: bool = True) -> Path:
     if not settings.exists():
         return model
     try:
-        base = str(json.loads(settings.read_text("utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
+        base = str(read_settings(settings)["base_model_name_or_path"])
+    except (EngineError, KeyError) as error:
         raise TrainingError(f"{settings}: names no base model ({error}): put its name there") from error
-    if Path(base).is_dir():
-        return Path(base)
-    if _HUB_NAME.fullmatch(base):
-        return _of_hub(base, weights=weights)
+    if Path(base).is_dir() or HUB_NAME.fullmatch(base):
+        return _checked(base, weights)
     raise TrainingError(f"{settings}: its base model {base} is no folder here: put that there, or correct the name")
 
 
@@ -80,28 +74,24 @@ def merge_adapter(adapter: Path, folder: Path) -> None:
     """Write into ``folder``, which is there when all of it is, the model below ``adapter`` with what the adapter adds,
     in the type that its weights are stored in, and the tokenizer.
 
-    Raises :class:`~clawgym.errors.TrainingError` where it cannot be, :class:`~clawgym.errors.MissingDependency` without
-    peft."""
+    Raises :class:`~clawgym.errors.TrainingError` where it cannot be."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from clawgym.engines._load import sees
 
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise MissingDependency(f"an adapter is merged with peft ({error}): pip install 'clawgym[local]'") from error
-    base = below(adapter)
+    base = below(_checked(adapter, True))
     auto: Any = AutoModelForImageTextToText if sees(base) else AutoModelForCausalLM
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        model: Any = auto.from_pretrained(base, dtype="auto", local_files_only=True)
-        PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(part)
+        model = load_weights(auto, base, dtype="auto")
+        add_adapter(model, read_adapter(adapter, None, model))
+        model.save_pretrained(part)
         for name in TOKENIZER:
             if found := next((f / name for f in (adapter, base) if (f / name).exists()), None):
                 shutil.copyfile(found, part / name)
         part.replace(folder)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (EngineError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
@@ -145,20 +135,11 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
     return folder
 
 
-def _of_hub(name: str, *, weights: bool) -> Path:
-    """The files of a model that are used here, in the cache of the Hub's client."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = [*_DESCRIBING, "*.safetensors"] if weights else [*_DESCRIBING]
+def _checked(model: str | Path, weights: bool) -> Path:
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TrainingError(
-            f"model.path {name}: is no folder here, and the Hub does not give it ({why}): correct the path, or name "
-            "the folder of a model"
-        ) from error
+        return model_folder(model, weights=weights)
+    except EngineError as error:
+        raise TrainingError(f"model.path {error}") from error
 
 
 def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:

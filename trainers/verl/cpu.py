@@ -18,6 +18,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from clawgym.engines import Sampling, TransformersEngine
+from clawgym.engines.folders import load_weights
 from clawgym.rewards.scoring import TorchScorer
 
 __all__ = ["ENGINE", "SHIPPED"]
@@ -200,7 +202,7 @@ class Server:
         filler at the end."""
         async with self._reading:
             if self._reader is None:  # the engine's own model is nobody else's to run
-                self._reader = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32)
+                self._reader = load_weights(AutoModelForCausalLM, Path(self._model), dtype=torch.float32)
                 self._reader.load_state_dict(self._weights, strict=False)
             scored = await TorchScorer(self._reader).score(ids[:1], ids[1:], top_k=top_k)
             version = self._engine.policy_version

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawgym.engines._load import sees
+from clawgym.engines.folders import load_config
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
 
@@ -65,10 +66,8 @@ def refuse(config: TrainConfig, model: Path | None = None) -> None:
 def window_of(config: TrainConfig, model: Path) -> int:
     """Most tokens of a prompt and its reply. Raises :class:`~clawgym.errors.TrainingError` for more than the model in
     the folder ``model`` was made for."""
-    from transformers import AutoConfig
-
     asked = config.model.context_window
-    made_for = int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
+    made_for = int(load_config(model).get_text_config().max_position_embeddings)
     if asked is not None and asked > made_for:
         raise TrainingError(f"model.context_window: the model has {made_for}, not {asked}: choose from 2 to that")
     return asked or made_for

@@ -119,7 +119,8 @@ class _WeakBox:
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
         with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
-            tar.extractall(self._outer(dest), filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 and older have none
+            tar.extractall(self._outer(dest))
 
     async def get(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
         def read() -> bytes:
