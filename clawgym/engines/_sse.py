@@ -52,7 +52,7 @@ class EventReader:
                 self._data, self._size = [], 0
         if self._size + len(self._rest) > LARGEST_EVENT:
             raise EngineError(
-                f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT): this is no answer of a "
+                f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT): no answer of a "
                 "model; check base_url",
                 status=502,
             )

@@ -202,7 +202,7 @@ class OpenAIEngine:
         size = len(json.dumps([body["messages"], body.get("tools")]))
         if size > LARGEST_BODY:
             raise ContextLengthExceeded(
-                f"the conversation is larger than {LARGEST_BODY >> 20} MiB (LARGEST_BODY): lower max_tokens or max_steps"
+                f"the conversation is larger than {LARGEST_BODY >> 20} MiB (LARGEST_BODY): lower max_steps"
             )
         estimate = size / 4 + limit
         self._budget.check(self.usage)

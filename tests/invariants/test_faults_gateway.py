@@ -237,7 +237,8 @@ async def test_an_agent_that_does_not_read_holds_the_engine_not_the_memory(model
         host, port = address.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = json.dumps({"messages": ASK, "stream": True}).encode()
-        head = f"POST /s/{opened.id}/v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {opened.secret}\r\n"
+        head = f"POST /s/{opened.id}/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Authorization: Bearer {opened.secret}\r\n"
         writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         await reader.read(100)
         before = -1

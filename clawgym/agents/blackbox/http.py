@@ -15,7 +15,7 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["request"]
 
 _PIECE = 1024
-"""A smaller piece, and an early head, count as so many bytes: an answer in single bytes is a thousand times the work."""
+"""A smaller piece, and an early head, count as so many bytes: an answer in single bytes is a lot of work."""
 _READ = 4096
 """Bytes that are looked at before others have their turn."""
 
