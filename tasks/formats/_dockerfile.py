@@ -63,8 +63,10 @@ class Build:
             if not any(PurePosixPath(path).is_relative_to(folder) for path in found):
                 found[f"{folder}/.gitkeep"] = TaskFile(".gitkeep", b"")
         for path in found:
-            if path == workspace or not PurePosixPath(path).is_relative_to(workspace):
-                raise NotUnderstood(f"{path} does not lie in the working folder {workspace}")
+            if path == workspace:
+                raise NotUnderstood(f"makes its working folder {workspace} a file")
+            if not PurePosixPath(path).is_relative_to(workspace):
+                raise NotUnderstood(f"{path} lies outside the working folder {workspace}")
         below = {str(PurePosixPath(path).relative_to(workspace)): file for path, file in found.items()}
         return tuple(replace(below[path], path=path) for path in sorted(below))
 
