@@ -1,6 +1,5 @@
 """Sample small mutations over all rooms and count those that the tests notice.
 
-    .venv/bin/pip install coverage cosmic-ray
     .venv/bin/python benchmarks/mutations.py --count 320 --seed 23 --out runs/mutations
 
 Works in a copy of the tree, so that nothing else sees a mutation. For each room the tests that mirror it run once under

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from clawgym.errors import TaskError
+from clawgym.files import read_below
 
 __all__ = [
     "DEFAULT_WORKSPACE",
@@ -133,18 +134,25 @@ class TaskFile:
     """Relative POSIX path below the folder it goes to."""
     source: Path | bytes
     executable: bool = False
+    within: Path | None = field(default=None, compare=False)
+    """The folder below which no link on the way to ``source`` is followed; None for the one that it lies in."""
 
     def __post_init__(self) -> None:
         check_relative_path(self.path, "task file")
 
     def read(self) -> bytes:
-        """The content. Raises :class:`TaskError` if the file has gone since the task was read."""
+        """The content.
+
+        Raises :class:`TaskError` if it is no regular file of at most ``LARGEST_FILE`` bytes, or not any more.
+        """
         if isinstance(self.source, bytes):
             return self.source
+        within = self.within or self.source.parent
         try:
-            return self.source.read_bytes()
-        except OSError as error:
-            raise TaskError(f"{self.source}: cannot be read ({error.strerror}): restore the file") from error
+            return read_below(within, self.source.relative_to(within).as_posix())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise TaskError(f"{self.source}: cannot be read ({reason}): restore the file") from error
 
     @property
     def sha256(self) -> str:
@@ -359,9 +367,9 @@ class Task:
     def frozen(self) -> Task:
         """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
 
-        Raises :class:`TaskError` if a file is gone, or is not what :attr:`content_hash` was taken of.
+        Each file is read once. Raises :class:`TaskError` if one is gone, or is not what :attr:`content_hash` was taken
+        of; where it was not taken yet, it will be taken of what is returned.
         """
-        taken_of = self._files
 
         def held(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
             return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
@@ -372,6 +380,7 @@ class Task:
         if desktop is not None and desktop.site is not None:
             desktop = replace(desktop, site=replace(desktop.site, files=held(desktop.site.files)))
         copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools, desktop=desktop)
+        taken_of = self.__dict__.get("_files", copy._files)
         kinds = ("input", "verifier file", "file of tool", "file of the site")
         for kind, old, new in zip(kinds, taken_of, copy._files, strict=True):
             if old != new:

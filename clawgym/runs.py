@@ -204,6 +204,7 @@ class RunFolder:
             raise RunFolderError(f"{path} holds other files and no {RECEIPT}: choose another --out")
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)  # what agents and people said is nobody else's to read; earlier versions left it open
             lock = _Lock(path)
         try:
             if (path / RECEIPT).exists():

@@ -52,6 +52,19 @@ def test_what_is_recorded_is_read_back(tmp_path: Path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_a_run_folder_is_private_whatever_the_umask_also_when_it_is_resumed(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        with RunFolder.open(tmp_path / "runs" / "mine", receipt()) as run:
+            run.record(episode())
+        assert run.path.stat().st_mode & 0o777 == 0o700
+        run.path.chmod(0o755)  # as earlier versions left it
+        with RunFolder.open(run.path, receipt()):
+            assert run.path.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
 def saw(*data: bytes) -> tuple[Step, ...]:
     images = [Image(hashlib.sha256(d).hexdigest(), d) for d in data]
     return tuple(Step("agent", "", "", observations=(Observation("", None, image),)) for image in images)

@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
@@ -130,7 +131,7 @@ def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], sp
     for file in spec.files:
         if file.path.startswith(OVERLAY):
             path = file.path.removeprefix(OVERLAY)
-            put[path] = TaskFile(path, file.source, file.executable)
+            put[path] = replace(file, path=path)
     above = {path[:at] for path in put for at, letter in enumerate(path) if letter == "/"}
     return [*(file for path, file in files.items() if path not in above and path not in put), *put.values()]
 

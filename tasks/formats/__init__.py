@@ -68,6 +68,8 @@ def _iter_folder(folder: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
 
 def _reader(entry: Path) -> Callable[[], Task]:
     def read_entry() -> Task:
+        if entry.is_symlink() and not entry.resolve().is_relative_to(entry.parent.resolve()):
+            raise TaskError(f"{entry}: is a link out of the set: put a copy of the task there instead")
         if not entry.is_dir():
             raise TaskError(f"{entry}: is a stray file, since a set holds one folder per task: move it away")
         return read_task(entry)

@@ -14,7 +14,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from clawgym.records import TaskFile
@@ -63,10 +63,12 @@ class Build:
             if not any(PurePosixPath(path).is_relative_to(folder) for path in found):
                 found[f"{folder}/.gitkeep"] = TaskFile(".gitkeep", b"")
         for path in found:
+            if path == workspace:
+                raise NotUnderstood(f"makes its working folder {workspace} a file")
             if not PurePosixPath(path).is_relative_to(workspace):
                 raise NotUnderstood(f"{path} lies outside the working folder {workspace}")
         below = {str(PurePosixPath(path).relative_to(workspace)): file for path, file in found.items()}
-        return tuple(TaskFile(path, below[path].source, below[path].executable) for path in sorted(below))
+        return tuple(replace(below[path], path=path) for path in sorted(below))
 
 
 def is_plain_image(name: str) -> bool:
@@ -224,7 +226,7 @@ def _copy(build: Build, keyword: str, rest: str, files: Mapping[str, TaskFile]) 
         for name, file in found.items():
             as_folder = is_folder or many or target.endswith("/") or target == "." or _is_folder(build, dest)
             path = posixpath.join(dest, name) if as_folder else dest
-            build.files[path] = TaskFile(file.path, file.source, file.executable if executable is None else executable)
+            build.files[path] = file if executable is None else replace(file, executable=executable)
 
 
 def _matches(source: str, files: Mapping[str, TaskFile]) -> tuple[dict[str, TaskFile], bool]:
@@ -277,7 +279,7 @@ def _harmless(build: Build, words: list[str]) -> bool:
     elif name == "chmod" and not flags and paths and re.fullmatch(r"[au]?\+x|0?[75][0-7]{2}", arguments[0]):
         for path in paths[1:]:
             if path in build.files:
-                build.files[path] = TaskFile("executable", build.files[path].source, executable=True)
+                build.files[path] = replace(build.files[path], path="executable", executable=True)
             elif path not in build.folders:
                 return False
     elif name in ("apt-get", "apt"):

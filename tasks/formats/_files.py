@@ -16,10 +16,12 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clawgym.errors import TaskError
+from clawgym.files import LARGEST_FILE, read_below
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
 from clawgym.verifiers.scan import Execution, scan_checker, third_party_imports
 from clawgym.verifiers.stock import stock_reward_sh
@@ -44,37 +46,66 @@ _LIBRARIES = {"cryptography": "python3-cryptography", "yaml": "python3-yaml"}
 """Module -> its package. 22 of the 2,200 public checkers try one of them, and score differently if they cannot."""
 
 
+DEEPEST = 64
+"""Folders within folders of a task."""
+MOST_FILES = 20_000
+"""Files and folders of one part of a task."""
+LARGEST_PART = 2**30
+"""Bytes of one part of a task: its inputs, its verifier, its solution."""
+
+
 def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
     """Every file below ``folder``, sorted by path, contents unread.
 
-    A link is read as the regular file it points at, if that file is below ``within`` (default: ``folder``).
-    Raises :class:`TaskError` for any other link, for devices and FIFOs, and for names that are not UTF-8.
+    A link is read as the regular file it points at, if that file is below ``within`` (default: ``folder``); a file that
+    has become a link by the time it is read is refused. Raises :class:`TaskError` for any other link, for devices and
+    FIFOs, for names that are not UTF-8, and beyond ``DEEPEST``, ``MOST_FILES`` and ``LARGEST_PART``.
     """
-    root = (within or folder).resolve()
+    top = within or folder
+    root = top.resolve()
     found: list[TaskFile] = []
-
-    def visit(where: str, prefix: str) -> None:
-        try:
-            entries = sorted(os.scandir(where), key=lambda e: e.name)
-        except OSError as error:
-            raise TaskError(f"{where}: cannot be listed ({error.strerror}): make the folder readable") from error
-        for entry in entries:
-            path = prefix + entry.name
-            if not _is_text(path):
-                raise TaskError(f"{folder}: file name {path!r} is not UTF-8: rename it")
-            if entry.is_dir(follow_symlinks=False):
-                visit(entry.path, path + "/")
-                continue
-            source = Path(entry.path)
-            if entry.is_symlink():
-                source = _inside(source, root)
-            mode = source.lstat().st_mode
-            if not stat.S_ISREG(mode):
-                raise TaskError(f"{entry.path}: is neither a file nor a folder: remove it from the task")
-            found.append(TaskFile(path, source, executable=bool(mode & stat.S_IXUSR)))
-
-    visit(str(folder), "")
+    size = seen = 0
+    waiting = [_listed(folder, "")]
+    while waiting:
+        if not waiting[-1]:
+            waiting.pop()
+            continue
+        path, entry = waiting[-1].pop()
+        seen += 1
+        if seen > MOST_FILES:
+            raise TaskError(f"{folder}: holds more than {MOST_FILES} files and folders: split the task")
+        if entry.is_dir(follow_symlinks=False):
+            if len(waiting) > DEEPEST:
+                raise TaskError(f"{folder}: is more than {DEEPEST} folders deep: put its files higher")
+            waiting.append(_listed(Path(entry.path), f"{path}/"))
+            continue
+        source, below = Path(entry.path), top
+        if entry.is_symlink():
+            source, below = _inside(source, root), root
+        info = source.lstat()
+        if not stat.S_ISREG(info.st_mode):
+            raise TaskError(f"{entry.path}: is neither a file nor a folder: remove it from the task")
+        size += info.st_size
+        if info.st_size > LARGEST_FILE or size > LARGEST_PART:
+            raise TaskError(
+                f"{entry.path}: is too large (a file has at most {LARGEST_FILE} bytes, and {folder.name} at most "
+                f"{LARGEST_PART}): make it smaller"
+            )
+        found.append(TaskFile(path, source, executable=bool(info.st_mode & stat.S_IXUSR), within=below))
     return tuple(found)
+
+
+def _listed(folder: Path, prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """The entries of a folder with their paths, the first by name at the end."""
+    try:
+        with os.scandir(folder) as found:
+            entries = list(islice(found, MOST_FILES + 1))
+    except OSError as error:
+        raise TaskError(f"{folder}: cannot be listed ({error.strerror}): make the folder readable") from error
+    for entry in entries:
+        if not _is_text(entry.name):
+            raise TaskError(f"{folder}: file name {prefix + entry.name!r} is not UTF-8: rename it")
+    return [(prefix + entry.name, entry) for entry in sorted(entries, key=lambda e: e.name, reverse=True)]
 
 
 def _inside(link: Path, root: Path) -> Path:
@@ -105,13 +136,22 @@ def decode(data: bytes, where: str, *, keep_bom: bool = False) -> str:
         raise TaskError(f"{where}: is not UTF-8 (byte {error.start}): save it as UTF-8") from error
 
 
-def read_text(path: Path) -> str:
-    """The UTF-8 text of a task's own file. Raises :class:`TaskError` if it is missing or not text."""
+LONGEST_TEXT = 64 * 2**20
+"""Bytes of a task's own description, instruction or Dockerfile."""
+
+
+def read_text(folder: Path, name: str, *, keep_bom: bool = False) -> str:
+    """The UTF-8 text of the file ``name`` below ``folder``.
+
+    Raises :class:`TaskError` if it is missing, a link or behind one, longer than ``LONGEST_TEXT``, or not text.
+    """
+    path = folder / name
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read ({error.strerror}): restore the file") from error
-    return decode(data, str(path))
+        data = read_below(folder, name, LONGEST_TEXT)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TaskError(f"{path}: cannot be read ({reason}): restore the file") from error
+    return decode(data, str(path), keep_bom=keep_bom)
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Extras(_Strict):
                 raise TaskError(
                     f"{where}: tools/{file.path} belongs to no server of clawgym.tools: name one, or move it"
                 )
-            parts[name].append(TaskFile(path, file.source, file.executable))
+            parts[name].append(dataclasses.replace(file, path=path))
         try:
             return tuple(ToolServer(s.name, tuple(s.argv), tuple(parts[s.name]), s.env) for s in self.tools)
         except TaskError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def read_task(folder: Path) -> Task:
     from clawgym.tasks.formats._schema import Entry, validated
 
     where = str(folder / ENTRY_FILE)
-    entry = validated(Entry, parse_json(read_text(folder / ENTRY_FILE), where), where)
+    entry = validated(Entry, parse_json(read_text(folder, ENTRY_FILE), where), where)
     check_task_id(entry.task_id, f"{where}: field task_id")
     extras = entry.clawgym
     calls = bool(extras.tools) or extras.desktop is not None
@@ -95,7 +96,7 @@ def write_task(task: Task, folder: Path) -> None:
     make_folder(folder)
     (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
     write_files(folder / "reward", reward_sh_files(task))
-    served = [TaskFile(f"{s.name}/{f.path}", f.source, f.executable) for s in task.tools for f in s.files]
+    served = [replace(f, path=f"{s.name}/{f.path}") for s in task.tools for f in s.files]
     site = task.desktop.site.files if task.desktop and task.desktop.site else ()
     parts = {
         "input_files": task.inputs,
@@ -115,7 +116,7 @@ def read_locks(folder: Path) -> list[Lock]:
     from clawgym.tasks.layers import lock_of
 
     where = str(folder / ENTRY_FILE)
-    layers = validated(Entry, parse_json(read_text(folder / ENTRY_FILE), where), where).clawgym.layers
+    layers = validated(Entry, parse_json(read_text(folder, ENTRY_FILE), where), where).clawgym.layers
     return [lock_of(body, f"{where}: clawgym.layers[{target!r}]") for target, body in layers.items()]
 
 
@@ -157,7 +158,7 @@ def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None)
     check_script(script, f"{where}/{entry.path}")
     if b"/reward/check.py" in script and not any(file.path == "check.py" for file in files):
         raise TaskError(f"{where}/check.py: is missing, but {entry.path} runs it: restore it")
-    runnable = TaskFile(entry.path, entry.source, executable=True)
+    runnable = replace(entry, executable=True)
     return VerifierSpec(
         "harbor" if protocol == "harbor" else "reward_sh",
         tuple(runnable if file is entry else file for file in files),
@@ -213,4 +214,4 @@ def _read_inputs(folder: Path, mount: str | None, workspace: str, where: str) ->
     if ".." in path.parts or not path.is_relative_to(workspace):
         raise TaskError(f"{where}: field input_mount_dir: {mount!r} is not in the workspace {workspace!r}: correct it")
     below = path.relative_to(workspace)
-    return check_files((TaskFile(str(below / f.path), f.source, f.executable) for f in files), where)
+    return check_files((replace(f, path=str(below / f.path)) for f in files), where)

@@ -21,7 +21,6 @@ from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
     check_task_id,
-    decode,
     executes_agent_code,
     make_folder,
     read_text,
@@ -63,7 +62,7 @@ def read_task(folder: Path) -> Task:
 
     where = str(folder / CONFIG)
     try:
-        document = tomllib.loads(read_text(folder / CONFIG))
+        document = tomllib.loads(read_text(folder, CONFIG))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TaskError(f"{where}: is not TOML ({error}): correct it") from error
     config = validated(HarborConfig, document, where)
@@ -123,7 +122,7 @@ def write_task(task: Task, folder: Path) -> None:
     make_folder(folder)
     (folder / CONFIG).write_bytes(config.encode())
     (folder / "instruction.md").write_bytes(task.instruction.encode())
-    environment = [TaskFile(f"inputs/{file.path}", file.source, file.executable) for file in task.inputs]
+    environment = [dataclasses.replace(file, path=f"inputs/{file.path}") for file in task.inputs]
     write_files(folder / "environment", [TaskFile("Dockerfile", _dockerfile(task).encode()), *environment])
     write_files(folder / "tests", harbor_files(task))
     for name, files in (("solution", task.solution), ("wrong", task.wrong_solutions)):
@@ -173,11 +172,11 @@ def _dockerfile_text(image: str, workspace: str, inputs: bool) -> str:
 def _ours(folder: Path, config: HarborConfig, extras: Extras) -> dict[str, Any] | None:
     """The box of a folder that :func:`write_task` made, or ``None`` if its Dockerfile was changed since."""
     inputs = tuple(
-        TaskFile(file.path.removeprefix("inputs/"), file.source, file.executable)
+        dataclasses.replace(file, path=file.path.removeprefix("inputs/"))
         for file in walk_part(folder, "environment")
         if file.path.startswith("inputs/")
     )
-    if read_text(folder / "environment/Dockerfile") != _dockerfile_text(extras.image, extras.workspace, bool(inputs)):
+    if read_text(folder, "environment/Dockerfile") != _dockerfile_text(extras.image, extras.workspace, bool(inputs)):
         return None
     return {
         "inputs": inputs,
@@ -202,7 +201,7 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
         return box, [*reasons, "needs an image build (environment/.dockerignore)"]
     try:
         if "Dockerfile" in names:
-            build = read_dockerfile(read_text(folder / "environment/Dockerfile"), context)
+            build = read_dockerfile(read_text(folder, "environment/Dockerfile"), context)
             workspace = environment.workdir or build.workdir
             box["env"] = {**build.env, **env}
         elif environment.docker_image:
@@ -231,20 +230,20 @@ def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras 
     if extras and extras.protocol == "reward_sh":
         spec = read_verifier(tuple(file for file in files if file is not entry), where, None)
     else:
-        runnable = tuple(TaskFile(f.path, f.source, f.executable or f is entry) for f in files)
+        runnable = tuple(dataclasses.replace(f, executable=f.executable or f is entry) for f in files)
         spec = VerifierSpec("harbor", runnable, GradingMode.FORK, executes_agent_code(files, where))
     mode = GradingMode(extras.mode) if extras and extras.mode else spec.mode
     return with_tools_of_the_agent(dataclasses.replace(spec, mode=mode, env=config.verifier.variables()[0]))
 
 
 def _instruction(folder: Path, config: HarborConfig, *, exact: bool) -> str:
-    paths = [folder / "steps" / step.name / "instruction.md" for step in config.steps or ()]
+    names = [f"steps/{step.name}/instruction.md" for step in config.steps or ()]
     if exact:
         path = folder / "instruction.md"
         if not path.is_file():
             raise TaskError(f"{path}: is missing: it is what the agent is asked")
-        return decode(path.read_bytes(), str(path), keep_bom=True)
-    text = "\n\n".join(_without_canary(read_text(path)) for path in paths or [folder / "instruction.md"])
+        return read_text(folder, "instruction.md", keep_bom=True)
+    text = "\n\n".join(_without_canary(read_text(folder, name)) for name in names or ["instruction.md"])
     if not text.strip():
         raise TaskError(f"{folder}/instruction.md: is empty: write what the agent is asked")
     return text
@@ -266,7 +265,7 @@ def _script_reasons(folder: Path) -> list[str]:
     reasons = []
     for name in ("tests/test.sh", "solution/solve.sh"):
         path = folder / name
-        if path.is_file() and (match := _FETCHES.search(read_text(path))):
+        if path.is_file() and (match := _FETCHES.search(read_text(folder, name))):
             reasons.append(f"{name} needs the network: {match['call'].strip()[:60]}")
     for name in ("tests", "solution"):
         if (folder / name / ".harborignore").is_file():

@@ -99,7 +99,7 @@ def is_file(path: Path) -> bool:
     if path.suffix != ".json" or path.name == "data_entry.json":
         return False
     try:
-        return parse_json(read_text(path), str(path)).keys() >= _KEYS
+        return parse_json(read_text(path.parent, path.name), str(path)).keys() >= _KEYS
     except TaskError:
         return False
 
@@ -133,7 +133,7 @@ def read_task(path: Path) -> Task:
     """The task in the JSON file ``path``; its downloads are looked for in the folder of the same name, without
     ``.json``. Raises :class:`TaskError`, naming file and field, for a broken one."""
     where = str(path)
-    value = parse_json(read_text(path), where)
+    value = parse_json(read_text(path.parent, path.name), where)
     if not value.keys() >= _KEYS:
         missing = ", ".join(sorted(_KEYS - value.keys()))
         raise TaskError(f"{where}: has no {missing}, so it is no task: move it away")
@@ -231,7 +231,7 @@ def _expected(func: str, given: Mapping[str, Any], setup: Setup, where: str) -> 
         path = setup.local(text_field(given, "path", where), text_field({"dest": name}, "dest", where))
         if path.stat().st_size > _LONGEST:
             raise TaskError(f"{path}: is longer than {_LONGEST} bytes: a text to compare with is shorter")
-        return read_text(path)
+        return read_text(path.parent, path.name)
     if kind != "rule":
         raise NotHere(f"its evaluator expects {kind!r}")
     rules = _mapping(given.get("rules"), f"{where}.rules")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
@@ -86,7 +87,7 @@ def _spec(plan: dict[str, object], protected: tuple[str, ...], overlay: Iterable
         TaskFile("reward.sh", TESTS_REWARD_SH.encode(), executable=True),
         TaskFile("tests.json", (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode()),
         *(TaskFile(name, _program(source)) for name, source in _PROGRAMS.items()),
-        *(TaskFile(OVERLAY + file.path, file.source, file.executable) for file in overlay),
+        *(replace(file, path=OVERLAY + file.path) for file in overlay),
     ]
     return VerifierSpec(
         "reward_sh", tuple(files), executes_agent_code="in_process", mutable_inputs=("*",), protected=protected

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import TaskError
@@ -195,6 +195,7 @@ docker_words = one_of(
 
 
 @settings(max_examples=500, deadline=None)
+@example("RUN touch touch \n WORKDIR touch")
 @given(st.lists(docker_words, max_size=14).map(" ".join).map("FROM ubuntu\n".__add__) | text)
 def test_any_dockerfile_is_understood_or_not(dockerfile: str):
     with suppress(NotUnderstood):
