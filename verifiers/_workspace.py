@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 
 from clawgym.records import TaskFile, VerifierSpec
+from clawgym.verifiers._links import links_into
 
 __all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "unprotected", "with_protected"]
 
@@ -23,8 +24,6 @@ _NEVER = (
     *("*.egg-info", "*.dist-info", ".git", ".venv", ".tox", ".nox"),
 )
 """Never part of a submission: what programs leave behind, and what other programs then believe."""
-_MAX_STEPS = 500_000
-"""Links whose ways are longer together are all left out: it takes thousands of them, made to keep a grader busy."""
 
 
 def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str]) -> tuple[str, ...]:
@@ -47,7 +46,10 @@ def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str
 def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = ()) -> bytes:
     """The workspace without the trees in ``drop`` and the links that lead there, and with the files in ``put``."""
     gone = {*drop, *(f.path for f in put)}
-    links = _links_into(tar, drop) if drop else set()
+    links: set[str] = set()
+    if drop:
+        with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+            links = links_into({member.name: member.linkname for member in source if member.issym()}, drop)
     # A file cannot be put below something that is not a folder.
     parents = {"/".join(f.path.split("/")[:i]) for f in put for i in range(1, f.path.count("/") + 1)}
     buffer = io.BytesIO()
@@ -56,7 +58,7 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
         tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
     ):
         for member in source:
-            if member.name in links or any(member.name == g or member.name.startswith(g + "/") for g in gone):
+            if member.name in links or not gone.isdisjoint(_and_above(member.name)):
                 continue
             if member.name in parents and not member.isdir():
                 continue
@@ -69,40 +71,11 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
     return buffer.getvalue()
 
 
-def _links_into(tar: bytes, trees: Sequence[str]) -> set[str]:
-    """The links that lead into ``trees``, by way of other links too, whether or not there is anything now."""
-    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
-        links = {member.name: member.linkname for member in source if member.issym()}
-    found: set[str] = set()
-    steps = 0
-    for name in links:
-        for place in _way_of(name, links):
-            steps += 1
-            if any(place == tree or place.startswith(tree + "/") for tree in trees):
-                found.add(name)
-                break
-        if steps > _MAX_STEPS:
-            return set(links)
-    return found
-
-
-def _way_of(name: str, links: Mapping[str, str]) -> Iterator[str]:
-    """The paths that the kernel passes through when it opens ``name``."""
-    place: list[str] = []
-    ahead = name.split("/")[::-1]
-    followed = 0
-    while ahead and followed <= 40:  # as the kernel has it: a longer way leads nowhere
-        part = ahead.pop()
-        if part == "..":
-            place = place[:-1]
-        elif part not in ("", "."):
-            place.append(part)
-        here = "/".join(place)
-        yield here
-        if part != ".." and here in links:
-            followed += 1
-            place.pop()
-            ahead += links[here].split("/")[::-1]
+def _and_above(path: str) -> Iterator[str]:
+    """``path`` and the folders that it is in."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:

@@ -11,7 +11,6 @@ untouched workspace: then it is the task or the host that is broken (:class:`Gra
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import io
 import json
@@ -22,11 +21,12 @@ import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
 from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
+from clawgym.offload import offloaded
 from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers._workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
@@ -111,7 +111,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
     started = time.monotonic()
     spec = task.verifier
     subject = await _what_counts(task, subject)
-    changed = changed_inputs(subject.workspace.tar, task.inputs, spec.mutable_inputs)
+    changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, spec.mutable_inputs)
     official = await _run(task, subject, backend, restore=())
     strict = official
     if changed and official.cause is None:
@@ -151,7 +151,7 @@ async def _what_counts(task: Task, subject: Subject) -> Subject:
     def tree() -> Archive:
         return Archive(packed(with_protected(submitted(subject.workspace.tar, spec), task.inputs, spec)))
 
-    return dataclasses.replace(subject, workspace=await asyncio.to_thread(tree))
+    return dataclasses.replace(subject, workspace=await offloaded(tree))
 
 
 def _payload(task: Task, subject: Subject) -> bytes:
@@ -197,7 +197,7 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         originals = [f for f in task.inputs if f.path in restore]
         if forked is None:
             drop = ("reward",) if spec.protocol == "reward_sh" and not tests else ()
-            workspace = compose(subject.workspace.tar, drop=drop, put=originals)
+            workspace = await offloaded(partial(compose, subject.workspace.tar, drop=drop, put=originals))
             # An image may bring the files that the agent has deleted.
             if spec.protected and packages_of(task.image) is None:
                 await box.exec(["rm", "-rf", "--", *(f.path for f in task.inputs)], cwd=task.workspace)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,8 +26,10 @@ from clawgym.errors import (
     SandboxDied,
     SandboxError,
     SandboxUnavailable,
+    TreeTooLarge,
     UnsupportedTask,
 )
+from clawgym.offload import offloaded
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
 from clawgym.rollout._shown import Shown
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
@@ -38,6 +40,10 @@ from clawgym.verifiers.grading import Subject, empty_archive, grade
 __all__ = ["Attempt", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
+_TAKING = 120.0
+"""Seconds that taking the workspace, and putting it into the boxes that grade it, may take beside the grading."""
+_PIECE = 1 << 20
+"""Bytes that are compressed before others have their turn."""
 
 
 def utc_now() -> str:
@@ -123,8 +129,8 @@ class Attempt:
         budget = {
             Phase.SETUP: self.task.limits.setup_seconds,
             Phase.AGENT: self.task.limits.agent_seconds,
-            # Two gradings, a control, and the time to take the workspace out.
-            Phase.VERIFY: 3 * self.task.limits.verify_seconds + 30,
+            # Two gradings and a control.
+            Phase.VERIFY: 3 * self.task.limits.verify_seconds + _TAKING,
             Phase.TEARDOWN: self.task.limits.teardown_seconds,
         }[phase]
         started = time.monotonic()
@@ -199,11 +205,14 @@ class Attempt:
                 if self.stop == "error":
                     result = self._zero(self.cause or "error")
                 workspace, cause = await self._take()
-                if cause and result is None:
+                if result is None and cause is None and mode is GradingMode.FORK:
+                    try:
+                        snapshot = await self.box.snapshot()
+                    except TreeTooLarge as error:
+                        cause = f"layer-{error.bound}"
+                if result is None and cause is not None:
                     self.stop, self.cause, result = "error", cause, self._zero(cause)
                 if result is None:
-                    if mode is GradingMode.FORK:
-                        snapshot = await self.box.snapshot()
                     subject = Subject(
                         workspace,
                         snapshot,
@@ -213,7 +222,7 @@ class Attempt:
                     )
                     result = await grade(self.task, subject, self.backend, floor=floor)
         except TimeoutError:
-            budget = 3 * self.task.limits.verify_seconds + 30
+            budget = 3 * self.task.limits.verify_seconds + _TAKING
             self.fail_infra(
                 "verify-deadline",
                 f"task {self.task.id}: grading took over {budget:g} s: lower --concurrency, "
@@ -231,12 +240,16 @@ class Attempt:
             self.stop, self.cause, result = "error", "workspace", self._zero("workspace")
         finally:
             if snapshot is not None:
-                await self.backend.drop(snapshot)
+                with contextlib.suppress(InfraError):  # it goes when the backend ends
+                    await self.backend.drop(snapshot)
             await self._close()
-        episode = self._episode(result, workspace if keep_workspace else None)
+        if keep_workspace and workspace is not None:
+            episode = self._episode(result, await _compressed(workspace.tar), workspace.dropped)
+        else:
+            episode = self._episode(result)
         if workspace is None or result is None or not self.task.verifier.protected:
             return episode
-        submission = await asyncio.to_thread(submission_diff, self.task, workspace.tar)
+        submission = await offloaded(submission_diff, self.task, workspace.tar)
         return replace(episode, files={**episode.files, DIFF_FILE: submission})
 
     def fail_infra(self, cause: str, error: str = "") -> None:
@@ -252,7 +265,7 @@ class Attempt:
     async def abandon(self) -> Episode:
         """Close without grading."""
         await self._close()
-        return self._episode(None, None)
+        return self._episode(None)
 
     async def _take(self) -> tuple[Archive, str | None]:
         """The frozen workspace, or an empty one where the agent left no folder; and why it cannot be graded."""
@@ -262,7 +275,7 @@ class Attempt:
             raise
         except SandboxError as error:
             nothing = Archive(empty_archive().tar, (f"{self.task.workspace}: {error}",))
-            return nothing, "workspace-size" if "too m" in str(error) else None
+            return nothing, f"workspace-{error.bound}" if isinstance(error, TreeTooLarge) else None
 
     def _zero(self, cause: str) -> VerifierResult:
         spec = self.task.verifier
@@ -284,7 +297,9 @@ class Attempt:
             except (TimeoutError, InfraError):
                 pass  # the lease stays with the supervisor, which clears it when we end
 
-    def _episode(self, result: VerifierResult | None, workspace: Archive | None) -> Episode:
+    def _episode(
+        self, result: VerifierResult | None, workspace: bytes | None = None, dropped: tuple[str, ...] = ()
+    ) -> Episode:
         if self._infra is not None or result is None:
             outcome, cause, result = Outcome.INFRA, self._infra or "abandoned", None
         elif self.stop == "error":
@@ -311,9 +326,16 @@ class Attempt:
             final_message=self.final_message,
             seconds=dict(self.seconds),
             isolation=self._box.isolation.as_dict() if self._box is not None else {},
-            workspace=gzip.compress(workspace.tar, 6, mtime=0) if workspace is not None else None,
-            dropped=workspace.dropped if workspace is not None else (),
+            workspace=workspace,
+            dropped=dropped,
         )
+
+
+async def _compressed(data: bytes) -> bytes:
+    """``data`` as gzip has it, without a time. Piece by piece: nobody's files wait for all of another's."""
+    packing = zlib.compressobj(6, zlib.DEFLATED, 31)
+    pieces = [await offloaded(packing.compress, data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    return b"".join((*pieces, packing.flush()))
 
 
 def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:

@@ -62,7 +62,9 @@ class _Copy(Visitor):
             os.mkdir(name, 0o700, dir_fd=into)
             return True
         if stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(name, dir_fd=folder), name, dir_fd=into)
+            target = os.readlink(name, dir_fd=folder)
+            self._room.name(len(os.fsencode(target)))
+            os.symlink(target, name, dir_fd=into)
         elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # a whiteout; anybody may make one
             os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=into)
         elif stat.S_ISFIFO(info.st_mode):

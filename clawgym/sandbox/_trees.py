@@ -1,7 +1,7 @@
 """Trees that hostile code made: walked, copied and removed, whatever their depth, width, names and modes.
 
 Nothing here calls itself for a folder within a folder, follows a link, or gives the kernel a path of more than one
-name. A walk holds three descriptors at most, a removal two: it goes down by name and up by ``..``, and compares the
+name. A walk holds four descriptors at most, a removal two: it goes down by name and up by ``..``, and compares the
 folder that it comes to with the one that it left. A tree beyond the bounds is :class:`TooMuch`.
 
 Standard library only, and nothing of this package: the text of this file is also run inside containers
@@ -99,20 +99,31 @@ class Cursor:
         self._force = force
         self._above: list[tuple[int, int]] = []
         self._modes: list[int | None] = []
+        self._outer: int | None = None
+        """The folder above, held where there is no ``..``: in a folder without the right to enter, so the last one."""
 
     def down(self, name: str) -> None:
         """Enter the folder ``name``."""
         mode = _let_in(self.fd, name) if self._force else None
         info = os.fstat(self.fd)
         inner = os.open(name, FOLDER, dir_fd=self.fd)
-        os.close(self.fd)
+        self._close_outer()
+        try:
+            os.close(os.open("..", FOLDER | os.O_PATH, dir_fd=inner))
+            os.close(self.fd)
+        except PermissionError:
+            self._outer = self.fd
+        except OSError:
+            os.close(inner)
+            raise
         self.fd = inner
         self._above.append((info.st_dev, info.st_ino))
         self._modes.append(mode)
 
     def up(self) -> None:
         """Go back to the folder that was left last."""
-        above = os.open("..", FOLDER, dir_fd=self.fd)
+        above = os.open("..", FOLDER, dir_fd=self.fd) if self._outer is None else self._outer
+        self._outer = None
         info = os.fstat(above)
         if (info.st_dev, info.st_ino) != self._above.pop():
             os.close(above)
@@ -129,7 +140,13 @@ class Cursor:
         return stat.S_IMODE(os.fstat(self.fd).st_mode) if forced is None else forced
 
     def close(self) -> None:
+        self._close_outer()
         os.close(self.fd)
+
+    def _close_outer(self) -> None:
+        if self._outer is not None:
+            os.close(self._outer)
+            self._outer = None
 
 
 def _let_in(folder: int, name: str) -> int | None:
