@@ -67,7 +67,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
 FLOOR = 8
 """Mutations of a small room."""
 NEAR: dict[str, tuple[str, ...]] = {}
-"""Files that run in processes of their own, where nothing is measured: parts of the names of the tests that use them."""
+"""Files that run in processes of their own, where nothing is measured: parts of the names of tests that use them."""
 MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 1500, 300, 60.0
 """Limits: measuring one room, trying one mutation, and the tests chosen for one (as they took when measured)."""
 
@@ -244,7 +244,8 @@ def copied(to: Path) -> Path:
 
 PLUGIN = """
 import json, os, pytest, coverage
-_cov = coverage.Coverage(data_file=os.environ["MAP_DATA"], source=json.loads(os.environ["MAP_SOURCE"]), context="import")
+_where = {"data_file": os.environ["MAP_DATA"], "source": json.loads(os.environ["MAP_SOURCE"])}
+_cov = coverage.Coverage(**_where, context="import")
 _cov.start()
 _seen = open(os.environ["MAP_TESTS"], "a")
 

@@ -88,10 +88,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
             body.body.insert(0, nodes.ExprStmt(self.asked("tick", nodes.Const(1 + text)), lineno=body.lineno))
         return tree
 
-    def asked(self, name: str, argument: nodes.Expr) -> nodes.Expr:
-        """A call of our own method ``name``."""
+    def asked(self, name: str, argument: Any) -> nodes.Expr:
+        """A call of our own method ``name`` with the expression ``argument``."""
         asked = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
-        return asked.set_lineno(argument.lineno or 1).set_environment(self)
+        asked.set_lineno(argument.lineno or 1).set_environment(self)
+        return asked
 
     def tick(self, cost: int) -> None:
         self.budget.spend(cost)
@@ -155,11 +156,11 @@ class _Asking(NodeTransformer):
         return self._environment.asked("sized", self.generic_visit(node))
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         return node if node.ctx == "store" else self._environment.asked("sized", node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         node.nodes = [self._environment.asked("sized", part) for part in node.nodes]
         return node
 

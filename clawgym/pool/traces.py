@@ -115,12 +115,11 @@ def _from_rows(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[Trace]:
         name = first(row, EPISODE)
         with readable(path, number):
             nested = _nested(row)
-            turn = turn_of(row) if nested is None else None
+            if nested is None:
+                key = str(name) if name is not None else f"row {number}"
+                loose.setdefault(key, []).append((first(row, INDEX) or 0, number, turn_of(row)))
         if nested is not None:
             yield str(name if name is not None else number), nested
-        else:
-            key = str(name) if name is not None else f"row {number}"
-            loose.setdefault(key, []).append((first(row, INDEX) or 0, number, turn))
     for key, found in loose.items():
         try:
             found.sort(key=lambda entry: entry[:2])

@@ -144,7 +144,7 @@ class _Taken(Tarred):
     def refused(self, path: str, error: OSError) -> None:
         if error.errno in HOST_ERRORS:
             raise error
-        self.dropped.add(path, error.strerror)
+        self.dropped.add(path, error.strerror or str(error))
 
 
 class _Names:

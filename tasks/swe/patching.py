@@ -51,8 +51,10 @@ def parse(patch):
     """The changes of ``patch`` (bytes). Raises :class:`BadPatch`."""
     try:
         return _changes(patch)
+    except BadPatch:
+        raise
     except (IndexError, ValueError) as error:
-        raise error if isinstance(error, BadPatch) else BadPatch(f"it is no patch ({error})")
+        raise BadPatch(f"it is no patch ({error})") from None
 
 
 def _changes(patch):

@@ -1,8 +1,8 @@
 """Runs targets under coverage: ``python -m fuzz [TARGET ...] --seconds 60``, from the folder ``tests``.
 
 Prints a line for each: executions, edges and features that were covered, and how many inputs tell them apart. An input
-that a target does not stand is a finding: it is written beside the corpus, and the exit status is 1. ``--keep`` puts the
-inputs that reach something new into the corpus, as few as do, and small ones.
+that a target does not stand is a finding: it is written beside the corpus, and the exit status is 1. ``--keep`` puts
+the inputs that reach something new into the corpus, as few as do, and small ones.
 """
 
 from __future__ import annotations

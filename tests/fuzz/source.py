@@ -1,7 +1,7 @@
 """Shapes made of bytes: what a fuzzer changes, turned into documents that come past the first check.
 
-Every choice reads bytes from the input, and an input that is used up answers 0: so the empty input is the valid document
-that a target starts from, and each byte of a longer one changes something about it.
+Every choice reads bytes from the input, and an input that is used up answers 0: so the empty input is the valid
+document that a target starts from, and each byte of a longer one changes something about it.
 """
 
 from __future__ import annotations
