@@ -58,7 +58,7 @@ async def test_a_backend_stops_what_it_claims_to_stop(name: str, request: pytest
         finally:
             await made.aclose()
     if columns[0].unavailable:
-        pytest.skip(columns[0].unavailable)
+        pytest.skip(f"{name}: {columns[0].unavailable}")
     column = dataclasses.replace(columns[0], findings=tuple(f for one in columns for f in one.findings))
     said = "\n".join(lines([column]))
     assert not column.unexpected, said

@@ -70,7 +70,7 @@ def _boxes() -> Iterator[None]:
             runner.run(made.probe())
             yield
         except SandboxUnavailable as error:
-            pytest.skip(str(error))
+            pytest.skip(f"namespace: {error}")
         finally:
             runner.run(made.aclose())
 
@@ -384,7 +384,7 @@ def test_what_was_graded_from_a_box_is_not_graded_from_its_files(tmp_path: Path,
     tasks = TaskSet("demo", (task("t0", mode=mode), task("t1")))
     path = run(tmp_path / "run", tasks)
     if "t0#0" not in RunFolder.read(path).done:
-        pytest.skip(f"mode {mode} does not work here")
+        pytest.fail(f"mode {mode} does not work here")
     record = again(path, tasks)
     assert outcomes(record) == {"t0": "not re-gradable", "t1": "same"}
     assert f"graded in mode {mode}" in why(record)

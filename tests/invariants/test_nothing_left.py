@@ -231,7 +231,7 @@ async def _available(name: str) -> None:
     try:
         await made.probe()
     except SandboxUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"{name}: {error}")
     finally:
         await made.aclose()
 

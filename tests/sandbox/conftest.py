@@ -144,7 +144,7 @@ def _private_engine(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         time.sleep(0.1)
     text = (folder / "log").read_text(errors="replace")[-1500:]
     _end(process, folder)
-    pytest.skip(f"dockerd does not start here:\n{text}")
+    pytest.skip(f"docker: dockerd does not start here:\n{text}")
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -172,7 +172,7 @@ def docker_engine() -> Iterator[str]:
         yield given
         return
     if os.geteuid() != 0 or not shutil.which("dockerd"):
-        pytest.skip("no Docker engine answers, and no dockerd to start as root: apt-get install docker.io")
+        pytest.skip("docker: no engine answers, and no dockerd to start as root: apt-get install docker.io")
     # Not below pytest's folder: a unix socket's path must be short.
     folder = Path(tempfile.mkdtemp(prefix="clawgym-docker-"))
     process, host = _private_engine(folder)

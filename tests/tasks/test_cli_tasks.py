@@ -42,7 +42,7 @@ def test_validate_runs_it(run):
     run("new", "my-task")
     result = run("validate", "./my-task")
     if isinstance(result.exception, SandboxUnavailable):
-        pytest.skip(str(result.exception))
+        pytest.skip(f"namespace: {result.exception}")
     assert (result.exit_code, result.exception) == (0, None)
     assert "oracle pass 1" in result.stdout
     assert "wrong pass 3" in result.stdout
@@ -56,7 +56,7 @@ def test_validate_fails_on_an_unsound_or_unreadable_task(run, tmp_path):
     (tmp_path / "set/lost/reward/reward.sh").unlink()
     result = run("validate", "./set")
     if isinstance(result.exception, SandboxUnavailable):
-        pytest.skip(str(result.exception))
+        pytest.skip(f"namespace: {result.exception}")
     assert result.exit_code == 1
     assert "fail bad oracle" in result.stdout
     assert "1 unreadable" in result.stdout

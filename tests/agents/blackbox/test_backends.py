@@ -51,7 +51,7 @@ async def test_an_episode_is_the_same_everywhere(
         await made.probe()
         episode = await run_episode(task(), it.agent, made, seed=0)
     except SandboxUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"{where}: {error}")
     finally:
         await it.agent.aclose()
         await made.aclose()

@@ -234,7 +234,7 @@ async def test_boxes_without_a_loopback_are_refused(desk, boxes):
         try:
             await chroot.probe()
         except SandboxUnavailable as error:
-            pytest.skip(str(error))
+            pytest.skip(f"chroot: {error}")
         with pytest.raises(SandboxUnavailable, match="dense mode needs boxes with a loopback"):
             await desk.claw.take(chroot, SandboxSpec(), desk.agent._gateway)
     finally:

@@ -1,0 +1,120 @@
+"""What a gate asks of a whole run: nothing that it requires is skipped, few other tests are, and reruns are shown.
+
+``CLAWGYM_REQUIRE=namespace,docker,...`` names what must be there (:data:`LACKS`): a test that is skipped for lack of it
+fails, and a sandbox backend that cannot start ends the run before its first test. ``CLAWGYM_MOST_SKIPS`` bounds the
+skips that are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
+
+LACKS: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "namespace": r"^namespace: ",
+        "chroot": r"^chroot: ",
+        "docker": r"^docker: |needs the Docker engine|starts dockerd",
+        "ray": r"^ray: |could not import 'ray'",
+        "root": r"needs root|need root|copies belong to root|root only",
+        "ordinary-user": r"another user may run|may use this engine",
+        "openclaw": r"clawgym openclaw install|OpenClaw is not installed|npm registry|no Node in",
+        "desktop": r"no (Xvfb|desktops|openbox|chromium|xfwrite)|Xvfb or",
+        "postgres": r"PostgreSQL",
+        "packages": r"python3-(yaml|cryptography|pip)|package index|no apt|has no pip",
+        "faketime": r"libfaketime",
+        "git": r"git is not installed",
+        "atheris": r"atheris",
+    }.items()
+}
+"""What can be required, and how the reasons of skips for lack of it read."""
+BACKENDS = ("namespace", "chroot")
+"""Of these, the sandbox backends that need nothing to be started first."""
+
+
+def required() -> frozenset[str]:
+    """The names in ``CLAWGYM_REQUIRE``. Raises :class:`pytest.UsageError` for one that is none."""
+    names = frozenset(filter(None, os.environ.get("CLAWGYM_REQUIRE", "").split(",")))
+    if unknown := sorted(names - LACKS.keys()):
+        raise pytest.UsageError(f"CLAWGYM_REQUIRE names {', '.join(unknown)}: choose of {', '.join(LACKS)}")
+    return names
+
+
+def lacks(reason: str) -> str | None:
+    """What a test was skipped for lack of, by the reason it gave; None for another reason."""
+    return next((name for name, pattern in LACKS.items() if pattern.search(reason)), None)
+
+
+async def _missing(names: frozenset[str]) -> list[str]:
+    from clawgym.errors import SandboxUnavailable
+    from clawgym.sandbox import backend
+
+    found = []
+    for name in sorted(names.intersection(BACKENDS)):
+        try:
+            made = backend(name)
+            try:
+                await made.probe()
+            finally:
+                await made.aclose()
+        except SandboxUnavailable as error:
+            found.append(f"{name}: {error}")
+    return found
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    if (names := required()) and (missing := asyncio.run(_missing(names))):
+        raise pytest.UsageError(f"CLAWGYM_REQUIRE asks for what does not work here: {'; '.join(missing)}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    report: pytest.TestReport = (yield).get_result()
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = reason_of(report)
+        name = lacks(reason)
+        if name in required():
+            report.outcome = "failed"
+            report.longrepr = f"{name} is required here (CLAWGYM_REQUIRE), and this test was skipped: {reason}"
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test was skipped."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _skips(config: pytest.Config) -> list[Any]:
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    return [] if reporter is None else reporter.stats.get("skipped", [])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    most = os.environ.get("CLAWGYM_MOST_SKIPS")
+    if most and not hasattr(session.config, "workerinput") and len(_skips(session.config)) > int(most):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    found, most = _skips(config), os.environ.get("CLAWGYM_MOST_SKIPS")
+    if found and (most or required()):
+        terminalreporter.section(f"{len(found)} skipped" + (f", at most {most} allowed" if most else ""))
+        reasons = Counter(f"{report.nodeid.partition('::')[0]}: {reason_of(report)}" for report in found)
+        for reason, times in reasons.most_common():
+            terminalreporter.line(f"{times:5} {reason[:200]}")
+        if most and len(found) > int(most):
+            terminalreporter.line("Too many tests are skipped: install what they lack (make system).", red=True)
+    if again := terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"{len(again)} run again")
+        for report in again:
+            cause = str(report.longrepr).strip().splitlines()[-1:] or [""]
+            terminalreporter.line(f"{report.nodeid}: {cause[0][:300]}")
