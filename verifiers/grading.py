@@ -49,23 +49,54 @@ _LEAVES = re.compile(r"\b_exit\b|\bos\s*\.\s*(exec|abort|kill)")
 
 
 # What a layer must not bring: a result that is there already, and links to the verifier by which its files would be
-# graded as the agent's own. Mounts and the image's own programs are not walked through: no link is needed there.
+# graded as the agent's own. Modes keep nothing from being found: a folder gets its own back at the end. Mounts and the
+# image's own programs are not walked through: no link is needed there.
 _CLEAR = """
-import os, shutil, sys
-if os.path.islink("/logs"):
-    os.unlink("/logs")
-elif os.path.islink("/logs/verifier"):
-    os.unlink("/logs/verifier")
-shutil.rmtree("/logs/verifier", ignore_errors=True)
+import errno, os, stat, sys
+def mode(path):
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return 0
+def remove(path):
+    if not stat.S_ISDIR(mode(path)):
+        return mode(path) and os.unlink(path)
+    os.chmod(path, 0o700)
+    for name in os.listdir(path):
+        remove(path + "/" + name)
+    os.rmdir(path)
+if stat.S_ISDIR(mode("/logs")):
+    os.chmod("/logs", stat.S_IMODE(mode("/logs")) | 0o700)
+    remove("/logs/verifier")
+else:
+    remove("/logs")
+def leads_there(path):
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # the kernel follows it nowhere, but a program that counts no links may
+            return True
+    end = os.path.realpath(path)
+    return any(end == folder or end.startswith(folder + "/") for folder in sys.argv[1:])
+waiting, modes = ["/"], []
 skip = {"/usr/lib", "/usr/share", "/usr/include", "/usr/src", "/.pristine", "/proc", "/sys", "/dev", *sys.argv[1:]}
-for root, folders, names in os.walk("/"):
-    for name in folders + names:
-        path = os.path.join(root, name)
-        if os.path.islink(path):
-            end = os.path.realpath(path)
-            if any(end == folder or end.startswith(folder + "/") for folder in sys.argv[1:]):
-                os.unlink(path)
-    folders[:] = [n for n in folders if (p := os.path.join(root, n)) not in skip and not os.path.islink(p)]
+while waiting:
+    folder = waiting.pop()
+    before = stat.S_IMODE(mode(folder))
+    try:
+        if before & 0o700 != 0o700:
+            os.chmod(folder, before | 0o700)
+            modes.append((folder, before))
+        entries = list(os.scandir(folder))
+    except OSError:  # somebody else's: the verifier cannot enter it either
+        continue
+    for entry in entries:
+        if entry.is_symlink() and leads_there(entry.path):
+            os.unlink(entry.path)
+        elif entry.is_dir(follow_symlinks=False) and entry.path not in skip:
+            waiting.append(entry.path)
+for folder, before in reversed(modes):
+    os.chmod(folder, before)
 """
 
 

@@ -335,7 +335,7 @@ async def _compressed(data: bytes) -> bytes:
     """``data`` as gzip has it, without a time. Piece by piece: nobody's files wait for all of another's."""
     packing = zlib.compressobj(6, zlib.DEFLATED, 31)
     pieces = [await offloaded(packing.compress, data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
-    return b"".join((*pieces, packing.flush()))
+    return await offloaded(b"".join, (*pieces, packing.flush()))
 
 
 def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:

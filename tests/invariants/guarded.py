@@ -63,6 +63,8 @@ def guarded(
     runs: Literal["in_process", "subprocess"] | None = None,
     mode: GradingMode = GradingMode.CLEAN,
     protocol: Literal["reward_sh", "harbor"] = "reward_sh",
+    disk_mb: int = 64,
+    agent_seconds: float = 20,
 ) -> Task:
     """A task that nobody can do who does not know ``answer``."""
     entry = (
@@ -70,7 +72,14 @@ def guarded(
     )
     files = tuple(TaskFile(name, data) for name, data in {**entry, "answer.txt": answer.encode()}.items())
     spec = VerifierSpec(protocol, files, mode, executes_agent_code=runs)
-    limits = Limits(agent_seconds=20, verify_seconds=10, memory_mb=256, disk_mb=64, pids=64, command_seconds=5)
+    limits = Limits(
+        agent_seconds=agent_seconds,
+        verify_seconds=10,
+        memory_mb=256,
+        disk_mb=disk_mb,
+        pids=64,
+        command_seconds=agent_seconds / 4,
+    )
     inputs = (TaskFile("input/numbers.txt", b"1 2 3\n"),)
     result = "output/tool.py" if runs else "output/sum.txt"
     return Task(f"guarded-{runs or protocol}", f"Guess the secret; write it to {result}.", spec, inputs, limits=limits)
