@@ -88,7 +88,7 @@ def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
         column = json.loads(text.strip().splitlines()[-1])
     assert not column["unavailable"]
     verdicts = {finding["probe"]: finding["verdict"] for finding in column["findings"]}
-    assert len(verdicts) >= (135 if WHOLE else 25)
+    assert len(verdicts) >= (144 if WHOLE else 25)
     assert not [finding for finding in column["findings"] if finding["unexpected"]], text[-4000:]
     # No cgroup may be made in there, and a disk has no quota.
     assert {probe for probe, verdict in verdicts.items() if verdict == "open"} <= {
