@@ -67,7 +67,7 @@ soak: openclaw
 # the programs of a desktop.
 system:
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends docker.io faketime postgresql python3 python3-yaml python3-cryptography \
+	apt-get install -q -y --no-install-recommends docker.io faketime postgresql python3 python3-pip python3-yaml python3-cryptography \
 	  xvfb openbox chromium xfe fonts-dejavu-core
 
 clean:
