@@ -88,6 +88,10 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
         value = loads(data)
     except RecursionError:
         raise too_deep from None
+    except ValueError as error:
+        if "depth limit" in str(error):  # orjson's word for it
+            raise too_deep from None
+        raise
     if _is_deep(value):
         raise too_deep
     return value

@@ -76,7 +76,8 @@ def progress(console: Console, *, transient: bool = True) -> Progress:
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    return Progress(*columns, console=console, transient=transient)
+    # What goes away leaves nothing on what is no terminal either: not even a line.
+    return Progress(*columns, console=console, transient=transient, disable=transient and not console.is_terminal)
 
 
 class _Guard:

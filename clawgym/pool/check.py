@@ -8,7 +8,7 @@ Pure: no files, no network. What the rule cannot see is listed in ``docs/pool.md
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from numbers import Integral, Real
@@ -207,12 +207,17 @@ def _versions(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -
         verdict.add(index, "note", "version", "no policy version")
     elif len(versions) == len(mask) and len(mask) > 1:  # one per id: constant in each piece that was sampled
         pieces = groupby(zip(mask.tolist(), versions, strict=True), key=lambda pair: pair[0])
-        if any(bit and len({version for _, version in piece}) > 1 for bit, piece in pieces):
+        if any(bit and _different(version for _, version in piece) > 1 for bit, piece in pieces):
             verdict.add(index, "broken", "version", "more than one policy version in one turn")
-    elif len(set(versions)) > 1:
+    elif _different(versions) > 1:
         pieces_sampled = sum(bit for bit, _ in groupby(mask.tolist()))
         if len(versions) != pieces_sampled:
-            verdict.add(index, "broken", "version", f"{len(set(versions))} policy versions in one turn")
+            verdict.add(index, "broken", "version", f"{_different(versions)} policy versions in one turn")
+
+
+def _different(versions: Iterable[Any]) -> int:
+    """How many different ones there are; what somebody else's file has for a version may be any JSON."""
+    return len({version if isinstance(version, Hashable) else repr(version) for version in versions})
 
 
 def _logprobs(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -> np.ndarray | None:

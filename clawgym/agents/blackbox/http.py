@@ -15,7 +15,7 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["request"]
 
 _PIECE = 1024
-"""A smaller piece, and an early head, count as so many bytes: an answer in single bytes is a lot of work."""
+"""Bytes of an answer for each piece, or early head, that it may have: an answer in single bytes is a lot of work."""
 _READ = 4096
 """Bytes that are looked at before others have their turn."""
 
@@ -53,7 +53,7 @@ async def request(
         for event in (h11.Request(method=method, target=path, headers=sent), h11.Data(data), h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")
         await writer.drain()
-        status, parts, room = 0, [], LARGEST_ANSWER
+        status, parts, room, pieces = 0, [], LARGEST_ANSWER, LARGEST_ANSWER // _PIECE
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
@@ -61,8 +61,9 @@ async def request(
                 await asyncio.sleep(0)
                 continue
             if isinstance(event, h11.Data | h11.InformationalResponse):
-                room -= max(len(event.data) if isinstance(event, h11.Data) else 0, _PIECE)
-            if room < 0:
+                pieces -= 1
+                room -= len(event.data) if isinstance(event, h11.Data) else 0
+            if min(room, pieces) < 0:
                 raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
             if isinstance(event, h11.Response):
                 status = event.status_code

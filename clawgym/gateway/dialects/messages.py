@@ -6,7 +6,6 @@ signature that says it has none. Whether the model thinks is its template's busi
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from clawgym.bounds import read_json
 from clawgym.engines.protocol import Delta, Image, Sampling
 from clawgym.gateway.calls import ChatCall, Refusal, canonical_messages, request_field
 from clawgym.gateway.dialects._blocks import Block, Blocks, Change
@@ -314,8 +314,8 @@ def _block(block: Block, *, full: bool) -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """The arguments as an object, which they must be here; whatever else an upstream said, under one name."""
     try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        value = read_json((arguments or "{}").encode())
+    except ValueError:
         value = None
     return value if isinstance(value, dict) else {"arguments": arguments}
 

@@ -22,7 +22,7 @@ from clawgym.gateway.sessions import Session
 from clawgym.pool._pack import pack
 from clawgym.records import Turn, Usage
 
-from ..source import Source, run
+from ..source import Posted, Source, run
 
 _IMAGE = "data:image/png;base64,aGk="
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
@@ -98,14 +98,6 @@ class _Engine:
 _SAID = ("", "text", '{"x": 1}', "[" * 100_000, '{"x":', '{"x":' * 400 + "1" + "}" * 400, '{"x": 1e400, "y": [NaN]}')
 
 
-class _Request:
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def read(self) -> bytes:
-        return self._body
-
-
 class Writer:
     """Packs what is to be stored, as the pool does."""
 
@@ -132,7 +124,7 @@ async def converse(source: Source, core: Core, writer: Writer) -> None:
         if said and source.byte() > 100:  # the conversation goes on
             dialect, like = DIALECTS[0], {**_CHAT, "messages": [*said, {"role": "user", "content": "on"}]}
         try:
-            body = await read_object(_Request(source.json(like)))  # type: ignore[arg-type]
+            body = await read_object(Posted(source.json(like)))  # type: ignore[arg-type]
             call = dialect.call(body, source.pick((None, "main", "subagent", "odd")))
             said = chat_body(call)["messages"]
             if source.byte() & 1:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from clawgym.errors import TaskError
 from clawgym.records import Layer
@@ -69,7 +68,7 @@ def fuzz(data: bytes) -> None:
             except TaskError as error:
                 _short(error)
                 continue
-            again = read_row(orjson.loads(written), "again")
+            again = read_row(json.loads(written), "again")
             assert again.content_hash == task.content_hash
     except TaskError as error:
         _short(error)
