@@ -11,6 +11,8 @@ from clawgym.tools._arguments import BadCall, check_schema, checked
 
 from ..source import Source
 
+READS = ("desktop.actions", "tools._arguments")
+
 _ACTION = {
     "action": "left_click", "coordinate": [1, 2.5], "start_coordinate": [0, 0], "unit": "pixel", "text": "x", "keys": ["a"],
     "amount": 3, "direction": "vertical", "seconds": 1.0,

@@ -14,6 +14,8 @@ from clawgym.sandbox.protocol import Archive, SandboxSpec
 from ..source import Source, run
 from .link import _Stream
 
+READS = ("sandbox._extract", "sandbox._link")
+
 
 def fuzz(data: bytes) -> None:
     source = Source(data)

@@ -12,6 +12,8 @@ from clawgym.errors import SandboxDied, SandboxError
 
 from ..source import Source, run
 
+READS = ("desktop.browser",)
+
 _ANSWERS = {
     "Target.getTargets": {"targetInfos": [{"type": "page", "url": "http://x/", "targetId": "1"}]},
     "Target.attachToTarget": {"sessionId": "s"},

@@ -9,6 +9,8 @@ from clawgym.gateway.parsers import ReplyParser, StopStrings
 
 from ..source import Source
 
+READS = ("gateway.parsers", "gateway.calls")
+
 _TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _TOOLS = [
     {"type": "function", "function": {"name": "f", "parameters": {

@@ -24,6 +24,8 @@ from clawgym.records import Turn, Usage
 
 from ..source import Posted, Source, run
 
+READS = ("gateway.dialects.chat", "gateway.dialects.responses", "gateway.dialects.messages", "gateway.calls", "bounds")
+
 _IMAGE = "data:image/png;base64,aGk="
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
 _CHAT = {

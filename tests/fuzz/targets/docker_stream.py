@@ -6,6 +6,8 @@ from clawgym.sandbox._engine import Frames
 
 from ..source import Source
 
+READS = ("sandbox._engine",)
+
 
 def fuzz(data: bytes) -> None:
     source = Source(data)

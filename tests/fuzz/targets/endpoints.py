@@ -18,6 +18,8 @@ from clawgym.records import Turn
 
 from ..source import Source, run
 
+READS = ("engines._chunks", "engines._chat", "engines._client", "engines._http", "engines._sse", "bounds")
+
 _ASKED = [{"role": "user", "content": "hi"}]
 _CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 _USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}

@@ -11,6 +11,8 @@ from clawgym.tasks.formats import clawgym, harbor
 from ..source import Source, scratch_folder
 from .rows import _OURS, _short
 
+READS = ("tasks.formats.clawgym", "tasks.formats.harbor", "tasks.formats._files", "tasks.formats._dockerfile")
+
 _ENTRY = {
     "task_id": "task_1", "user_query": "Make out.json.", "metadata": {"category": "x", "y": [1]},
     "input_mount_dir": "/root/workspace",

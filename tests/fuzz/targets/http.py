@@ -9,6 +9,8 @@ from clawgym.agents.blackbox.protocol import ClawStopped
 
 from ..source import Source, run
 
+READS = ("agents.blackbox.http",)
+
 _LINES = (
     *(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length: 6\r\n", b"\r\n"),
     *(b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"hello", b"HTTP/1.0 204 x\r\n", b"X: \x00\r\n"),

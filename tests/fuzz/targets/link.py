@@ -12,6 +12,8 @@ from clawgym.sandbox.protocol import SandboxSpec
 
 from ..source import Source, run
 
+READS = ("sandbox._link",)
+
 _REFUSED = {"cause": "pids", "error": "no"}
 
 

@@ -11,6 +11,8 @@ from clawgym.tools._transport import Incoming
 
 from ..source import Source, run
 
+READS = ("tools._transport", "tools._server")
+
 _TOOLS = {
     "jsonrpc": "2.0",
     "id": 1,

@@ -8,6 +8,8 @@ from clawgym.tasks.formats.osworld import is_file, read_task
 from ..source import Source, scratch_folder
 from .rows import _short
 
+READS = ("tasks.formats.osworld",)
+
 _LIKE = {
     "id": "o-1",
     "instruction": "Do it.",

@@ -19,6 +19,8 @@ from clawgym.tasks.layers import Wheel, _unpack
 
 from ..source import Source, scratch_folder
 
+READS = ("tasks.layers", "agents.openclaw._unpack")
+
 _WHEEL = Wheel("p", "1", "p-1-py3-none-any.whl", "0" * 64)
 _INDEX = {"manifests": [{"digest": "sha256:" + "0" * 64, "platform": {"os": "linux", "architecture": "amd64"}}]}
 

@@ -6,6 +6,8 @@ from clawgym.tasks.swe.patching import BadPatch, apply
 
 from ..source import Source
 
+READS = ("tasks.swe.patching",)
+
 _LINES = (
     *(b"diff --git a/x b/x", b"--- a/x", b"+++ b/x", b"@@ -1,2 +1,2 @@", b"@@ -1 +1 @@", b" a", b"-b", b"+c", b"+++ /dev/null"),
     *(b"--- /dev/null", b"rename from x", b"rename to y", b"new file mode 100755", b"new file mode", b"old mode 100644"),

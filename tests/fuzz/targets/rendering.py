@@ -16,6 +16,8 @@ from clawgym.gateway.render import Renderer
 from ..source import Source, run, scratch_folder
 from .dialects import Writer, converse
 
+READS = ("gateway.render", "gateway._template")
+
 _WORDS = (
     *("hi", "<think>", "</think>", "<tool_call>", '{"name": "f", "arguments": {"x": 1}}', "</tool_call>", "<|im_end|>"),
     *("\ud83d".encode("utf-8", "replace").decode(), "é", '{"x":' * 450, "1", "}" * 450, "<|im_start|>", "\n"),

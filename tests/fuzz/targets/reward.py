@@ -14,6 +14,8 @@ from clawgym.verifiers.stock import TESTS_REWARD_SH, stock_reward_sh
 
 from ..source import Source, run
 
+READS = ("verifiers.grading", "rewards.votes")
+
 _STOCK = VerifierSpec("reward_sh", (TaskFile("reward.sh", stock_reward_sh()), TaskFile("check.py", b"print('{}')")))
 _OWN = VerifierSpec("reward_sh", (TaskFile("reward.sh", b"echo 1"),))
 _TESTS = VerifierSpec("reward_sh", (TaskFile("reward.sh", TESTS_REWARD_SH.encode()), TaskFile("tests.json", b"{}")))

@@ -15,6 +15,8 @@ from clawgym.tasks.formats.rows import iter_rows, read_row, write_row
 
 from ..source import Source, scratch_folder
 
+READS = ("tasks.formats.rows", "tasks.formats.swe_rows", "tasks.formats.math_rows", "tasks.formats._schema")
+
 _PATCH = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
 _OURS = {
     "prompt": "Make `out/a.json`.",

@@ -6,6 +6,8 @@ from clawgym.engines._sse import EventReader
 
 from ..source import Source
 
+READS = ("engines._sse",)
+
 
 def fuzz(data: bytes) -> None:
     source = Source(data)

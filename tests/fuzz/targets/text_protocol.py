@@ -6,6 +6,8 @@ from clawgym.agents.text_protocol import Command, parse_reply
 
 from ..source import Source
 
+READS = ("agents.text_protocol",)
+
 _WORDS = (
     *("```", "````", "bash", "sh", "\n", " " * 500, "\t", "`", "<submit/>", "<submit />", "<think>", "</think>", "ls"),
     *("\r\n", " ", "python", "\n```bash\n", "\n```\n", "   "),

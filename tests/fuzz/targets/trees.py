@@ -13,6 +13,8 @@ from clawgym.sandbox._trees import FOLDER, Room, TooMuch, remove_tree
 from ..source import Source, scratch_folder
 from .archive import check_kept
 
+READS = ("sandbox._trees", "sandbox._tars", "sandbox._layers", "sandbox._extract")
+
 _ENTRIES, _BYTES = 60, 4000
 _KINDS = ("folder", "file", "folder", "link", "hard link", "fifo", "socket", "whiteout", "sparse")
 
@@ -47,7 +49,7 @@ def _make(source: Source, top: str) -> None:
                         folders.append(path)
                         path += "/d"
                 case "file":
-                    with open(path, "wb") as file:
+                    with open(path, "xb") as file:
                         file.write(source.bytes())
                 case "link":
                     os.symlink(source.path(), path)
@@ -61,7 +63,7 @@ def _make(source: Source, top: str) -> None:
                 case "whiteout":
                     os.mknod(path, 0o20600, 0)
                 case "sparse":
-                    with open(path, "wb") as file:
+                    with open(path, "xb") as file:
                         file.truncate(source.number(0, 1 << 40))
         except (OSError, ValueError):
             continue

@@ -13,6 +13,8 @@ from clawgym.verifiers.diff import submission_diff
 
 from ..source import Source
 
+READS = ("verifiers._workspace", "verifiers._links", "verifiers.diff")
+
 _SPEC = VerifierSpec(
     "reward_sh",
     (TaskFile("reward.sh", b""), TaskFile("check.py", b""), TaskFile(f"{OVERLAY}a/c", b"hidden")),

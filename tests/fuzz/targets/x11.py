@@ -11,6 +11,8 @@ from clawgym.errors import SandboxDied, SandboxError
 
 from ..source import Source, run
 
+READS = ("desktop._x11",)
+
 _SETUP = (
     struct.pack("<IIIIHHBBBBBBBBI", 1, 0x400000, 0x1FFFFF, 0, 4, 0xFFFF, 1, 1, 0, 0, 32, 32, 8, 12, 0)
     + b"test"
