@@ -43,7 +43,8 @@ __all__ = [
 
 _CHECK_HELPER = "clawgym_checks.py"
 _LIBRARIES = {"cryptography": "python3-cryptography", "yaml": "python3-yaml"}
-"""Module -> its package. 22 of the 2,200 public checkers try one of them, and score differently if they cannot."""
+"""Module -> its package. Some public checkers, and programs that checkers run, try one of them, and score differently
+if they cannot."""
 
 
 DEEPEST = 64
@@ -213,17 +214,16 @@ def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | No
 
 
 def packages_for(files: Iterable[TaskFile]) -> tuple[str, ...]:
-    """The packages of Debian that a verifier's Python files try to import: of those that public checkers use."""
-    sources = [file.read() for file in files if file.path.endswith(".py")]
+    """The packages of Debian that the Python files of a verifier, or of the inputs, which it may run, try to import:
+    of those that public tasks use."""
     found: set[str] = set()
-    for module, package in _LIBRARIES.items():
-        if any(module.encode() in source and module in _imported(source) for source in sources):
-            found.add(package)
+    for file in files:
+        if file.path.endswith(".py"):
+            source = file.read()
+            tried = [module for module in _LIBRARIES if module.encode() in source]
+            if tried and (imported := third_party_imports(source.decode("utf-8", "replace"))):
+                found.update(_LIBRARIES[module] for module in tried if module in imported)
     return tuple(sorted(found))
-
-
-def _imported(source: bytes) -> tuple[str, ...]:
-    return third_party_imports(source.decode("utf-8", "replace"))
 
 
 def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:

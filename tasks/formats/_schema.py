@@ -184,7 +184,7 @@ class Extras(_Strict):
         layers = self.read_layers(where)
         given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
         given["desktop"] = self.read_desktop(where, site_files)
-        given["packages"] = packages_for(verifier.files)
+        given["packages"] = packages_for((*verifier.files, *fields["inputs"]))
         given["unsupported"] = self.unsupported or missing_layer(layers)
         verifier = with_tools_of_the_agent(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})

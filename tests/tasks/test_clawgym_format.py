@@ -70,6 +70,15 @@ def test_what_the_checker_tries_to_import_is_shown_in_its_sandboxes(make_task):
     assert dataclasses.replace(task, image="python:3.12").sandbox_image == "python:3.12"
 
 
+def test_what_a_program_among_the_inputs_tries_to_import_is_shown_too(make_task):
+    folder = make_task()
+    program = folder / "input_files" / "tool.py"
+    program.write_text("import yaml\n")
+    assert read_task(folder).packages == ("python3-yaml",)
+    program.rename(program.with_suffix(".txt"))
+    assert read_task(folder).packages == ()
+
+
 def test_a_checker_that_only_mentions_a_library_asks_for_nothing(make_task):
     folder = make_task()
     check = folder / "reward/check.py"
