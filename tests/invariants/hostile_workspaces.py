@@ -72,11 +72,14 @@ async def main() -> None:
 
     async def work_on(mode: str) -> None:
         """An honest episode at the start, and one whenever a hostile one has ended: some are there all the time."""
-        while not all(task.done() for task in hostile.values()):
-            await honest_turn.acquire()
+        while await honest_turn.acquire() and not all(task.done() for task in hostile.values()):
             honest.append(await attempt(boxes, mode, HONEST))
 
-    await asyncio.gather(*hostile.values(), *(work_on(mode) for mode in CAUSES for _ in range(2)))
+    workers = [asyncio.create_task(work_on(mode)) for mode in CAUSES for _ in range(2)]
+    await asyncio.gather(*hostile.values())
+    for _ in workers:
+        honest_turn.release()
+    await asyncio.gather(*workers)
     watching.cancel()
     left = sorted(path.name for path in folder.iterdir())
     await boxes.aclose()

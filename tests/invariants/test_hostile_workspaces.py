@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -23,8 +24,11 @@ from .hostile_trees import CAUSES, TREES
 __all__ = ["home"]
 
 _PROGRAM = Path(__file__).with_name("hostile_workspaces.py")
-AT_ONCE = {"namespace": 40, "docker": 8, "chroot": 8}
-"""Hostile episodes: a box of the latter two takes a second of a processor to make, and set-up has a time limit."""
+AT_ONCE = {"namespace": 40, "ordinary user": 8, "docker": 8, "chroot": 8}
+"""Hostile episodes: a box of the last two takes a second of a processor to make, and set-up has a time limit."""
+
+OWN_FAULT = {"docker": {"fork: sparse": "layer", "fork: links of many steps": "workspace"}}
+"""What a backend may not be able to keep, or to look through in time: it fails, and costs who left it the score."""
 
 
 @pytest.mark.timeout(420)
@@ -42,7 +46,7 @@ async def test_hostile_workspaces_cost_nobody_else_anything(name: str, request: 
     except TimeoutError:
         process.kill()
         raise
-    check(out)
+    check(out, OWN_FAULT.get(name, {}))
 
 
 @pytest.mark.timeout(420)
@@ -54,13 +58,13 @@ def test_nor_as_an_ordinary_user(home: Path) -> None:
     parts = [repository / name for name in ("tasks", "verifiers", "trainers", "leaderboards")]
     for part in (*parts, *(repository / "clawgym").iterdir()):
         (package / part.name).symlink_to(part)
-    argv = [python_of(home), str(_PROGRAM), "namespace", str(AT_ONCE["namespace"])]
+    argv = [python_of(home), str(_PROGRAM), "namespace", str(AT_ONCE["ordinary user"])]
     done = as_user(argv, home, 400, stderr=subprocess.PIPE, first=package.parent)
     assert done.returncode == 0, done.stderr[-2000:]
     check(done.stdout)
 
 
-def check(out: bytes | str) -> None:
+def check(out: bytes | str, own: Mapping[str, str] = MappingProxyType({})) -> None:
     """What the program tells is what has to become of each tree, of honest work and of the state folder."""
     assert len(TREES) == 20
     told = json.loads(out)
@@ -69,6 +73,9 @@ def check(out: bytes | str) -> None:
         for mode, causes in CAUSES.items()
         for name in TREES
     }
+    for name, cause in own.items():
+        if told["hostile"][name] == ["failed", cause]:
+            expected[name] = ["failed", cause]
     assert told["hostile"] == expected
     assert len(told["honest"]) > 10
     assert [outcome for outcome in told["honest"] if outcome != ["solved", None]] == []
