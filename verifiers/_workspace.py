@@ -23,7 +23,7 @@ _NEVER = (
     *("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".cache"),
     *("*.egg-info", "*.dist-info", ".git", ".venv", ".tox", ".nox"),
 )
-"""Never part of a submission: what programs leave behind, and what other programs then believe."""
+"""Never part of a submission, in capitals or not: what programs leave behind, and what other programs then believe."""
 
 
 def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str]) -> tuple[str, ...]:
@@ -112,12 +112,14 @@ def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], sp
 def _guard(spec: VerifierSpec) -> Callable[[str], bool]:
     """Whether a path, or a folder that it is in, is protected, is a cache, or is the overlay's."""
     overlay = {f.path.removeprefix(OVERLAY) for f in spec.files if f.path.startswith(OVERLAY)}
-    globs = (*spec.protected, *_NEVER, *(f"*/{glob}" for glob in _NEVER))
-    matches = re.compile("|".join(map(translate, globs))).match
+    protected = re.compile("|".join(map(translate, spec.protected)) or r"(?!)").match
+    # Python knows packaging metadata by its name in any case.
+    never = re.compile("|".join(map(translate, (*_NEVER, *(f"*/{glob}" for glob in _NEVER)))), re.IGNORECASE).match
 
     @cache
     def folder(path: str) -> bool:
-        return path in overlay or matches(path) is not None or ("/" in path and folder(path.rpartition("/")[0]))
+        found = path in overlay or protected(path) is not None or never(path) is not None
+        return found or ("/" in path and folder(path.rpartition("/")[0]))
 
     return folder
 

@@ -26,6 +26,7 @@ _BOUNDS = {
     re.compile(r"n_layers?|num(_\w+)?_layers|(en|de)coder_layers|depth"): 1_000,
     re.compile(r"(num|n)_(\w+_)?experts"): 4_096,
     re.compile(r"max_position_embeddings"): 2**27,
+    re.compile(r"num_labels"): 100_000,
 }
 """Of what a model is made: each takes time and memory before there is a weight."""
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from clawgym.errors import InfraError, SandboxError
+from clawgym.offload import offloaded
 from clawgym.sandbox import _extract, _mounts
 from clawgym.sandbox._hire import Supervised
 from clawgym.sandbox._link import GuestLink
@@ -101,7 +102,8 @@ class LocalBox(GuestLink):
         except InfraError:
             gone = False  # something may still run in there: the next start clears it
         await self.end()
-        os.close(self._root)
+        # The last descriptor of a mount takes its whole tree down: of a large one that takes seconds.
+        await offloaded(os.close, self._root)
         await self._free(gone)
 
     async def _free(self, gone: bool) -> None:

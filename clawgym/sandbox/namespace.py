@@ -102,7 +102,7 @@ class NamespaceSandbox(LocalBox):
         return self._backend.seal(self, layer)
 
     async def _free(self, gone: bool) -> None:
-        os.close(self._layer)
+        await offloaded(os.close, self._layer)
         self._backend.boxes.pop(self.id, None)
         await self._backend.let_go(self.below)
 

@@ -1,6 +1,7 @@
-"""Hostile workspaces beside honest episodes, in a process that may open 1,024 files: ``hostile_workspaces.py BACKEND``.
+"""Hostile workspaces beside honest episodes, in a process that may open 1,024 files.
 
-Prints a JSON object: what became of each episode, the event loop's pauses, and what is left in the state folder.
+``hostile_workspaces.py BACKEND AT_ONCE``: so many of the hostile ones at once, and some honest ones beside them. Prints
+a JSON object: what became of each episode, the pauses of the event loop, and what is left in the state folder.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ async def attempt(boxes: Backend, mode: str, work: bytes) -> tuple[str, str | No
 
 async def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-    boxes = backend(sys.argv[1])
+    name, at_once = sys.argv[1], int(sys.argv[2])
+    boxes = backend(name)
     await boxes.probe()
     folder = boxes.supervised.state / "owners" / boxes.supervised.owner  # type: ignore[attr-defined]
     pauses: list[float] = []
@@ -58,28 +60,36 @@ async def main() -> None:
     watching = asyncio.create_task(watch(pauses))
 
     places = {"clean": ".", "fork": f"/opt/{secrets.token_hex(4)}"}
-    hostile = {
-        (mode, name): asyncio.create_task(attempt(boxes, mode, script(code, places[mode])))
-        for name, code in TREES.items()
-        for mode in CAUSES
-    }
+    turn, honest_turn = asyncio.Semaphore(at_once), asyncio.Semaphore(4)
 
-    async def work_on() -> None:
-        while not all(task.done() for task in hostile.values()):
-            for mode in CAUSES:
-                honest.append(await attempt(boxes, mode, HONEST))
+    async def attack(mode: str, code: str) -> tuple[str, str | None]:
+        async with turn:
+            ended = await attempt(boxes, mode, script(code, places[mode]))
+        honest_turn.release()
+        return ended
 
-    await asyncio.gather(*hostile.values(), *(work_on() for _ in range(4)))
+    hostile = {(mode, tree): asyncio.create_task(attack(mode, code)) for tree, code in TREES.items() for mode in CAUSES}
+
+    async def work_on(mode: str) -> None:
+        """An honest episode at the start, and one whenever a hostile one has ended: some are there all the time."""
+        while await honest_turn.acquire() and not all(task.done() for task in hostile.values()):
+            honest.append(await attempt(boxes, mode, HONEST))
+
+    workers = [asyncio.create_task(work_on(mode)) for mode in CAUSES for _ in range(2)]
+    await asyncio.gather(*hostile.values())
+    for _ in workers:
+        honest_turn.release()
+    await asyncio.gather(*workers)
     watching.cancel()
     left = sorted(path.name for path in folder.iterdir())
     await boxes.aclose()
 
-    later = backend(sys.argv[1])
+    later = backend(name)
     await later.probe()
     honest.append(await attempt(later, "fork", HONEST))
     await later.aclose()
     told = {
-        "hostile": {f"{mode}: {name}": task.result() for (mode, name), task in hostile.items()},
+        "hostile": {f"{mode}: {tree}": task.result() for (mode, tree), task in hostile.items()},
         "honest": honest,
         "pauses": sorted(pauses),
         "left": left,

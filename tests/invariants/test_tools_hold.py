@@ -17,6 +17,8 @@ from clawgym.tasks.packs import toolcall_basic
 WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 WORLD, ANSWER = "bank-settle", "data-join"
 SLOW = {"tools-fork-bomb", "tools-out-of-memory"}
+NOT_TAKEN = ("workspace-size", "workspace-depth")
+"""What a box left goes beyond these bounds, so that there is nothing to check: failed, all the same."""
 SERVED = [name for name, exploit in EXPLOITS.items() if exploit.setting == "tools" and (WHOLE or name not in SLOW)]
 
 
@@ -31,7 +33,8 @@ async def attempt(task: Task, name: str, backend: Backend) -> None:
     assert episode.result is not None, episode.error
     assert episode.outcome in (Outcome.FAILED, Outcome.TRUNCATED)
     assert episode.result.strict == episode.result.official == 0.0
-    assert set(episode.result.checks.values()) == {0.0}
+    if episode.cause not in NOT_TAKEN:
+        assert set(episode.result.checks.values()) == {0.0}
 
 
 def fit(generator: str) -> list[str]:

@@ -27,10 +27,19 @@ def home() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _as_user(argv: list[str], home: Path, timeout: float, **env: str) -> subprocess.CompletedProcess[str]:
+def as_user(
+    argv: list[str],
+    home: Path,
+    timeout: float,
+    *,
+    stderr: int = subprocess.STDOUT,
+    first: Path = _REPOSITORY,
+    **env: str,
+) -> subprocess.CompletedProcess[str]:
+    """What ``argv`` says as a user who owns ``home`` and nothing else; modules are looked for in ``first`` first."""
     packages = [p for p in sys.path if p.endswith("-packages")]
     clean = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
-    clean |= {"PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *packages]), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    clean |= {"PYTHONPATH": os.pathsep.join([str(first), *packages]), "PYTHONDONTWRITEBYTECODE": "1", **env}
     return subprocess.run(
         argv,
         env=clean,
@@ -41,15 +50,15 @@ def _as_user(argv: list[str], home: Path, timeout: float, **env: str) -> subproc
         timeout=timeout,
         text=True,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
     )
 
 
-def _python(home: Path) -> str:
+def python_of(home: Path) -> str:
     """An interpreter of this version that the user can start, with the packages we have."""
     for candidate in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"):
         try:
-            if _as_user([candidate, "-c", "import pytest, clawgym.sandbox"], home, 60).returncode == 0:
+            if as_user([candidate, "-c", "import pytest, clawgym.sandbox"], home, 60).returncode == 0:
                 return candidate
         except OSError:
             continue
@@ -57,10 +66,10 @@ def _python(home: Path) -> str:
 
 
 def _conformance(home: Path, backend: str, *files: str, **env: str) -> None:
-    argv = [_python(home), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    argv = [python_of(home), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     argv += ["--rootdir", str(_REPOSITORY), "-c", str(_REPOSITORY / "pyproject.toml"), "-k", backend]
     argv += [str(_REPOSITORY / "tests" / "sandbox" / f"test_conformance_{file}.py") for file in files]
-    done = _as_user(argv, home, 170, **env)
+    done = as_user(argv, home, 170, **env)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout.replace("1 skipped", ""), done.stdout[-2000:]  # joining a network needs root
@@ -76,7 +85,7 @@ def test_namespace_backend(home: Path) -> None:
 
 def test_chroot_backend_refuses_and_says_what_to_do(home: Path) -> None:
     script = "import asyncio; from clawgym.sandbox import backend; asyncio.run(backend('chroot').probe())"
-    done = _as_user([_python(home), "-c", script], home, 60)
+    done = as_user([python_of(home), "-c", script], home, 60)
     assert done.returncode == 1
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("clawgym.errors.SandboxUnavailable: the chroot backend needs root"), done.stdout[-2000:]
@@ -91,6 +100,6 @@ def test_docker_backend(home: Path, docker_engine: str) -> None:
     if path.parent.name.startswith("clawgym-docker-"):
         path.parent.chmod(0o711)
         path.chmod(0o666)
-    if _as_user(["/usr/bin/test", "-w", str(path)], home, 10).returncode:
+    if as_user(["/usr/bin/test", "-w", str(path)], home, 10).returncode:
         pytest.skip("only members of its group may use this engine")
     _conformance(home, "docker", "files", DOCKER_HOST=docker_engine)
