@@ -164,6 +164,15 @@ def test_a_lie_that_is_sealed_again_is_found_by_grading_again(copy: Path):
     assert not record.agrees
 
 
+def test_a_line_that_hides_or_claims_tampering_is_found_by_grading_again(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(tampered=True), seal=True)
+    record = again(copy)
+    entry = record.episodes["t2#0"]
+    assert entry["outcome"] == "changed"
+    assert (entry["old"]["tampered"], entry["new"]["tampered"]) == (True, False)
+    assert not record.agrees
+
+
 def test_a_line_that_contradicts_itself_or_the_receipt_is_named(copy: Path):
     edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
     edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
@@ -462,6 +471,17 @@ def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
     record = again(copy)
     assert record.episodes["t0#0"]["outcome"] == "changed"
     assert record.episodes["t1#0"]["outcome"] == "damaged"
+
+
+def test_a_task_that_changed_meanwhile_is_graded_again(copy: Path):
+    stop = asyncio.Event()
+    first = Watch(stop, 3)
+    assert not again(copy, concurrency=1, stop=stop, progress=first).complete
+    reworded = [dataclasses.replace(task(f"t{n}"), instruction="do it otherwise, with echo") for n in range(4)]
+    second = Watch(asyncio.Event(), 9)
+    record = again(copy, task_set(*reworded), progress=second)
+    assert second.graded == 4, "what was found of other tasks is no finding"
+    assert {why(record, f"t{n}#0") for n in range(4)} == {"task changed"}
 
 
 def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):

@@ -53,6 +53,14 @@ def test_shuffling_deals_out_what_the_judge_said_too() -> None:
     assert all(given[n, 1] == 0 for given in binary for n in range(6))
 
 
+@pytest.mark.parametrize("advantage", ["dr-grpo", "rloo"])
+def test_shuffling_keeps_a_penalty_with_its_score(advantage: str) -> None:
+    one_group = [attempt(0, n / 8, {}, penalties={"length": -0.1 * n}) for n in range(6)]
+    plain, control = (turn_advantages(one_group, config(advantage, shuffle=on), seed=3)[0] for on in (False, True))
+    assert plain != control
+    assert sorted(control.values()) == pytest.approx(sorted(plain.values()))
+
+
 def test_each_setting_is_worth_what_it_showed_and_a_run_that_goes_on_knows_it() -> None:
     extra: dict[str, Any] = {}
     about = config(judge="rule")
