@@ -72,6 +72,20 @@ FLOOR = 8
 """Mutations of a small room."""
 NEAR: dict[str, tuple[str, ...]] = {}
 """Files that run in processes of their own, where nothing is measured: parts of the names of tests that use them."""
+_ESCAPE = "tests/evaluation/test_escape.py::"
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "evaluation/escape/": (
+        f"{_ESCAPE}test_every_row_has_probes_and_every_probe_a_row",
+        f"{_ESCAPE}test_what_a_probe_asks_of_the_kernel_is_what_it_says",
+        f"{_ESCAPE}test_without_a_sandbox_the_probes_reach_the_host",
+        f"{_ESCAPE}test_a_bare_bubblewrap_lets_through_what_it_is_known_to",
+        f"{_ESCAPE}test_a_backend_that_connects_nowhere_gets_no_credit_for_it",
+        f"{_ESCAPE}test_a_broken_promise_is_found",
+        f"{_ESCAPE}test_a_backend_stops_what_it_claims_to_stop[namespace]",
+    ),
+    "evaluation/exploits/": ("tests/evaluation/test_exploits.py",),
+}
+"""Files that run inside sandboxes, where nothing is measured: the tests of them."""
 FILE_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 300, 20.0
 """Limits: measuring one test file, trying one mutation, and the tests chosen for one (as they took when measured)."""
 LONG = (
@@ -393,6 +407,8 @@ class Executed:
         how = "line"
         if not tests:
             tests, how = {t for found in of_file.values() for t in found if t in self.seconds}, "file"
+        if not tests and (given := next((names for part, names in ELSEWHERE.items() if part in mutation.file), None)):
+            return list(given), "file"
         if not tests:
             tests, how = set(self.seconds), "room"
         near = NEAR.get(mutation.file) or (Path(mutation.file).stem.strip("_"),)
@@ -414,8 +430,8 @@ def test_files(room: str) -> list[Path]:
     return [path for path in found if not any(part in path.as_posix() for part in LONG)]
 
 
-def measured(room: str, tests: Tests, out: Path) -> Executed:
-    """Run each test file of a room once under coverage; kept until the file changes."""
+def measured(room: str, tests: Tests, out: Path, chosen: list[str]) -> Executed:
+    """Run each test file of a room, or those ``chosen``, once under coverage; kept until the file changes."""
     import coverage
 
     plugin, maps = out / "plugin", out / "maps" / room
@@ -427,6 +443,8 @@ def measured(room: str, tests: Tests, out: Path) -> Executed:
     lines: dict[str, dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
     for path in test_files(room):
         name = path.relative_to(ROOT).as_posix()
+        if chosen and path.stem.removeprefix("test_") not in chosen:
+            continue
         kept = maps / f"{hashlib.sha256(name.encode() + (tests.tree / name).read_bytes()).hexdigest()[:16]}.coverage"
         took = kept.with_suffix(".tests")
         if not took.exists():
@@ -461,7 +479,7 @@ def tried(mutation: Mutation, running: Tests, executed: Executed, out: Path) -> 
     log = out / "last.log"
     try:
         _write(path, mutated)
-        status = running.run(["-x", "--timeout=90", *tests], MUTANT_SECONDS, log)
+        status = running.run(["-x", "-p", "no:rerunfailures", "--timeout=90", *tests], MUTANT_SECONDS, log)
     finally:
         _write(path, (ROOT / mutation.file).read_text())
     text = log.read_text(errors="replace")
@@ -533,6 +551,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=23)
     parser.add_argument("--since", help="only lines that differ from this commit")
     parser.add_argument("--rooms", nargs="*", default=[], choices=ROOMS, help="only these")
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="measure only these test files: stitch for test_stitch.py"
+    )
     parser.add_argument("--again", action="store_true", help="try survivors again, with the tests as they are now")
     parser.add_argument("--table", action="store_true", help="only print the table of what has been tried")
     parser.add_argument("--out", type=Path, default=Path("runs/mutations"))
@@ -549,7 +570,7 @@ def main() -> None:
             todo = [m for m in todo if m.key not in results or (given.again and results[m.key]["result"] == "survived")]
             if not todo:
                 continue
-            executed = measured(room, running, out)
+            executed = measured(room, running, out, given.tests)
             for mutation in todo:
                 result = tried(mutation, running, executed, out)
                 results[mutation.key] = result

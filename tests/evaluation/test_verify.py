@@ -473,6 +473,31 @@ def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
     assert record.episodes["t1#0"]["outcome"] == "damaged"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_what_was_found_is_written_every_few_seconds(copy: Path, seconds: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("clawgym.evaluation.verify._EVERY", seconds)
+    kept: list[int] = []
+
+    class Looks(Watch):
+        def finished(self, row: Any) -> None:
+            record = read_verification(RunFolder.read(copy))
+            kept.append(0 if record is None else len(record.episodes))
+
+    assert again(copy, concurrency=1, progress=Looks(asyncio.Event(), 9)).agrees
+    assert kept == ([1, 2, 3, 4] if seconds == 0 else [0] * 4)
+
+
+def test_of_many_changed_checks_six_are_shown_and_the_others_counted():
+    checks = {f"c{n}": 1.0 for n in range(9)}
+    old = {"official": 1.0, "strict": 1.0, "corrected": None, "tampered": False, "checks": checks, "cause": None}
+    entry = {"outcome": "changed", "why": ["luck"], "old": old, "new": old | {"checks": dict.fromkeys(checks, 0.0)}}
+    shown = "\n".join(verification_lines(Verification("", {}, "", True, {"t0#0": entry})))
+    assert "c5 1 -> 0 and 3 more" in shown
+    assert "c6" not in shown
+    entry["new"] = old | {"checks": checks | dict.fromkeys(list(checks)[:6], 0.0)}
+    assert "c5 1 -> 0)" in "\n".join(verification_lines(Verification("", {}, "", True, {"t0#0": entry})))
+
+
 def test_a_task_that_changed_meanwhile_is_graded_again(copy: Path):
     stop = asyncio.Event()
     first = Watch(stop, 3)
