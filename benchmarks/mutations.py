@@ -466,7 +466,7 @@ def measured(room: str, tests: Tests, out: Path, chosen: list[str]) -> Executed:
             for executed in held.measured_files():
                 of_file = lines[Path(executed).relative_to(tests.tree).as_posix()]
                 for number, contexts in held.contexts_by_lineno(executed).items():
-                    of_file[number].update(c for c in contexts if c)
+                    of_file[number].update(c.partition("|")[2] for c in contexts)  # "import|" and a test
     return Executed(lines, seconds)
 
 
