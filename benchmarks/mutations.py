@@ -7,7 +7,8 @@ coverage, which tells the tests that execute a line. Each mutation (cosmic-ray's
 that execute its line, nearest first, until one fails. A mutation is killed by a failure or by running out of time. A
 file without measured lines (it runs in a process of its own) is tried against all tests of its room.
 
-Results are kept in ``--out``: run the same command again to resume. ``--since main`` samples only lines that changed.
+Results are kept in ``--out``: run the same command again to resume; give another folder where the sources changed.
+``--since main`` samples only lines that changed.
 Survivors that change no behaviour are listed in ``equivalent_mutations.json`` with the reason.
 """
 
@@ -212,7 +213,8 @@ def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
         places[room] = []
         for path in files_of(room):
             only = None if changed is None else changed.get(path.relative_to(ROOT).as_posix(), set())
-            places[room] += mutations_of(room, path, only)
+            if only is None or only:
+                places[room] += mutations_of(room, path, only)
     everything = sum(map(len, places.values())) or 1
     drawn: list[Mutation] = []
     for room, found in places.items():
@@ -234,14 +236,15 @@ def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
     return drawn
 
 
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def changed_lines(base: str) -> dict[str, set[int]]:
     """The lines of each file that differ from ``base``."""
-    text = subprocess.run(
-        ["git", "diff", "-U0", base, "--", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     found: dict[str, set[int]] = collections.defaultdict(set)
     name = ""
-    for line in text.stdout.splitlines():
+    for line in _git("diff", "-U0", base, "--", "*.py").splitlines():
         if line.startswith("+++ b/"):
             name = line[6:]
         elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
@@ -483,7 +486,7 @@ def tried(mutation: Mutation, running: Tests, executed: Executed, out: Path) -> 
     finally:
         _write(path, (ROOT / mutation.file).read_text())
     text = log.read_text(errors="replace")
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*)$", text, re.MULTILINE)
     result = "survived" if status in (0, 5) else "killed"
     return {
         **asdict(mutation),
@@ -558,13 +561,19 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the table of what has been tried")
     parser.add_argument("--out", type=Path, default=Path("runs/mutations"))
     given = parser.parse_args()
-    out = given.out.resolve()
+    base = out = given.out.resolve()
+    if given.since:  # what has changed is another thing at each commit
+        commits = (_git("rev-parse", "--short", name) for name in (given.since, "HEAD"))
+        out = base / "since-{}-{}".format(*commits)
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "results.jsonl"
     results = {key_of(r): r for r in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     if not given.table:
         drawn = _drawn(out, given.count, given.seed, given.since)
-        running = Tests(copied(out))
+        if not drawn:
+            print(f"no line that can be mutated differs from {given.since}")
+            return
+        running = Tests(copied(base))
         for room in given.rooms or ROOMS:
             todo = [m for m in drawn if m.room == room]
             todo = [m for m in todo if m.key not in results or (given.again and results[m.key]["result"] == "survived")]
