@@ -31,7 +31,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -402,9 +402,12 @@ class Executed:
 
     lines: dict[str, dict[int, set[str]]]
     seconds: dict[str, float]
+    chosen: dict[str, list[str]] = field(default_factory=dict)
 
     def tests(self, mutation: Mutation) -> tuple[list[str], str]:
         """The tests to run, nearest first, and how they were found."""
+        if mutation.file in self.chosen:
+            return self.chosen[mutation.file], "hand"
         of_file = self.lines.get(mutation.file, {})
         tests = {t for t in of_file.get(mutation.line, ()) if t in self.seconds}
         how = "line"
@@ -557,6 +560,7 @@ def main() -> None:
     parser.add_argument(
         "--tests", nargs="*", default=[], help="measure only these test files: stitch for test_stitch.py"
     )
+    parser.add_argument("--chosen", type=Path, help="JSON: arguments of pytest by file, which take the place of a map")
     parser.add_argument("--again", action="store_true", help="try survivors again, with the tests as they are now")
     parser.add_argument("--table", action="store_true", help="only print the table of what has been tried")
     parser.add_argument("--out", type=Path, default=Path("runs/mutations"))
@@ -574,12 +578,16 @@ def main() -> None:
             print(f"no line that can be mutated differs from {given.since}")
             return
         running = Tests(copied(base))
+        chosen = json.loads(given.chosen.read_text()) if given.chosen else {}
         for room in given.rooms or ROOMS:
             todo = [m for m in drawn if m.room == room]
             todo = [m for m in todo if m.key not in results or (given.again and results[m.key]["result"] == "survived")]
             if not todo:
                 continue
-            executed = measured(room, running, out, given.tests)
+            if chosen:
+                todo, executed = [m for m in todo if m.file in chosen], Executed({}, {}, chosen)
+            else:
+                executed = measured(room, running, out, given.tests)
             for mutation in todo:
                 result = tried(mutation, running, executed, out)
                 results[mutation.key] = result
