@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clawgym.engines.folders import model_folder
 from clawgym.engines.tiny import SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError
 
@@ -120,3 +121,21 @@ def test_images_are_refused(folder: Path) -> None:
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     with pytest.raises(Exception, match="text only, not image_url"):
         tokenizer.apply_chat_template([message], tokenize=False)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_of_a_name_on_the_hub_only_what_is_needed_is_fetched(
+    weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    asked: list[str] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.extend([name, *allow_patterns])
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert model_folder("team/tiny", weights=weights) == folder
+    assert asked[0] == "team/tiny"
+    assert {"*.json", "tokenizer.model"} <= set(asked)
+    assert ("*.safetensors" in asked) == weights
