@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clawgym.engines.folders import model_folder
+from clawgym.engines.folders import load_config, model_folder
 from clawgym.engines.tiny import SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError
 
@@ -139,3 +140,25 @@ def test_of_a_name_on_the_hub_only_what_is_needed_is_fetched(
     assert asked[0] == "team/tiny"
     assert {"*.json", "tokenizer.model"} <= set(asked)
     assert ("*.safetensors" in asked) == weights
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_hidden_layers": 1_001}, "num_hidden_layers is over 1000"),
+        ({"text_config": {"num_layers": 10**9}}, "num_layers is over 1000"),
+        ({"parts": [{"more": [{"num_local_experts": 4_097}]}]}, "num_local_experts is over 4096"),
+        ({"max_position_embeddings": 2**28}, "max_position_embeddings is over"),
+        ({"attn_implementation": "someone/kernel"}, "names the kernel 'someone/kernel'"),
+        ({"vision_config": {"_attn_implementation": "a/b"}}, "names the kernel 'a/b'"),
+    ],
+)
+def test_sizes_that_no_model_has_and_kernels_from_elsewhere_are_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    assert load_config(folder).num_hidden_layers < 1_001
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | changed))
+    with pytest.raises(EngineError, match=said):
+        load_config(folder)
