@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.engines.folders import load_config, model_folder
+from clawgym.engines.folders import load_config, load_weights, model_folder
 from clawgym.engines.tiny import SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError
 
@@ -162,3 +162,23 @@ def test_sizes_that_no_model_has_and_kernels_from_elsewhere_are_refused(
     (folder / "config.json").write_text(json.dumps(settings | changed))
     with pytest.raises(EngineError, match=said):
         load_config(folder)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(7.9, False), (8.1, True), (8.9, True)])
+def test_a_description_of_more_than_the_files_can_hold_makes_nothing(
+    share: float, refused: bool, tmp_path: Path
+) -> None:
+    """A weight takes a bit at least."""
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path / "tiny")
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    made = load_weights(AutoModelForCausalLM, folder)
+    there, table = sum(weight.numel() for weight in made.parameters()), made.get_input_embeddings().weight
+    settings = json.loads((folder / "config.json").read_text())
+    tables = 1 if settings.get("tie_word_embeddings") else 2
+    more = int((share * size - there) / (tables * table.shape[1]))
+    (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": table.shape[0] + more}))
+    with pytest.raises(EngineError) as error:
+        load_weights(AutoModelForCausalLM, folder)
+    assert ("more than its files can hold" in str(error.value)) == refused
