@@ -58,10 +58,13 @@ openclaw: $(VENV)/.installed
 unit: openclaw
 	$(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The invariants and the fuzzing at full length: hours. Their last figures are kept in docs/soak.md and docs/fuzzing.md.
+# The invariants and the fuzzing at full length, and mutations of what changed since the last release: hours. Their last
+# figures are kept in docs/soak.md and docs/fuzzing.md. Before there is a release: since what is published, or all.
+SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-list --max-parents=0 HEAD | tail -1)
 soak: openclaw
 	cd tests && ../$(BIN)/python -m fuzz --seconds 180 --keep
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
+	$(BIN)/python benchmarks/mutations.py --since $(SINCE) --count 60
 
 # What the tests can use beyond Python: a Docker engine, a clock that can be moved, libraries that a few public checkers try, and
 # the programs of a desktop.

@@ -7,7 +7,8 @@ coverage, which tells the tests that execute a line. Each mutation (cosmic-ray's
 that execute its line, nearest first, until one fails. A mutation is killed by a failure or by running out of time. A
 file without measured lines (it runs in a process of its own) is tried against all tests of its room.
 
-Results are kept in ``--out``: run the same command again to resume. ``--since main`` samples only lines that changed.
+Results are kept in ``--out``: run the same command again to resume; give another folder where the sources changed.
+``--since main`` samples only lines that changed.
 Survivors that change no behaviour are listed in ``equivalent_mutations.json`` with the reason.
 """
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import contextlib
+import hashlib
 import json
 import os
 import random
@@ -24,9 +27,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +73,33 @@ FLOOR = 8
 """Mutations of a small room."""
 NEAR: dict[str, tuple[str, ...]] = {}
 """Files that run in processes of their own, where nothing is measured: parts of the names of tests that use them."""
-MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 1500, 300, 60.0
-"""Limits: measuring one room, trying one mutation, and the tests chosen for one (as they took when measured)."""
+_ESCAPE = "tests/evaluation/test_escape.py::"
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "evaluation/escape/": (
+        f"{_ESCAPE}test_every_row_has_probes_and_every_probe_a_row",
+        f"{_ESCAPE}test_what_a_probe_asks_of_the_kernel_is_what_it_says",
+        f"{_ESCAPE}test_without_a_sandbox_the_probes_reach_the_host",
+        f"{_ESCAPE}test_a_bare_bubblewrap_lets_through_what_it_is_known_to",
+        f"{_ESCAPE}test_a_backend_that_connects_nowhere_gets_no_credit_for_it",
+        f"{_ESCAPE}test_a_broken_promise_is_found",
+        f"{_ESCAPE}test_a_backend_stops_what_it_claims_to_stop[namespace]",
+    ),
+    "evaluation/exploits/": ("tests/evaluation/test_exploits.py",),
+}
+"""Files that run inside sandboxes, where nothing is measured: the tests of them."""
+FILE_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 300, 20.0
+"""Limits: measuring one test file, trying one mutation, and the tests chosen for one (as they took when measured)."""
+LONG = (
+    "evaluation/test_escape.py",
+    "evaluation/test_exploits.py",
+    "gateway/test_openclaw",
+    "local/test_programs.py",
+    "local/test_beside_vllm.py",
+    "pool/test_fetch_machine.py",
+    "test_vllm_real.py",
+    "verl/test_end_to_end.py",
+)
+"""Whole programs, which are not measured: what they execute, shorter tests should."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +213,8 @@ def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
         places[room] = []
         for path in files_of(room):
             only = None if changed is None else changed.get(path.relative_to(ROOT).as_posix(), set())
-            places[room] += mutations_of(room, path, only)
+            if only is None or only:
+                places[room] += mutations_of(room, path, only)
     everything = sum(map(len, places.values())) or 1
     drawn: list[Mutation] = []
     for room, found in places.items():
@@ -196,7 +227,8 @@ def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
             mutation = chance.choice(place)
             try:
                 mutated, line = after(mutation)
-                compile(mutated, mutation.file, "exec")
+                with warnings.catch_warnings(action="ignore"):
+                    compile(mutated, mutation.file, "exec")
             except SyntaxError:
                 continue
             drawn.append(Mutation(**{**asdict(mutation), "after": line}))
@@ -204,14 +236,15 @@ def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
     return drawn
 
 
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def changed_lines(base: str) -> dict[str, set[int]]:
     """The lines of each file that differ from ``base``."""
-    text = subprocess.run(
-        ["git", "diff", "-U0", base, "--", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     found: dict[str, set[int]] = collections.defaultdict(set)
     name = ""
-    for line in text.stdout.splitlines():
+    for line in _git("diff", "-U0", base, "--", "*.py").splitlines():
         if line.startswith("+++ b/"):
             name = line[6:]
         elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
@@ -224,28 +257,33 @@ def changed_lines(base: str) -> dict[str, set[int]]:
 
 
 def copied(to: Path) -> Path:
-    """A copy of the tree with an environment of its own, which imports the copy."""
+    """A copy of the tree as it is now, with an environment of its own, which imports the copy."""
     tree = to / "tree"
+    tree.mkdir(exist_ok=True)
+    for old in tree.iterdir():
+        if old.name not in (".venv", ".git"):
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    left_out = {".git", ".lint", "runs", "__pycache__", ".hypothesis", ".pytest_cache"}
+    if (tree / ".venv" / "copied").exists():
+        left_out.add(".venv")
     shutil.copytree(
-        ROOT,
-        tree,
-        symlinks=True,
-        ignore=lambda folder, names: {
-            n for n in names if n in (".git", ".lint", "runs", "__pycache__", ".hypothesis", ".pytest_cache")
-        },
-        dirs_exist_ok=True,
-    )
-    for path in [*tree.glob(".venv/bin/*"), *tree.glob(".venv/lib/*/site-packages/__editable__*")]:
-        if path.is_file() and not path.is_symlink() and str(ROOT).encode() in (data := path.read_bytes())[:200_000]:
-            path.write_bytes(data.replace(f"{ROOT}/".encode(), f"{tree}/".encode()))
+        ROOT, tree, symlinks=True, dirs_exist_ok=True,
+        ignore=lambda folder, names: {n for n in names if n in left_out},
+    )  # fmt: skip
+    if ".venv" not in left_out:
+        for path in [*tree.glob(".venv/bin/*"), *tree.glob(".venv/lib/*/site-packages/__editable__*")]:
+            if path.is_file() and not path.is_symlink() and str(ROOT).encode() in (data := path.read_bytes())[:200_000]:
+                path.write_bytes(data.replace(f"{ROOT}/".encode(), f"{tree}/".encode()))
+        (tree / ".venv" / "copied").touch()
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
     return tree
 
 
 PLUGIN = """
 import json, os, pytest, coverage
-_where = {"data_file": os.environ["MAP_DATA"], "source": json.loads(os.environ["MAP_SOURCE"])}
-_cov = coverage.Coverage(**_where, context="import")
+_cov = coverage.Coverage(
+    data_file=os.environ["MAP_DATA"], source=json.loads(os.environ["MAP_SOURCE"]), context="import"
+)
 _cov.start()
 _seen = open(os.environ["MAP_TESTS"], "a")
 
@@ -264,24 +302,98 @@ def pytest_sessionfinish(session):
     _cov.save()
 """
 
+SERVER = """
+import importlib, json, os, signal, sys
 
-def pytest(tree: Path, arguments: list[str], seconds: float, environment: dict[str, str], log: Path) -> int | None:
-    """Run pytest in the copy. Returns its exit status; None where time ran out."""
-    argv = [".venv/bin/pytest", "-q", "-p", "no:cacheprovider", "--no-header", *arguments]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            argv, cwd=tree, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **environment}
-        )
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
+for name in (
+    "pytest _pytest.main pytest_asyncio.plugin pytest_timeout xdist.plugin pytest_rerunfailures hypothesis.strategies"
+    " _hypothesis_pytestplugin coverage numpy torch pydantic aiohttp.web httpx jinja2 transformers tokenizers PIL.Image"
+    " gymnasium mcp.server safetensors.torch yaml rich.console typer psutil orjson sqlalchemy openai peft"
+).split():
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+assert "clawgym" not in sys.modules
+with os.fdopen(os.dup(0)) as asked, os.fdopen(os.dup(1), "w") as said:
+    for line in asked:
+        about = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.setsid()
+            log = os.open(about["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            asked.close()
+            said.close()
+            os.environ.update(about["environment"])
+            sys.path[:0] = about["path"]
+            sys.argv = [".venv/bin/pytest", *about["argv"]]
+            importlib.invalidate_caches()
+            import pytest
+            status = 70
             try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+                status = int(pytest.main(about["argv"]))
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        print(child, file=said, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=said, flush=True)
+"""
+
+
+class Tests:
+    """Runs pytest in the copy, each time in a fork of a process that has imported what is slow to import.
+
+    Nothing of the library is imported before the fork."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            [".venv/bin/python", "-c", SERVER], cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment,
+        )  # fmt: skip
+
+    def run(
+        self,
+        arguments: list[str],
+        seconds: float,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        path: list[str] | None = None,
+    ) -> int | None:
+        """Returns pytest's exit status; None where time ran out."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        argv = ["-q", "-p", "no:cacheprovider", "--no-header", *arguments]
+        about = {"argv": argv, "environment": environment or {}, "path": path or [], "log": str(log)}
+        print(json.dumps(about), file=self._server.stdin, flush=True)
+        child = int(self._server.stdout.readline())
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            _kill_group(child)
+
+        timer = threading.Timer(seconds, stop)
+        timer.start()
+        status = int(self._server.stdout.readline())
+        timer.cancel()
+        _kill_group(child)
+        return None if late.is_set() else status
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @dataclass
@@ -290,14 +402,19 @@ class Executed:
 
     lines: dict[str, dict[int, set[str]]]
     seconds: dict[str, float]
+    chosen: dict[str, list[str]] = field(default_factory=dict)
 
     def tests(self, mutation: Mutation) -> tuple[list[str], str]:
         """The tests to run, nearest first, and how they were found."""
+        if mutation.file in self.chosen:
+            return self.chosen[mutation.file], "hand"
         of_file = self.lines.get(mutation.file, {})
         tests = {t for t in of_file.get(mutation.line, ()) if t in self.seconds}
         how = "line"
         if not tests:
             tests, how = {t for found in of_file.values() for t in found if t in self.seconds}, "file"
+        if not tests and (given := next((names for part, names in ELSEWHERE.items() if part in mutation.file), None)):
+            return list(given), "file"
         if not tests:
             tests, how = set(self.seconds), "room"
         near = NEAR.get(mutation.file) or (Path(mutation.file).stem.strip("_"),)
@@ -310,48 +427,69 @@ class Executed:
         return chosen[:150], how
 
 
-def measured(room: str, tree: Path, out: Path) -> Executed:
-    """Run the tests of a room once under coverage; kept for the next time."""
+def test_files(room: str) -> list[Path]:
+    """The test files that mirror a room."""
+    found: list[Path] = []
+    for name in ROOMS[room][1]:
+        path = ROOT / name
+        found += [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+    return [path for path in found if not any(part in path.as_posix() for part in LONG)]
+
+
+def measured(room: str, tests: Tests, out: Path, chosen: list[str]) -> Executed:
+    """Run each test file of a room, or those ``chosen``, once under coverage; kept until the file changes."""
     import coverage
 
-    data, tests = out / f"{room}.coverage", out / f"{room}.tests"
-    if not data.exists():
-        tests.unlink(missing_ok=True)
-        (out / "plugin").mkdir(exist_ok=True)
-        (out / "plugin" / "_executed.py").write_text(PLUGIN)
-        environment = {"MAP_DATA": str(data), "MAP_TESTS": str(tests), "PYTHONPATH": str(out / "plugin")}
-        environment["MAP_SOURCE"] = json.dumps([str(tree / ROOMS[room][0].removesuffix("/*.py"))])
-        pytest(tree, ["-p", "_executed", *ROOMS[room][1]], MAP_SECONDS, environment, out / f"{room}.log")
+    plugin, maps = out / "plugin", out / "maps" / room
+    plugin.mkdir(exist_ok=True)
+    maps.mkdir(parents=True, exist_ok=True)
+    (plugin / "_executed.py").write_text(PLUGIN)
+    source = json.dumps([str(tests.tree / ROOMS[room][0].removesuffix("/*.py"))])
     seconds: dict[str, float] = {}
-    for line in tests.read_text().splitlines() if tests.exists() else ():
-        name, outcome, took = json.loads(line)
-        if outcome == "passed":
-            seconds[name] = took
-    lines: dict[str, dict[int, set[str]]] = {}
-    if data.exists():
-        held = coverage.CoverageData(basename=str(data))
-        held.read()
-        for name in held.measured_files():
-            lines[Path(name).relative_to(tree).as_posix()] = {
-                number: {c for c in contexts if c} for number, contexts in held.contexts_by_lineno(name).items()
-            }
+    lines: dict[str, dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    for path in test_files(room):
+        name = path.relative_to(ROOT).as_posix()
+        if chosen and path.stem.removeprefix("test_") not in chosen:
+            continue
+        kept = maps / f"{hashlib.sha256(name.encode() + (tests.tree / name).read_bytes()).hexdigest()[:16]}.coverage"
+        took = kept.with_suffix(".tests")
+        if not took.exists():
+            began = time.monotonic()
+            environment = {"MAP_DATA": str(kept), "MAP_TESTS": str(took), "MAP_SOURCE": source}
+            tests.run(
+                ["-p", "_executed", f"--timeout={TEST_SECONDS * 4:g}", name], FILE_SECONDS,
+                kept.with_suffix(".log"), environment, [str(plugin)],
+            )  # fmt: skip
+            took.touch()
+            print(f"measured {name} in {time.monotonic() - began:.0f} s", flush=True)
+        for line in took.read_text().splitlines():
+            test, outcome, duration = json.loads(line)
+            if outcome == "passed":
+                seconds[test] = duration
+        if kept.exists():
+            held = coverage.CoverageData(basename=str(kept))
+            held.read()
+            for executed in held.measured_files():
+                of_file = lines[Path(executed).relative_to(tests.tree).as_posix()]
+                for number, contexts in held.contexts_by_lineno(executed).items():
+                    of_file[number].update(c.partition("|")[2] for c in contexts)  # "import|" and a test
     return Executed(lines, seconds)
 
 
-def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path) -> dict[str, Any]:
+def tried(mutation: Mutation, running: Tests, executed: Executed, out: Path) -> dict[str, Any]:
     """Apply one mutation, run its tests, and take it back."""
     mutated, _ = after(mutation)
-    path = tree / mutation.file
+    path = running.tree / mutation.file
     tests, how = executed.tests(mutation)
     began = time.monotonic()
     log = out / "last.log"
     try:
         _write(path, mutated)
-        status = pytest(tree, ["-x", "--timeout=90", *tests], MUTANT_SECONDS, {}, log)
+        status = running.run(["-x", "-p", "no:rerunfailures", "--timeout=90", *tests], MUTANT_SECONDS, log)
     finally:
         _write(path, (ROOT / mutation.file).read_text())
     text = log.read_text(errors="replace")
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*)$", text, re.MULTILINE)
     result = "survived" if status in (0, 5) else "killed"
     return {
         **asdict(mutation),
@@ -419,25 +557,39 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=23)
     parser.add_argument("--since", help="only lines that differ from this commit")
     parser.add_argument("--rooms", nargs="*", default=[], choices=ROOMS, help="only these")
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="measure only these test files: stitch for test_stitch.py"
+    )
+    parser.add_argument("--chosen", type=Path, help="JSON: arguments of pytest by file, which take the place of a map")
     parser.add_argument("--again", action="store_true", help="try survivors again, with the tests as they are now")
     parser.add_argument("--table", action="store_true", help="only print the table of what has been tried")
     parser.add_argument("--out", type=Path, default=Path("runs/mutations"))
     given = parser.parse_args()
-    out = given.out.resolve()
+    base = out = given.out.resolve()
+    if given.since:  # what has changed is another thing at each commit
+        commits = (_git("rev-parse", "--short", name) for name in (given.since, "HEAD"))
+        out = base / "since-{}-{}".format(*commits)
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "results.jsonl"
     results = {key_of(r): r for r in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     if not given.table:
         drawn = _drawn(out, given.count, given.seed, given.since)
-        tree = copied(out)
+        if not drawn:
+            print(f"no line that can be mutated differs from {given.since}")
+            return
+        running = Tests(copied(base))
+        chosen = json.loads(given.chosen.read_text()) if given.chosen else {}
         for room in given.rooms or ROOMS:
             todo = [m for m in drawn if m.room == room]
             todo = [m for m in todo if m.key not in results or (given.again and results[m.key]["result"] == "survived")]
             if not todo:
                 continue
-            executed = measured(room, tree, out)
+            if chosen:
+                todo, executed = [m for m in todo if m.file in chosen], Executed({}, {}, chosen)
+            else:
+                executed = measured(room, running, out, given.tests)
             for mutation in todo:
-                result = tried(mutation, tree, executed, out)
+                result = tried(mutation, running, executed, out)
                 results[mutation.key] = result
                 with kept.open("a") as file:
                     file.write(json.dumps(result) + "\n")
@@ -445,6 +597,7 @@ def main() -> None:
                     f"{result['result']:9}{mutation.file}:{mutation.line}  {mutation.before}  =>  {mutation.after}",
                     flush=True,
                 )
+        running.close()
     print(table(list(results.values())))
 
 

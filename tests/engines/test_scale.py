@@ -58,6 +58,7 @@ def test_what_says_nothing_is_unknown(values: list[float]) -> None:
         ("raw", Sampling(temperature=0.7), False, False),
         ("scaled", Sampling(temperature=0.7), True, True),
         ("scaled", Sampling(temperature=0.7, top_k=-1, top_p=1.0), True, True),
+        ("scaled", Sampling(temperature=0.7, top_k=0), True, True),
         ("scaled", Sampling(temperature=0.7, top_p=0.9), False, True),
         ("scaled", Sampling(top_k=20), False, True),
         ("scaled", Sampling(temperature=0.0), False, False),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clawgym.engines.folders import load_config, load_weights, model_folder
 from clawgym.engines.tiny import SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError
 
@@ -120,3 +122,63 @@ def test_images_are_refused(folder: Path) -> None:
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     with pytest.raises(Exception, match="text only, not image_url"):
         tokenizer.apply_chat_template([message], tokenize=False)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_of_a_name_on_the_hub_only_what_is_needed_is_fetched(
+    weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    asked: list[str] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.extend([name, *allow_patterns])
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert model_folder("team/tiny", weights=weights) == folder
+    assert asked[0] == "team/tiny"
+    assert {"*.json", "tokenizer.model"} <= set(asked)
+    assert ("*.safetensors" in asked) == weights
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_hidden_layers": 1_001}, "num_hidden_layers is over 1000"),
+        ({"text_config": {"num_layers": 10**9}}, "num_layers is over 1000"),
+        ({"parts": [{"more": [{"num_local_experts": 4_097}]}]}, "num_local_experts is over 4096"),
+        ({"max_position_embeddings": 2**28}, "max_position_embeddings is over"),
+        ({"attn_implementation": "someone/kernel"}, "names the kernel 'someone/kernel'"),
+        ({"vision_config": {"_attn_implementation": "a/b"}}, "names the kernel 'a/b'"),
+    ],
+)
+def test_sizes_that_no_model_has_and_kernels_from_elsewhere_are_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    assert load_config(folder).num_hidden_layers < 1_001
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | changed))
+    with pytest.raises(EngineError, match=said):
+        load_config(folder)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(7.9, False), (8.1, True), (8.9, True)])
+def test_a_description_of_more_than_the_files_can_hold_makes_nothing(
+    share: float, refused: bool, tmp_path: Path
+) -> None:
+    """A weight takes a bit at least."""
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path / "tiny")
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    made = load_weights(AutoModelForCausalLM, folder)
+    there, table = sum(weight.numel() for weight in made.parameters()), made.get_input_embeddings().weight
+    settings = json.loads((folder / "config.json").read_text())
+    tables = 1 if settings.get("tie_word_embeddings") else 2
+    more = int((share * size - there) / (tables * table.shape[1]))
+    (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": table.shape[0] + more}))
+    with pytest.raises(EngineError) as error:
+        load_weights(AutoModelForCausalLM, folder)
+    assert ("more than its files can hold" in str(error.value)) == refused

@@ -202,6 +202,8 @@ async def test_tokens_come_as_they_are_sampled(engine: TransformersEngine) -> No
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": float("nan")}, "temperature"),
         ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"top_p": -0.5}, "top_p"),
+        ([1], {"top_p": 1.5}, "top_p"),
         ([1], {"max_tokens": 0}, "max_tokens"),
         ([1], {"adapter": "x"}, "no adapter 'x'"),
         ([1], {"json_schema": {}}, "does not constrain"),

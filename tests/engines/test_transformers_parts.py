@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed  # noqa: E402
 from clawgym.engines._sample import sample  # noqa: E402
+from clawgym.engines._slots import KVShape  # noqa: E402
 
 LOGITS = st.lists(st.sampled_from([-math.inf, -30.0, -2.0, 0.0, 0.1, 1.5, 4.0, 20.0]), min_size=2, max_size=9).filter(
     lambda row: max(row) > -math.inf
@@ -163,3 +164,8 @@ def test_what_was_used_last_stays() -> None:
     store.trim(96)
     assert len(store.match(root, packed(common + left), 96)) == 6
     assert len(store.match(root, packed(common + right), 96)) == 4
+
+
+def test_the_memory_of_a_token_is_what_a_buffer_takes_of_it() -> None:
+    shape = KVShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
+    assert shape.token_bytes == shape.buffer(1).nbytes == 3 * 2 * 2 * 8 * 2

@@ -74,6 +74,13 @@ async def test_log_probs_are_those_of_one_pass(engine: Any) -> None:
     assert [piece.logprobs[0] for piece in tokens] == pytest.approx(expected, abs=1e-5)
 
 
+async def test_weights_have_the_type_that_is_asked_for(folder: Path) -> None:
+    for asked, held in ((None, "float32"), (torch.bfloat16, "bfloat16"), ("float16", "float16")):
+        made = vision.VisionEngine(folder, dtype=asked)
+        assert made.receipt()["dtype"] == held
+        await made.aclose()
+
+
 async def test_images_and_their_order_matter_and_nothing_else_does(engine: Any) -> None:
     first = await said(engine)
     assert await said(engine) == first

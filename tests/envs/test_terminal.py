@@ -180,6 +180,17 @@ def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch:
     assert batch.step(["echo again"] * 4)[0]["output"] == ("again\n",) * 4
 
 
+def test_each_environment_of_a_batch_has_a_seed_of_its_own() -> None:
+    single = gym.make("ClawGym/terminal-v0", tasks="terminal-basic")
+    alone = [single.reset(seed=seed)[1]["task_id"] for seed in range(7, 11)]
+    single.close()
+    batch = gym.make("ClawGym/terminal-v0", num_envs=4, tasks="terminal-basic")
+    together = batch.reset(seed=7)[1]["task_id"].tolist()
+    batch.close()
+    assert together == alone
+    assert len({*alone}) > 1
+
+
 def test_task_ids_are_dealt_round_robin() -> None:
     batch = gym.make("ClawGym/terminal-v0", num_envs=3, tasks="terminal-basic")
     ids = [t.id for t in batch.choice.task_set.tasks[:2]]  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+from clawgym.errors import SandboxError
 from clawgym.records import TaskFile
 from clawgym.sandbox import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
 
@@ -65,6 +66,8 @@ class LeakyBox:
         return getattr(self.inner, name)
 
     async def connect(self, port: int) -> socket.socket:
+        if "connects nowhere" in self.leaks:
+            raise SandboxError("no connections here")
         aim = await self.inner.exec(["readlink", f"/tmp/port-{port}"])
         if aim.exit_code or "connects by path" not in self.leaks:
             return await self.inner.connect(port)

@@ -193,8 +193,42 @@ def test_the_baits_are_taken_away() -> None:
 def test_every_row_has_probes_and_every_probe_a_row() -> None:
     probes = escape.probes()
     assert {probe.row for probe in probes} == set(ROWS) == set(range(1, 39))
-    assert len({probe.id for probe in probes}) == len(probes) >= 71
+    assert len({probe.id for probe in probes}) == len(probes) >= 144
     assert all(re.fullmatch(r"\d+[a-z]", probe.id) for probe in probes)
+    for row in ROWS:  # none is missing in between
+        letters = sorted(probe.id[-1] for probe in probes if probe.row == row)
+        assert letters == list("abcdefghi"[: len(letters)])
+
+
+def test_what_a_probe_asks_of_the_kernel_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clawgym.evaluation.escape.inside import kit, network, processes
+    from clawgym.sandbox._seccomp import DENIED
+
+    both = kit.CALLS.keys() & DENIED.keys()
+    assert len(both) > 30
+    assert {name: kit.CALLS[name] for name in both} == {name: DENIED[name] for name in both}
+
+    asked: set[tuple[int, int, int]] = set()
+
+    def refused(*family: int) -> None:
+        asked.add(family)  # type: ignore[arg-type]
+        raise PermissionError(1, "EPERM")
+
+    monkeypatch.setattr(network.socket, "socket", refused)
+    assert kit.PROBES["9e"][0]({})[0] == BLOCKED
+    ordinary = {6, 17, 136}  # TCP, UDP, UDP-Lite: allowed, or asked for by 9d
+    for family in (2, 10):
+        for protocol in {*range(1, 257), 263} - ordinary:
+            assert {(family, 1, protocol), (family, 2, protocol)} <= asked
+    assert {(2, 5, 132), (2, 6, 33), (2, 5, 0), (2, 6, 0)} <= asked
+    # A number that is no process of the host's here, where there is a /proc to tell by.
+    assert processes._is_bait(2**22 + 1, {"marker": "marker"}) is False
+
+
+async def test_a_backend_that_connects_nowhere_gets_no_credit_for_it(backend: Backend) -> None:
+    with escape.lay_baits() as baits:
+        column = await escape.escape_suite(Leaky(backend, "connects nowhere"), baits, only={"28h"})
+    assert [(f.verdict, f.evidence) for f in column.findings] == [(SKIPPED, "no connections into boxes here")]
 
 
 async def test_no_credit_for_what_is_not_claimed(backend: Backend) -> None:

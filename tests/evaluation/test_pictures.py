@@ -141,3 +141,9 @@ def test_thinning_keeps_order_and_the_last_one(count: int, most: int) -> None:
     assert kept == sorted(set(kept))
     assert kept[-1] == count - 1
     assert len(kept) == max(1, min(count, most))
+
+
+def test_a_page_shows_sixty_frames_of_an_episode(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", (Outcome.SOLVED, [png((n, 255 - n, 0), (8, 6)) for n in range(0, 248, 4)]))
+    (row,) = Page(render_report(run)).data
+    assert row["pictures"]["note"] == "Pictures: 62, in pictures/; shown are 60."

@@ -64,3 +64,8 @@ def test_a_continued_run_starts_from_what_is_there(tmp_path: Path):
     text = shown(False, tmp_path, [row("a", "solved", 1.0), row("z", "infra")], [row("b")])
     assert "Continuing: 1 of 2 episodes are already there." in text
     assert "2/2" in text
+
+
+def test_off_a_terminal_a_tenth_of_a_run_is_a_line(tmp_path: Path):
+    text = shown(False, tmp_path, [], [row(f"t{n}") for n in range(25)])
+    assert [line.split()[0] for line in text.splitlines()] == [f"{n}/25" for n in (*range(2, 25, 2), 25)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clawgym.evaluation.charts import histogram
 from clawgym.evaluation.report import render_report, write_report
 from clawgym.records import (
     Episode,
@@ -173,3 +174,14 @@ def test_every_outcome_has_a_row(tmp_path: Path, outcome: Outcome):
 def test_an_empty_run_has_a_report(tmp_path: Path):
     RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("none", ()))).close()
     assert write_report(tmp_path / "run").read_text().startswith("<!doctype html>")
+
+
+def test_a_histogram_is_as_tall_as_its_fullest_bin() -> None:
+    svg = str(histogram([("failed", [0.1] * 6), ("solved", [0.1, 0.1, 1.0])], bins=4))
+    labels = re.findall(r'<text class="label" x="28" y="([\d.]+)" text-anchor="end">(\d+)</text>', svg)
+    assert labels == [("162.0", "0"), ("87.0", "4"), ("12.0", "8")]
+    bars = re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="([\d.]+)" width="137.0" height="([\d.]+)"', svg)
+    assert bars == [
+        ("failed", "35.5", "45.5", "112.5"), ("solved", "35.5", "8.0", "37.5"), ("solved", "455.5", "139.2", "18.8"),
+    ]  # fmt: skip
+    assert "0.00 to 0.25: 6 episodes" in svg

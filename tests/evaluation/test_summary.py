@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -195,3 +196,10 @@ def test_terminal_and_page_say_what_the_summary_says(tmp_path):
     assert "120 tokens, $0.5000" in text
     assert "counted 0: strict 88.9, official 88.9" in text
     assert "80% power" in text
+    grouped = summarize_rows(
+        receipt({f"t{i}": {"category": "ab"[i % 2], "level": ("easy", "hard")[i % 2]} for i in range(9)}), rows
+    )
+    console.print(summary_view(grouped, "title"))
+    text = console.export_text()
+    for name, episodes in (("all", 8), ("a", 4), ("b", 4), ("level easy", 4), ("level hard", 4)):
+        assert re.search(rf"^\W*{name}\W+{episodes}\W+100\.0", text, re.MULTILINE), (name, text)

@@ -164,6 +164,15 @@ def test_a_lie_that_is_sealed_again_is_found_by_grading_again(copy: Path):
     assert not record.agrees
 
 
+def test_a_line_that_hides_or_claims_tampering_is_found_by_grading_again(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(tampered=True), seal=True)
+    record = again(copy)
+    entry = record.episodes["t2#0"]
+    assert entry["outcome"] == "changed"
+    assert (entry["old"]["tampered"], entry["new"]["tampered"]) == (True, False)
+    assert not record.agrees
+
+
 def test_a_line_that_contradicts_itself_or_the_receipt_is_named(copy: Path):
     edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
     edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
@@ -462,6 +471,42 @@ def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
     record = again(copy)
     assert record.episodes["t0#0"]["outcome"] == "changed"
     assert record.episodes["t1#0"]["outcome"] == "damaged"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_what_was_found_is_written_every_few_seconds(copy: Path, seconds: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("clawgym.evaluation.verify._EVERY", seconds)
+    kept: list[int] = []
+
+    class Looks(Watch):
+        def finished(self, row: Any) -> None:
+            record = read_verification(RunFolder.read(copy))
+            kept.append(0 if record is None else len(record.episodes))
+
+    assert again(copy, concurrency=1, progress=Looks(asyncio.Event(), 9)).agrees
+    assert kept == ([1, 2, 3, 4] if seconds == 0 else [0] * 4)
+
+
+def test_of_many_changed_checks_six_are_shown_and_the_others_counted():
+    checks = {f"c{n}": 1.0 for n in range(9)}
+    old = {"official": 1.0, "strict": 1.0, "corrected": None, "tampered": False, "checks": checks, "cause": None}
+    entry = {"outcome": "changed", "why": ["luck"], "old": old, "new": old | {"checks": dict.fromkeys(checks, 0.0)}}
+    shown = "\n".join(verification_lines(Verification("", {}, "", True, {"t0#0": entry})))
+    assert "c5 1 -> 0 and 3 more" in shown
+    assert "c6" not in shown
+    entry["new"] = old | {"checks": checks | dict.fromkeys(list(checks)[:6], 0.0)}
+    assert "c5 1 -> 0)" in "\n".join(verification_lines(Verification("", {}, "", True, {"t0#0": entry})))
+
+
+def test_a_task_that_changed_meanwhile_is_graded_again(copy: Path):
+    stop = asyncio.Event()
+    first = Watch(stop, 3)
+    assert not again(copy, concurrency=1, stop=stop, progress=first).complete
+    reworded = [dataclasses.replace(task(f"t{n}"), instruction="do it otherwise, with echo") for n in range(4)]
+    second = Watch(asyncio.Event(), 9)
+    record = again(copy, task_set(*reworded), progress=second)
+    assert second.graded == 4, "what was found of other tasks is no finding"
+    assert {why(record, f"t{n}#0") for n in range(4)} == {"task changed"}
 
 
 def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):

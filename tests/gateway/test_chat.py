@@ -445,3 +445,9 @@ async def test_an_answer_that_a_schema_shaped_is_not_trained(desk):
     assert (await d.chat(ASK, response_format=wanted)).choices[0].message.content == '{"a": 1}'
     assert d.engine.seen[0].sampling.json_schema == schema
     assert d.turns[0].flaw == "constrained"
+
+
+async def test_text_may_be_asked_for_by_name(desk):
+    d = await desk("hello")
+    assert (await d.chat(ASK, response_format={"type": "text"})).choices[0].message.content == "hello"
+    assert d.turns[0].flaw is None

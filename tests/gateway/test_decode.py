@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from clawgym.gateway.decode import Alphabet, Decoder
 
@@ -94,3 +96,11 @@ def test_endless_noise_is_told_while_it_comes(alphabet):
     told = "".join(decoder.push([token]) for token in broken)
     assert len(told) >= 1990 or alphabet.bytes_ids, "only runs of fallback bytes wait for their end"
     assert told + decoder.finish() == "�" * 2000 == alphabet.text(broken)
+
+
+def test_a_tokenizer_without_a_decoder_has_no_bytes_to_wait_for():
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<0x41>": 2, "?": 3}, unk_token="?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    plain = Alphabet(tokenizer)
+    assert plain.bytes_ids == frozenset()
+    assert "".join(pieces(plain, [0, 2, 1, 1], 0)) == plain.text([0, 2, 1, 1]) == "a <0x41> b b"

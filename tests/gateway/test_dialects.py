@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import EngineError
-from clawgym.gateway.calls import Heard, Refusal
+from clawgym.gateway.calls import Heard, Refusal, chat_body
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.messages import MessagesDialect
 from clawgym.gateway.dialects.responses import ResponsesDialect
@@ -143,6 +143,22 @@ def test_a_request_is_understood_or_refused(dialect, body, data):
         for function in (tool["function"] for tool in call.tools):
             assert isinstance(function["name"], str)
     assert refused == (400, True)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [{"type": "function", "function": FUNCTION}]},
+        {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": FUNCTION}], "parallel_tool_calls": False},
+        {"response_format": {"type": "json_object"}, "temperature": 0.5, "stop": ["x"], "seed": 3, "max_tokens": 5},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
+        {},
+    ],
+)
+def test_an_endpoint_of_text_is_asked_what_the_agent_asked(asked):
+    body = {"messages": [{"role": "user", "content": "a"}], **asked}
+    assert chat_body(ChatDialect().call(body, None)) == body
 
 
 pieces = st.lists(

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from clawgym.errors import GatewayError
+from clawgym.gateway._template import Guard
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.render import Renderer
 
@@ -204,6 +205,22 @@ def test_a_template_sees_texts_as_they_are_where_it_looks_at_them(renderers):
     assert "\n\nyes<|eot|>" in text_of(renderer, renderer.prompt([user("  yes\n")]))
     thoughts = renderers("forgetful").prompt([user("a"), reply("<think>\nhm\n</think>\n\nb"), result("c", "d")])
     assert "<think>\nhm\n</think>\n\nb<|im_end|>" in text_of(renderers("forgetful"), thoughts)
+
+
+def test_a_text_that_completes_a_token_beside_it_is_marked_there():
+    """A token may come about where a text meets what a template puts beside it."""
+    guard = Guard(["<|im_end|>", "</s>"])
+    mark = guard.mark
+    for text, marked in (
+        ("end|> hello", f"{mark}end|> hello"),
+        ("hello <|im_", f"hello <|im_{mark}"),
+        ("im_", f"{mark}im_"),
+        (" s> and </ ", f" {mark}s> and </{mark} "),
+        ("a <|im_end|> b", f"a <{mark}|im_end|> b"),
+        ("nothing of it > here", "nothing of it > here"),
+        ("  ", "  "),
+    ):
+        assert guard.text(text) == marked
 
 
 def test_lone_surrogates_in_arguments_are_replaced(renderers):

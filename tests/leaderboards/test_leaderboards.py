@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,24 @@ def test_markdown_cannot_be_broken_by_a_name(tmp_path: Path):
 def test_the_command_prints_json(tmp_path: Path):
     result = CliRunner().invoke(app, ["show", str(make_run(tmp_path / "a", 5)), "--json"])
     assert json.loads(result.output)[0]["entries"][0]["strict"]["value"] == 0.125
+
+
+def test_a_board_shows_shares_in_percent_and_what_was_verified(tmp_path: Path):
+    path = make_run(tmp_path / "a", 10)
+    with RunFolder.open(path, RunFolder.read(path).receipt) as run:
+        task = Task("t0", "do", VerifierSpec("reward_sh", ()), workspace="/w")
+        for _ in range(20):
+            run.record(Episode(task.id, task.content_hash, 0, 1, "a", Outcome.INFRA, cause="fork"))
+    entry = load_entry(path)
+    board = rank([entry, dataclasses.replace(entry, name="checked", verified="40 of 40")])[0]
+    shown = to_json([board])[0]["entries"]
+    assert [row["verified"] for row in shown] == [None, "40 of 40"]
+    text = to_markdown([board])
+    cells = next(line.replace("\\", "").split(" | ") for line in text.splitlines() if line.startswith("| 1 | a"))
+    assert entry.score("strict").value == 9 / 39  # the last attempt at one of ten has no result
+    assert "23.1 [12.6, 38.3]" in cells
+    assert "33.3%" in cells
+    assert f"bench 1 ({board.task_set_hash[:12]}), ranked by strict" in text
+    out = CliRunner().invoke(app, ["show", str(path)]).output
+    head = next(line for line in out.splitlines() if "agent" in line)
+    assert re.findall(r"\w+", head) == ["rank", "agent", "strict", "corrected", "official", "k"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -62,6 +62,13 @@ def test_a_person_complains_until_content() -> None:
         *(ASKED.text, RUDE_AND_BOLD, both, RUDE, RULES["polite"].complaint)
     ]
     assert engine.seeds == [10, 11, 12]
+
+
+def test_what_was_said_cannot_be_changed_later() -> None:
+    session, _ = play(RUDE, RIGHT)
+    with pytest.raises(FrozenInstanceError):
+        session.answers = ()  # type: ignore[misc]
+    assert session.content
 
 
 def test_a_person_gets_tired() -> None:

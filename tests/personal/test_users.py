@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import FrozenInstanceError
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym.personal.corpus import conversations, write
 from clawgym.personal.rules import RULES
-from clawgym.personal.users import MISSING, THANKS, Request, User, requests, user_of
+from clawgym.personal.users import MISSING, MISSING_INSTRUCTION, THANKS, Request, User, requests, user_of
 
 ASKED = Request("The apple has 42 kg, the pear has 7 kg. What do they weigh?", (("apple", 42), ("pear", 7)), "kg")
 USER = User("u", ("polite", "short", "question"))
@@ -71,3 +73,17 @@ def test_somebody_is_content_with_what_keeps_their_rules_and_names_the_first_bro
 def test_a_score_is_never_above_the_content(reply: str) -> None:
     score = USER.score(ASKED, reply)
     assert 0 <= score.total <= score.content <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_some_conversations_say_nothing_of_style_and_the_others_do(seed: int) -> None:
+    said = {rule.instruction for rule in RULES.values()} | {MISSING_INSTRUCTION}
+    for number, talk in enumerate(islice(conversations(seed), 40)):
+        assert talk[-1]["role"] == "assistant"
+        before = " ".join(message["content"] for message in talk[:-1])
+        assert any(words in before for words in said) == (number % 4 != 0)
+
+
+def test_what_everybody_shares_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        RULES["polite"].complaint = ""  # type: ignore[misc]

@@ -193,6 +193,12 @@ def test_certain_tokens_in_the_middle_are_no_padding() -> None:
     assert check("e", [turn]).status == "exact"
 
 
+@pytest.mark.parametrize(("count", "status"), [(1, "exact"), (2, "exact"), (3, "unproved"), (4, "unproved")])
+def test_three_certain_tokens_and_nothing_else_are_too_many(count: int, status: str) -> None:
+    turn = replace(linear(1, 1)[0], response=list(range(count)), logprobs=[0.0] * count)
+    assert check("e", [turn]).status == status
+
+
 def test_places_that_were_never_sampled_are_seen_by_their_zeros() -> None:
     inside = [-0.5] * 2 + [-0.4] + [0.0] * 12 + [-0.3, -0.2] + [0.0] * 9 + [-0.1]
     row = TraceTurn(prompt=list(range(20)), response=list(range(len(inside))), logprobs=inside, versions=(1,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from hypothesis import given
@@ -203,3 +203,5 @@ def test_a_turn_is_json_all_the_way() -> None:
     """What a judge is shown can be written down."""
     (first, *_) = judgeables(TASK, episode())
     json.dumps([first.history, first.action, first.after.messages])
+    with pytest.raises(FrozenInstanceError):  # the judges of a pool share it
+        first.task = ""  # type: ignore[misc]

@@ -7,13 +7,14 @@ import dataclasses
 import gzip
 import io
 import tarfile
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.errors import BudgetExceeded, EngineError, UnsupportedTask
+from clawgym.errors import BudgetExceeded, EngineError, InfraError, UnsupportedTask
 from clawgym.records import GradingMode, Limits, Outcome, TaskFile
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
@@ -141,6 +142,40 @@ async def test_a_bug_of_the_agent_passes_through_and_leaves_no_box(backend: Back
     with pytest.raises(ZeroDivisionError):
         await run_episode(task(), Custom(buggy), backend, seed=0)
     assert not boxes(backend)
+
+
+class Homeless(Custom):
+    """An agent that lives in its box, and gets none."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(None)
+        self.settled: list[Any] = []
+        self._error = error
+
+    async def open_box(self, backend: Backend, spec: Any) -> Any:
+        raise self._error
+
+    async def close_box(self, box: Any) -> None: ...
+
+    async def settle(self, box: Any, episode: Any) -> Any:
+        self.settled.append(box)
+        return episode
+
+
+async def test_an_agent_that_got_no_box_is_told_of_none(backend: Backend) -> None:
+    fails, breaks = Homeless(InfraError("no memory")), Homeless(ZeroDivisionError())
+    episode = await run_episode(task(), fails, backend, seed=0)
+    assert (episode.outcome, episode.error) == (Outcome.INFRA, "setup: no memory")
+    with pytest.raises(ZeroDivisionError):
+        await run_episode(task(), breaks, backend, seed=0)
+    assert fails.settled == breaks.settled == []
+
+
+async def test_an_episode_says_when_it_was(backend: Backend) -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    episode = await run_episode(task(), NoopAgent(), backend, seed=0)
+    assert before <= datetime.fromisoformat(episode.steps[0].timestamp) <= datetime.now(UTC)
+    assert episode.sample == 0
 
 
 async def test_cancelling_leaves_no_box(backend: Backend) -> None:

@@ -152,10 +152,10 @@ def test_the_clipped_loss() -> None:
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
-    ratio, gain = floats(10, 10, 2), floats(-1, 1, -1)
-    loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0), gain, floats(1, 1, 1), dual_clip=3.0)
-    assert loss.item() == pytest.approx(3 - 1.28 + 2)
-    assert seen["dual_clip_fraction"].item() == pytest.approx(1 / 3)
+    ratio, gain = floats(10, 10, 2, 0.5), floats(-1, 1, -1, 0.5)
+    loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0, 0), gain, floats(1, 1, 1, 1), dual_clip=3.0)
+    assert loss.item() == pytest.approx(3 - 1.28 + 2 - 0.25)
+    assert seen["dual_clip_fraction"].item() == pytest.approx(1 / 4)
 
 
 def test_importance_multiplies_and_carries_no_gradient() -> None:

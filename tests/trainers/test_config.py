@@ -37,6 +37,10 @@ def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -
         ("optimizer: {lr: -1}", r"optimizer\.lr: .* greater than 0"),
         ("rollout: {group_size: 1}", r"rollout\.group_size"),
         ("model: {quantize: 4bit}", "set model.lora as well"),
+        ("algorithm: {dual_clip: 1}", r"algorithm\.dual_clip: .* greater than 1"),
+        ("distillation: {hints: true}", r"distillation\.hints: .* set reward\.judge"),
+        ("{distillation: {hints: true}, reward: {judge: rule}}", r"distillation\.hints: .* set reward\.judge"),
+        ("{distillation: {hints: true}, reward: {judge: 'head:a.py'}}", r"distillation\.hints: .* set reward\.judge"),
         ("- a\n- b", "holds no settings but list"),
         ("a: [", "is no YAML"),
     ],
@@ -44,6 +48,19 @@ def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -
 def test_a_wrong_setting_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(TrainingError, match=says):
         load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("judge", ["policy", "complaints", "judges.py:mine"])
+def test_these_judges_may_give_hints(tmp_path: Path, judge: str) -> None:
+    made = load_config(write(tmp_path, f"{{distillation: {{hints: true}}, reward: {{judge: '{judge}'}}}}"))
+    assert made.distillation.hints
+
+
+def test_bounds_and_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "algorithm: {dual_clip: 1.5}")).algorithm.dual_clip == 1.5
+    plain = TrainConfig()
+    assert (plain.verl.nodes, plain.verl.ranks, plain.verl.rollout_nodes, plain.verl.rollout_ranks) == (1, 1, 1, 1)
+    assert plain.algorithm.dual_clip is None
 
 
 def test_a_wrong_override_is_named(tmp_path: Path) -> None:

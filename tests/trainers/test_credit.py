@@ -8,7 +8,7 @@ import pytest
 
 from clawgym.rewards.calibration import weight
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, turn_advantages
+from clawgym.trainers.credit import Attempt, figures_of, turn_advantages
 from clawgym.trainers.local.judging import Agreement
 
 
@@ -51,6 +51,22 @@ def test_shuffling_deals_out_what_the_judge_said_too() -> None:
     assert binary[0] != binary[1]
     assert sorted(binary[0].values()) == sorted(binary[1].values())
     assert all(given[n, 1] == 0 for given in binary for n in range(6))
+
+
+@pytest.mark.parametrize("advantage", ["dr-grpo", "rloo"])
+def test_shuffling_keeps_a_penalty_with_its_score(advantage: str) -> None:
+    one_group = [attempt(0, n / 8, {}, penalties={"length": -0.1 * n}) for n in range(6)]
+    plain, control = (turn_advantages(one_group, config(advantage, shuffle=on), seed=3)[0] for on in (False, True))
+    assert plain != control
+    assert sorted(control.values()) == pytest.approx(sorted(plain.values()))
+
+
+def test_groups_are_counted_by_whether_and_how_they_agree() -> None:
+    groups = [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0), (0.5, 0.5), (0.0, 1.0), (0.5, 1.0), (0.0, 0.25), (0.25, 0.75)]
+    found = figures_of([attempt(n, score, {}) for n, group in enumerate(groups) for score in group], config(), seed=0)
+    shares = {name: found[f"rollout/group_{name}_frac"] for name in ("all_zero", "all_one", "all_same_mid", "mixed")}
+    assert shares == {"all_zero": 1 / 8, "all_one": 2 / 8, "all_same_mid": 1 / 8, "mixed": 4 / 8}
+    assert found["rollout/group_zero_var_frac"] == 4 / 8
 
 
 def test_each_setting_is_worth_what_it_showed_and_a_run_that_goes_on_knows_it() -> None:

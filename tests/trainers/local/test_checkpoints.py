@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -139,6 +140,22 @@ try:
 except TrainingError as error:
     print(error)
 """
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    put(kept, Progress(step=1, best_step=1))
+
+    def fill(part: Path) -> None:
+        (part / "half").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        TrainingError, match=r"cannot be written \(No space left on device\); .* from checkpoint 000001"
+    ):
+        kept.put(Progress(step=2, best_step=2), 0, fill)
+    assert named(tmp_path) == ["000001", "000001"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == ["000001"]
 
 
 def test_figures_that_cannot_be_written_are_said_and_leave_whole_lines(tmp_path: Path) -> None:

@@ -167,6 +167,15 @@ def test_a_leap_and_a_collapse_stop_the_run(folder: Path) -> None:
         learner.learn(batch, seed=0)
 
 
+def test_a_policy_that_gives_no_numbers_is_past_the_guard(folder: Path) -> None:
+    """The gradient is finite, and the update is not: the KL is NaN, which is not above the bound."""
+    learner = start(folder, config())
+    batch = on_policy(make_batch(some_batch(), config(), seed=0), learner.policy)
+    learner.optimizer.register_step_post_hook(lambda *_: learner.parameters[3].data.fill_(math.nan))
+    with pytest.raises(TrainingError, match=r"moved nan nats a token away .*guards\.max_kl"):
+        learner.learn(batch, seed=0)
+
+
 def test_the_mismatch_is_measured_without_a_pass_of_its_own(folder: Path) -> None:
     about = config(algorithm={"old": "rollout", "minibatches": 2}, guards={"max_kl": 1e9})
     learner = start(folder, about)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ import torch
 
 from clawgym.engines.protocol import Sampling
 from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import EngineError, TrainingError
 from clawgym.records import Sample
 from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local import policy
 from clawgym.trainers.local.batch import TrainingBatch, make_batch
 from clawgym.trainers.local.checkpoints import Checkpoints, Progress
 from clawgym.trainers.local.learner import Learner
@@ -105,3 +109,25 @@ async def test_whole_runs(tmp_path: Path) -> None:
     await train(small(model=model, budget={"steps": 1}), tmp_path / "rl", view=Said())
     (row,) = map(json.loads, (tmp_path / "rl/metrics.jsonl").read_text().splitlines())
     assert row["training/rollout_probs_diff"] < 2e-3
+
+
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_weights_are_loaded_in_as_many_bits_as_are_asked_for(
+    quantize: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops where transformers would load them: bitsandbytes is not required here."""
+    asked: list[Any] = []
+
+    def load(auto: Any, where: Any, **options: Any) -> Any:
+        asked.append(options["quantization_config"])
+        raise EngineError("stop")
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    monkeypatch.setattr(policy, "load_weights", load)
+    about = small(model={"path": str(folder), "quantize": quantize, "lora": {"rank": 2}, "dtype": "bfloat16"})
+    with pytest.raises(TrainingError, match="stop"):
+        load_policy(about.model, folder, about.compute)
+    (given,) = asked
+    assert (given.load_in_4bit, given.load_in_8bit) == (quantize == "4bit", quantize == "8bit")
+    if quantize == "4bit":
+        assert (given.bnb_4bit_quant_type, given.bnb_4bit_compute_dtype) == ("nf4", torch.bfloat16)

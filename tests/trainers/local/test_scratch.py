@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def test_a_run_of_adapters_is_begun_from_with_what_they_add(
     assert (made / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     shutil.rmtree(run)  # what the run began with is its own
     assert [f.name for f in (tmp_path / "next").iterdir()] == ["base"]
+
+
+def test_a_model_that_is_still_to_be_made_is_planned_like_the_one_that_was_made(tmp_path: Path, folder: Path) -> None:
+    shape = json.loads((folder / "config.json").read_text())
+    scratch = {
+        "hidden": shape["hidden_size"], "layers": shape["num_hidden_layers"], "heads": shape["num_attention_heads"],
+        "kv_heads": shape["num_key_value_heads"], "context_window": shape["max_position_embeddings"],
+    }  # fmt: skip
+    before, after = (
+        plan(small(model=model), "rl", tmp_path)["memory_bytes"]
+        for model in ({"scratch": scratch}, {"path": str(folder)})
+    )
+    assert before["keys and values of rollouts"] == after["keys and values of rollouts"]
 
 
 def test_adapters_without_the_model_below_them_are_said(tmp_path: Path, folder: Path) -> None:

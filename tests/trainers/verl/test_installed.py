@@ -53,7 +53,7 @@ def test_gpus_want_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = {part.what: part for part in installed.examine()}
-    assert found["GPUs"].detail == "2: verl.ranks=2"
+    assert (found["GPUs"].ok, found["GPUs"].detail) == (True, "2: verl.ranks=2")
     assert not found["vllm"].ok
     assert "constraints-gpu.txt" in found["vllm"].mend
 

@@ -186,3 +186,14 @@ async def test_weights_are_shipped_in_their_order() -> None:
         await box.put(sending, given[:2], False)
         await box.put(sending, given[2:], True)
         assert await asyncio.gather(*readers) == [["0", "1", "2", "3", "4"]] * 2
+
+
+async def test_a_cpu_is_a_platform_of_one_device_that_verl_can_ask() -> None:
+    module = cpu.CpuPlatform.device_module
+    assert (module.is_available(), module.get_device_name(), module.mem_get_info()) == (False, "CPU", (0, 0))
+    assert module.memory_allocated() == module.max_memory_reserved() == 0
+    module.manual_seed(7)
+    kept = module.get_rng_state()
+    first = torch.rand(3)
+    module.set_rng_state(kept)
+    assert torch.equal(torch.rand(3), first)

@@ -48,6 +48,8 @@ def test_on_gpus(tmp_path: Path) -> None:
     assert actor.policy_loss.loss_mode == made.algorithm.adv_estimator == "clawgym"
     assert actor.fsdp_config.mixed_precision.param_dtype == "bf16"
     assert actor.clip_ratio_c == 3.0
+    assert actor.use_dynamic_bsz is True  # micro-batches are bounded by tokens, not by rows
+    assert actor.ppo_max_token_len_per_gpu >= 4096
     assert made.algorithm.rollout_correction.bypass_mode is True
     assert made.actor_rollout_ref.model.lora.merge is True
     assert trainer.v1.sampler.max_off_policy_threshold == 3
