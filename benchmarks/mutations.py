@@ -5,7 +5,9 @@
 Works in a copy of the tree, so that nothing else sees a mutation. For each room the tests that mirror it run once under
 coverage, which tells the tests that execute a line. Each mutation (cosmic-ray's operators) then runs against the tests
 that execute its line, nearest first, until one fails. A mutation is killed by a failure or by running out of time. A
-file without measured lines (it runs in a process of its own) is tried against all tests of its room.
+file without measured lines (it runs in a process of its own) is tried against the tests that ``NEAR`` names, or all
+tests of its room. As root on Linux the tests run in a pid namespace of their own: no mutation of what kills processes
+reaches another, and nothing outlives a run.
 
 Results are kept in ``--out``: run the same command again to resume. ``--since main`` samples only lines that changed.
 Survivors that change no behaviour are listed in ``equivalent_mutations.json`` with the reason.
@@ -66,9 +68,37 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
 """A room's sources, and the tests that mirror it."""
 FLOOR = 8
 """Mutations of a small room."""
-NEAR: dict[str, tuple[str, ...]] = {}
-"""Files that run in processes of their own, where nothing is measured: parts of the names of tests that use them."""
-MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 1500, 300, 60.0
+LEFT_OUT: dict[str, str] = {
+    "sandbox": "not ray and not docker",  # each file of theirs is in NEAR
+}
+"""Tests that are not measured, as an expression for pytest's ``-k``: they are slow, and others execute the same."""
+_HERE = ("-k", "not ray and not docker")
+_CONFORMANCE = tuple(
+    f"tests/sandbox/test_conformance_{name}.py" for name in ("shell", "limits", "files", "listen", "connect", "mounts")
+)
+_NOTHING_LEFT = "tests/invariants/test_nothing_left.py"
+_IN_SANDBOXES = (*_CONFORMANCE, "tests/sandbox/test_what_is_shown.py", *_HERE)
+_SWE = ("tests/tasks/test_swe_rows.py", "tests/invariants/test_tests_hold.py")
+NEAR: dict[str, tuple[str, ...]] = {
+    **{f"clawgym/sandbox/{name}.py": (*_CONFORMANCE, *_HERE) for name in ("_guest", "_linux", "_become", "_jail_root")},
+    **{
+        f"clawgym/sandbox/{name}.py": _IN_SANDBOXES
+        for name in ("_namespaces", "_supervisor", "_zygote", "_rootfs", "_extract", "_trees")
+    },
+    **{
+        f"clawgym/sandbox/{name}.py": (*_CONFORMANCE[:2], "tests/sandbox/test_leases.py", _NOTHING_LEFT, *_HERE)
+        for name in ("leases", "_jail", "_clones", "_hire", "chroot")
+    },
+    "clawgym/sandbox/_cgroups.py": ("tests/sandbox/test_cgroups.py", _CONFORMANCE[1], *_HERE),
+    "clawgym/sandbox/_seccomp.py": ("tests/sandbox/test_seccomp.py", _CONFORMANCE[1], *_HERE),
+    "clawgym/sandbox/_containers.py": ("tests/sandbox/test_docker.py",),
+    "clawgym/sandbox/_docker_box.py": ("tests/sandbox/test_docker.py", *_CONFORMANCE, "-k", "docker"),
+    "clawgym/sandbox/_ray_layers.py": ("tests/sandbox/test_ray.py", _CONFORMANCE[2], "-k", "ray"),
+    "verifiers/_tests_runner.py": _SWE,
+    "verifiers/_tests_session.py": _SWE,
+}
+"""Files that run in processes of their own, where nothing is measured: what pytest is given for them."""
+MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 240, 20.0
 """Limits: measuring one room, trying one mutation, and the tests chosen for one (as they took when measured)."""
 
 
@@ -223,16 +253,32 @@ def changed_lines(base: str) -> dict[str, set[int]]:
 # -- the copy, and what its tests execute
 
 
+def _about(path: str) -> tuple[int, float]:
+    info = os.stat(path)
+    return info.st_size, info.st_mtime
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy what changed: an environment has a hundred thousand files."""
+    if not os.path.lexists(target) or _about(source) != _about(target):
+        shutil.copy2(source, target)
+
+
 def copied(to: Path) -> Path:
     """A copy of the tree with an environment of its own, which imports the copy."""
     tree = to / "tree"
+    names_left_out = {".git", ".lint", "runs", "__pycache__", ".hypothesis", ".pytest_cache"}
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        there = tree / Path(folder).relative_to(ROOT)
+        return names_left_out.intersection(names) | {name for name in names if (there / name).is_symlink()}
+
     shutil.copytree(
         ROOT,
         tree,
         symlinks=True,
-        ignore=lambda folder, names: {
-            n for n in names if n in (".git", ".lint", "runs", "__pycache__", ".hypothesis", ".pytest_cache")
-        },
+        copy_function=_copy,
+        ignore=left_out,
         dirs_exist_ok=True,
     )
     for path in [*tree.glob(".venv/bin/*"), *tree.glob(".venv/lib/*/site-packages/__editable__*")]:
@@ -243,7 +289,8 @@ def copied(to: Path) -> Path:
 
 
 PLUGIN = """
-import json, os, pytest, coverage
+import json, os, pytest, coverage, time
+_end = time.monotonic() + float(os.environ["MAP_SECONDS"])
 _where = {"data_file": os.environ["MAP_DATA"], "source": json.loads(os.environ["MAP_SOURCE"])}
 _cov = coverage.Coverage(**_where, context="import")
 _cov.start()
@@ -251,6 +298,8 @@ _seen = open(os.environ["MAP_TESTS"], "a")
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item, nextitem):
+    if time.monotonic() > _end:
+        item.session.shouldstop = "no more time to measure"
     _cov.switch_context(item.nodeid)
     yield
 
@@ -268,6 +317,8 @@ def pytest_sessionfinish(session):
 def pytest(tree: Path, arguments: list[str], seconds: float, environment: dict[str, str], log: Path) -> int | None:
     """Run pytest in the copy. Returns its exit status; None where time ran out."""
     argv = [".venv/bin/pytest", "-q", "-p", "no:cacheprovider", "--no-header", *arguments]
+    if sys.platform == "linux" and os.geteuid() == 0:
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *argv]
     with log.open("wb") as out:
         process = subprocess.Popen(
             argv, cwd=tree, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **environment}
@@ -296,12 +347,14 @@ class Executed:
         of_file = self.lines.get(mutation.file, {})
         tests = {t for t in of_file.get(mutation.line, ()) if t in self.seconds}
         how = "line"
+        if not tests and mutation.file in NEAR:
+            return list(NEAR[mutation.file]), "near"
         if not tests:
             tests, how = {t for found in of_file.values() for t in found if t in self.seconds}, "file"
         if not tests:
             tests, how = set(self.seconds), "room"
-        near = NEAR.get(mutation.file) or (Path(mutation.file).stem.strip("_"),)
-        ordered = sorted(tests, key=lambda t: (not any(n in t.partition("::")[0] for n in near), self.seconds[t]))
+        stem = Path(mutation.file).stem.strip("_")
+        ordered = sorted(tests, key=lambda t: (stem not in t.partition("::")[0], self.seconds[t]))
         chosen, spent = [], 0.0
         for test in ordered:
             if spent + self.seconds[test] < TEST_SECONDS or not chosen:
@@ -320,8 +373,10 @@ def measured(room: str, tree: Path, out: Path) -> Executed:
         (out / "plugin").mkdir(exist_ok=True)
         (out / "plugin" / "_executed.py").write_text(PLUGIN)
         environment = {"MAP_DATA": str(data), "MAP_TESTS": str(tests), "PYTHONPATH": str(out / "plugin")}
+        environment["MAP_SECONDS"] = str(MAP_SECONDS)
         environment["MAP_SOURCE"] = json.dumps([str(tree / ROOMS[room][0].removesuffix("/*.py"))])
-        pytest(tree, ["-p", "_executed", *ROOMS[room][1]], MAP_SECONDS, environment, out / f"{room}.log")
+        given = ["-p", "_executed", "--timeout=30", *(["-k", LEFT_OUT[room]] if room in LEFT_OUT else [])]
+        pytest(tree, [*given, *ROOMS[room][1]], MAP_SECONDS + 120, environment, out / f"{room}.log")
     seconds: dict[str, float] = {}
     for line in tests.read_text().splitlines() if tests.exists() else ():
         name, outcome, took = json.loads(line)
@@ -333,7 +388,8 @@ def measured(room: str, tree: Path, out: Path) -> Executed:
         held.read()
         for name in held.measured_files():
             lines[Path(name).relative_to(tree).as_posix()] = {
-                number: {c for c in contexts if c} for number, contexts in held.contexts_by_lineno(name).items()
+                number: {c.partition("|")[2] for c in contexts}
+                for number, contexts in held.contexts_by_lineno(name).items()
             }
     return Executed(lines, seconds)
 
