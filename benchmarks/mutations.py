@@ -73,11 +73,20 @@ LEFT_OUT: dict[str, str] = {
 }
 """Tests that are not measured, as an expression for pytest's ``-k``: they are slow, and others execute the same."""
 _HERE = ("-k", "not ray and not docker")
+MIRRORED = frozenset(("tasks", "tools", "desktop", "agents", "envs", "live", "hub", "cli", "clawgym"))
+"""Rooms that are not measured, because their tests are slow: NEAR names the tests that mirror each file."""
 _CONFORMANCE = tuple(
     f"tests/sandbox/test_conformance_{name}.py" for name in ("shell", "limits", "files", "listen", "connect", "mounts")
 )
-_NOTHING_LEFT = "tests/invariants/test_nothing_left.py"
-_IN_SANDBOXES = (*_CONFORMANCE, "tests/sandbox/test_what_is_shown.py", *_HERE)
+_IN_SANDBOXES = (*_CONFORMANCE, "tests/sandbox/test_what_is_shown.py", "-k", "not ray and not docker and not installed")
+_OWNERS = (
+    "tests/sandbox/test_leases.py",
+    *_CONFORMANCE[:2],
+    "tests/invariants/test_nothing_left.py::test_killed_owner_of_boxes",
+    "tests/invariants/test_nothing_left.py::test_killed_owner_and_supervisor",
+    "tests/invariants/test_hostile_workspaces.py::test_what_cannot_be_removed_stops_nobody",
+    *_HERE,
+)
 _SWE = ("tests/tasks/test_swe_rows.py", "tests/invariants/test_tests_hold.py")
 NEAR: dict[str, tuple[str, ...]] = {
     **{f"clawgym/sandbox/{name}.py": (*_CONFORMANCE, *_HERE) for name in ("_guest", "_linux", "_become", "_jail_root")},
@@ -85,10 +94,7 @@ NEAR: dict[str, tuple[str, ...]] = {
         f"clawgym/sandbox/{name}.py": _IN_SANDBOXES
         for name in ("_namespaces", "_supervisor", "_zygote", "_rootfs", "_extract", "_trees")
     },
-    **{
-        f"clawgym/sandbox/{name}.py": (*_CONFORMANCE[:2], "tests/sandbox/test_leases.py", _NOTHING_LEFT, *_HERE)
-        for name in ("leases", "_jail", "_clones", "_hire", "chroot")
-    },
+    **{f"clawgym/sandbox/{name}.py": _OWNERS for name in ("leases", "_jail", "_clones", "_hire", "chroot")},
     "clawgym/sandbox/_cgroups.py": ("tests/sandbox/test_cgroups.py", _CONFORMANCE[1], *_HERE),
     "clawgym/sandbox/_seccomp.py": ("tests/sandbox/test_seccomp.py", _CONFORMANCE[1], *_HERE),
     "clawgym/sandbox/_containers.py": ("tests/sandbox/test_docker.py",),
@@ -96,9 +102,82 @@ NEAR: dict[str, tuple[str, ...]] = {
     "clawgym/sandbox/_ray_layers.py": ("tests/sandbox/test_ray.py", _CONFORMANCE[2], "-k", "ray"),
     "verifiers/_tests_runner.py": _SWE,
     "verifiers/_tests_session.py": _SWE,
+    **{
+        f"tasks/{file}.py": tuple(f"tests/tasks/{test}.py" for test in tests.split())
+        for file, tests in {
+            "formats/_files": "test_clawgym_format test_task_files test_harbor",
+            "formats/_osworld_setup": "test_osworld",
+            "formats/_tables": "test_rows",
+            "formats/harbor": "test_harbor",
+            "formats/rows": "test_rows test_math_rows",
+            "formats/swe_rows": "test_swe_rows",
+            "layers": "test_layers test_tools_and_layers",
+            "mutable": "test_rules test_properties test_clawgym_format",
+            "servers/_session": "servers/test_interpreter servers/test_tools",
+            "servers/clawgym_tools": "servers/test_tools servers/test_worlds",
+            "servers/interpreter": "servers/test_interpreter",
+            "servers/world_mail": "servers/test_worlds servers/test_tools packs/test_toolcall_basic",
+            "sets": "test_sets test_cli_tasks",
+            **{
+                f"sites/{name}": "test_sites packs/test_gui_basic"
+                for name in ["_fields", "_page", "forms", "mail", "server", "settings", "shop", "table"]
+            },
+            "swe/patching": "swe/test_patching swe/test_make",
+            "swe/words": "swe/test_words swe/test_make",
+            "swe/make": "swe/test_make packs/test_swe_basic",
+            "swe/repository": "test_swe_rows swe/test_make",
+            "swe/scripts": "swe/test_make packs/test_swe_basic",
+            "swe/sources": "swe/test_make test_swe_rows packs/test_swe_basic",
+        }.items()
+    },
+    **{
+        f"clawgym/{file}.py": tuple(f"tests/{test}.py" for test in tests.split())
+        for file, tests in {
+            "agents/__init__": "agents/test_make_agent",
+            "agents/_dialects": "agents/test_text_protocol agents/test_tool_loop",
+            "agents/tool_loop": "agents/test_tool_loop",
+            "agents/blackbox/agent": "agents/blackbox/test_agent",
+            "agents/blackbox/boxes": "agents/blackbox/test_boxes agents/blackbox/test_agent",
+            "agents/openclaw/_npm": "agents/openclaw/test_install",
+            "agents/openclaw/_tools": "agents/openclaw/test_tools",
+            "agents/openclaw/_tree": "agents/openclaw/test_unpack agents/openclaw/test_install",
+            "agents/openclaw/_unpack": "agents/openclaw/test_unpack",
+            "agents/openclaw/dense": "agents/openclaw/test_dense",
+            "desktop/actions": "desktop/test_actions",
+            "desktop/browser": "desktop/test_browser desktop/test_web",
+            "desktop/desktop": "desktop/test_desktop",
+            "desktop/relay": "desktop/test_web desktop/test_browser desktop/test_watch",
+            "desktop/screen": "desktop/test_x11 desktop/test_desktop",
+            "desktop/spares": "desktop/test_spares",
+            "envs/_human": "envs/test_terminal envs/test_toolcall",
+            "envs/_runtime": "envs/test_terminal",
+            "envs/_single": "envs/test_terminal envs/test_new_environment",
+            "envs/_tasks": "envs/test_terminal",
+            "envs/_vector": "envs/test_terminal envs/test_many envs/test_toolcall",
+            "envs/play": "envs/test_terminal envs/test_toolcall",
+            "envs/swe": "envs/test_swe",
+            "live/page": "live/test_live",
+            "live/registry": "live/test_live",
+            "hub/_card": "test_hub",
+            "hub/_checkpoint": "test_hub",
+            "hub/push": "test_hub cli/test_push",
+            "cli/attack": "evaluation/test_exploits evaluation/test_escape",
+            "cli/doctor": "cli/test_cli",
+            "cli/gateway": "cli/test_gateway cli/test_openclaw",
+            "cli/ledger": "invariants/test_ledger",
+            "cli/tasks": "tasks/test_cli_tasks cli/test_cli",
+            "tools/__init__": "tools/test_served tools/test_shell",
+            "tools/_arguments": "tools/test_arguments",
+            "tools/_server": "tools/test_served invariants/test_tools_hold",
+            "tools/computer": "desktop/test_seen_by_a_model desktop/test_web",
+            "tools/served": "tools/test_served invariants/test_tools_hold",
+            "records": "evaluation/test_runner tasks/test_properties",
+            "runs": "test_runs",
+        }.items()
+    },
 }
 """Files that run in processes of their own, where nothing is measured: what pytest is given for them."""
-MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 240, 20.0
+MAP_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 200, 20.0
 """Limits: measuring one room, trying one mutation, and the tests chosen for one (as they took when measured)."""
 
 
@@ -321,7 +400,12 @@ def pytest(tree: Path, arguments: list[str], seconds: float, environment: dict[s
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *argv]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            argv, cwd=tree, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **environment}
+            argv,
+            cwd=tree,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env={**os.environ, "COLUMNS": "500", **environment},
         )
         try:
             return process.wait(seconds)
@@ -353,6 +437,8 @@ class Executed:
             tests, how = {t for found in of_file.values() for t in found if t in self.seconds}, "file"
         if not tests:
             tests, how = set(self.seconds), "room"
+        if not tests:
+            raise SystemExit(f"{mutation.file}: nothing is known to test it: name its tests in NEAR")
         stem = Path(mutation.file).stem.strip("_")
         ordered = sorted(tests, key=lambda t: (stem not in t.partition("::")[0], self.seconds[t]))
         chosen, spent = [], 0.0
@@ -365,6 +451,8 @@ class Executed:
 
 def measured(room: str, tree: Path, out: Path) -> Executed:
     """Run the tests of a room once under coverage; kept for the next time."""
+    if room in MIRRORED:
+        return Executed({}, {})
     import coverage
 
     data, tests = out / f"{room}.coverage", out / f"{room}.tests"
@@ -396,28 +484,38 @@ def measured(room: str, tree: Path, out: Path) -> Executed:
 
 def written_since(room: str, tree: Path, out: Path) -> list[str]:
     """The files of a room's tests that are newer than its map: nobody has measured what they execute."""
+    if room in MIRRORED:
+        return []
     measured_at = (out / f"{room}.coverage").stat().st_mtime
-    found = [
-        f for name in ROOMS[room][1] for f in ((tree / name).rglob("test_*.py"), [tree / name])[name.endswith("py")]
-    ]
+    places = [tree / name for name in ROOMS[room][1]]
+    found = [file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py"))]
     return sorted(f.relative_to(tree).as_posix() for f in found if f.stat().st_mtime > measured_at)
 
 
-def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path, first: list[str]) -> dict[str, Any]:
-    """Apply one mutation, run its tests after those in the files ``first``, and take it back."""
+def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path, again: list[str] | None) -> dict[str, Any]:
+    """Apply one mutation, run its tests, and take it back. ``again``: run their whole files, after these."""
     mutated, _ = after(mutation)
     path = tree / mutation.file
     tests, how = executed.tests(mutation)
-    tests = [*first, *(test for test in tests if test.partition("::")[0] not in first)]
+    if again is not None:  # whole files: what a fixture of a module executes is told of the first test that uses it
+        tests = list(dict.fromkeys([*again, *(test.partition("::")[0] for test in tests)]))
+        tests += ["-k", LEFT_OUT[mutation.room]] if mutation.room in LEFT_OUT and "-k" not in tests else []
     began = time.monotonic()
     log = out / "last.log"
-    try:
-        _write(path, mutated)
-        status = pytest(tree, ["-x", "--timeout=90", *tests], MUTANT_SECONDS, {}, log)
-    finally:
-        _write(path, (ROOT / mutation.file).read_text())
-    text = log.read_text(errors="replace")
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+    while True:
+        try:
+            _write(path, mutated)
+            status = pytest(tree, ["-x", "--timeout=90", *tests], MUTANT_SECONDS, {}, log)
+        finally:
+            _write(path, (ROOT / mutation.file).read_text())
+        text = log.read_text(errors="replace")
+        failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+        if "ERROR: file or directory not found" in text:
+            raise SystemExit(f"{mutation.file}: {text[-300:]}\nmend NEAR, or measure the room again")
+        named = re.match(r"\S+::.*?(?= - |$)", failed[0]) if status == 1 and failed else None
+        if not named or named[0] in executed.seconds or _passes(named[0], tree, out):
+            break
+        tests += ["--deselect", named[0]]  # it fails here without the mutation too
     result = "survived" if status in (0, 5) else "killed"
     return {
         **asdict(mutation),
@@ -427,6 +525,16 @@ def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path, first: 
         "chosen_by": how,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _passes(test: str, tree: Path, out: Path) -> bool:
+    """Whether a test passes without a mutation, here and today; kept for the next time."""
+    kept = out / "unmutated.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    if test not in known:
+        known[test] = pytest(tree, ["--timeout=90", test], MUTANT_SECONDS, {}, out / "unmutated.log") == 0
+        kept.write_text(json.dumps(known, indent=1))
+    return known[test]
 
 
 _WRITTEN = [int(time.time()) + 10]
@@ -502,9 +610,9 @@ def main() -> None:
             if not todo:
                 continue
             executed = measured(room, tree, out)
-            first = written_since(room, tree, out) if given.again else []
+            again = written_since(room, tree, out) if given.again else None
             for mutation in todo:
-                result = tried(mutation, tree, executed, out, first)
+                result = tried(mutation, tree, executed, out, again)
                 results[mutation.key] = result
                 with kept.open("a") as file:
                     file.write(json.dumps(result) + "\n")
