@@ -1,13 +1,15 @@
 """Sample small mutations over all rooms and count those that the tests notice.
 
-    .venv/bin/python benchmarks/mutations.py --count 320 --seed 23 --out runs/mutations
+    CLAWGYM_REQUIRE=namespace,chroot \\
+        .venv/bin/python benchmarks/mutations.py --count 320 --seed 23 --out runs/mutations
 
 Works in a copy of the tree, so that nothing else sees a mutation. For each room the tests that mirror it run once under
 coverage, which tells the tests that execute a line. Each mutation (cosmic-ray's operators) then runs against the tests
 that execute its line, nearest first, until one fails. A mutation is killed by a failure or by running out of time. A
 file without measured lines (it runs in a process of its own) is tried against the tests that ``NEAR`` names, or all
 tests of its room. As root on Linux the tests run in a pid namespace of their own: no mutation of what kills processes
-reaches another, and nothing outlives a run.
+reaches another, and nothing outlives a run. Name in ``CLAWGYM_REQUIRE`` what works here, or a sandbox that a mutation
+broke is a skipped test, and no failed one.
 
 Results are kept in ``--out``: run the same command again to resume. ``--since main`` samples only lines that changed.
 Survivors that change no behaviour are listed in ``equivalent_mutations.json`` with the reason.
@@ -171,7 +173,7 @@ NEAR: dict[str, tuple[str, ...]] = {
             "tools/_server": "tools/test_served invariants/test_tools_hold",
             "tools/computer": "desktop/test_seen_by_a_model desktop/test_web",
             "tools/served": "tools/test_served invariants/test_tools_hold",
-            "records": "evaluation/test_runner tasks/test_properties",
+            "records": "test_records evaluation/test_runner",
             "runs": "test_runs",
         }.items()
     },
