@@ -104,7 +104,7 @@ def test_offline_names_all_three_places_and_the_way_out(tmp_path, monkeypatch):
     for part in (*places, "no route", "Go online"):
         assert part in str(error.value)
     assert str(error.value).startswith("ClawGym-Bench is not here")
-    with pytest.raises(TaskSetNotFound, match="^ClawGym-Bench@abc is not here"):
+    with pytest.raises(TaskSetNotFound, match=r"^ClawGym-Bench@abc is not here"):
         load("ClawGym-Bench@abc")
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
     with pytest.raises(TaskSetNotFound, match="has no clawgym_train"):
