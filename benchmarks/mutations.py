@@ -102,6 +102,11 @@ NEAR: dict[str, tuple[str, ...]] = {
     "clawgym/sandbox/_containers.py": ("tests/sandbox/test_docker.py",),
     "clawgym/sandbox/_docker_box.py": ("tests/sandbox/test_docker.py", *_CONFORMANCE, "-k", "docker"),
     "clawgym/sandbox/_ray_layers.py": ("tests/sandbox/test_ray.py", _CONFORMANCE[2], "-k", "ray"),
+    "clawgym/envs/_runtime.py": (
+        "tests/invariants/test_nothing_left.py::test_a_script_that_never_closes_ends_quietly",
+        "tests/envs/test_terminal.py",
+        *_HERE,
+    ),
     "verifiers/_tests_runner.py": _SWE,
     "verifiers/_tests_session.py": _SWE,
     **{
@@ -152,7 +157,6 @@ NEAR: dict[str, tuple[str, ...]] = {
             "desktop/screen": "desktop/test_x11 desktop/test_desktop",
             "desktop/spares": "desktop/test_spares",
             "envs/_human": "envs/test_terminal envs/test_toolcall",
-            "envs/_runtime": "envs/test_terminal",
             "envs/_single": "envs/test_terminal envs/test_new_environment",
             "envs/_tasks": "envs/test_terminal",
             "envs/_vector": "envs/test_terminal envs/test_many envs/test_toolcall",
@@ -499,7 +503,9 @@ def tried(mutation: Mutation, tree: Path, executed: Executed, out: Path, again: 
     mutated, _ = after(mutation)
     path = tree / mutation.file
     tests, how = executed.tests(mutation)
-    if again is not None:  # whole files: what a fixture of a module executes is told of the first test that uses it
+    if (
+        again is not None and how != "near"
+    ):  # whole files: what a fixture of a module executes is told of the first test that uses it
         tests = list(dict.fromkeys([*again, *(test.partition("::")[0] for test in tests)]))
         tests += ["-k", LEFT_OUT[mutation.room]] if mutation.room in LEFT_OUT and "-k" not in tests else []
     began = time.monotonic()
