@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
-_LARGEST_LIMIT = 2.0**53
 """Where ClawGym tasks keep their files, inside the box."""
+_LARGEST_LIMIT = 2.0**53
 
 
 class Outcome(StrEnum):

@@ -117,6 +117,32 @@ def test_what_was_measured_greedy_is_told_from_what_was_sampled(run: Path, tmp_p
     assert "sampled" in entry.notes
 
 
+@pytest.mark.parametrize("ends", [{}, {"low": 0.4}, {"high": 0.6}, {"low": None, "high": 0.6}], ids=str)
+def test_an_interval_has_two_ends(run: Path, tmp_path: Path, ends: dict[str, Any]) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    rows = [json.loads(line) for line in (copy / "evaluations.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("low", None)
+        row.pop("high", None)
+        row.update(ends)
+    (copy / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with plan_push(read_checkpoint(copy)) as plan:
+        assert "0.625" in plan.card
+        made = next(u.source for u in plan.uploads if u.path == ".eval_results/clawgym-clawgym-bench.yaml")
+    assert isinstance(made, bytes)
+    assert b"interval" not in made
+
+
+def test_what_else_lies_beside_a_model_stays_here(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    folder = read_checkpoint(copy).folder
+    for name in ("optimizer.pt", "notes.txt", "model.safetensors.tmp", ".hidden"):
+        (folder / name).write_text("x")
+    (folder / "tokenizer.model").mkdir()
+    with plan_push(read_checkpoint(copy)) as plan:
+        assert names(plan) == WEIGHTS | MADE
+
+
 def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lora: Path, model_folder: Path) -> None:
     with plan_push(read_checkpoint(lora)) as plan:
         assert names(plan) == MADE | {

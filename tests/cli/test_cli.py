@@ -65,6 +65,15 @@ def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
     assert "DOCKER_HOST" in findings["sandbox: docker"]["mend"]
 
 
+def test_doctor_fails_where_no_sandbox_works(tmp_path: Path) -> None:
+    before = "import clawgym.sandbox as s; s.BACKENDS = ()"
+    done = clawgym("doctor", "--json", cwd=tmp_path, before=before)
+    assert done.returncode == 1
+    (finding,) = [f for f in json.loads(done.stdout) if f["what"] == "somewhere to run tasks"]
+    assert not finding["ok"]
+    assert finding["mend"]
+
+
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="chroot boxes need root")
 def test_doctor_says_what_chroot_does_not_isolate(tmp_path: Path) -> None:
     done = clawgym("doctor", cwd=tmp_path, DOCKER_HOST="unix:///no.sock")

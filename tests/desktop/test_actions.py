@@ -102,3 +102,14 @@ def test_names_of_keys() -> None:
     assert keysym_of("F12") == 0xFFC9
     with pytest.raises(SandboxError, match="backspace"):
         keysym_of("hyperspace")
+
+
+@pytest.mark.parametrize(("width", "height"), [(800, 600), (1024, 768), (3, 2)])
+def test_the_model_is_told_the_last_pixel_that_there_is(width: int, height: int) -> None:
+    told = json.dumps(schema(width, height))
+    assert f"x from 0 (left) to {width - 1}, y from 0 (top) to {height - 1}" in told
+    action = parse({"action": "left_click", "coordinate": [width - 1, height - 1]}, width, height)
+    assert (action.x, action.y) == (width - 1, height - 1)
+    for beyond in ([width, height - 1], [width - 1, height]):
+        with pytest.raises(SandboxError):
+            parse({"action": "left_click", "coordinate": beyond}, width, height)

@@ -173,6 +173,21 @@ def test_a_line_that_hides_or_claims_tampering_is_found_by_grading_again(copy: P
     assert not record.agrees
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"tampered": True}, {"official": 1.0}, {"checks": {"made": 1.0, "right": 1.0, "asked": 0.0}}],
+    ids=["tampered", "official", "checks"],
+)
+def test_each_number_that_is_sealed_again_is_compared_on_its_own(copy: Path, said: dict[str, Any]):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(said), seal=True)
+    (copy / "summary.json").unlink()
+    record = again(copy)
+    assert outcomes(record) == {"t0": "same", "t1": "same", "t2": "changed", "t3": "same"}
+    ((name, value),) = said.items()
+    entry = record.episodes["t2#0"]
+    assert (entry["old"][name], entry["new"][name] == value) == (value, False)
+
+
 def test_a_line_that_contradicts_itself_or_the_receipt_is_named(copy: Path):
     edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
     edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
@@ -507,6 +522,14 @@ def test_a_task_that_changed_meanwhile_is_graded_again(copy: Path):
     record = again(copy, task_set(*reworded), progress=second)
     assert second.graded == 4, "what was found of other tasks is no finding"
     assert {why(record, f"t{n}#0") for n in range(4)} == {"task changed"}
+
+
+def test_what_another_task_of_this_name_got_meanwhile_is_not_taken_over(copy: Path):
+    stop = asyncio.Event()
+    again(copy, concurrency=1, stop=stop, progress=Watch(stop, 3))
+    record = again(copy, task_set(task("t0", READS.replace("WORD", "'ten'"))))
+    assert record.episodes["t0#0"]["outcome"] == "changed"
+    assert why(record).startswith("verifier changed")
 
 
 def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):

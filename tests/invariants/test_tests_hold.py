@@ -36,6 +36,29 @@ async def test_exploit_earns_nothing(backend: Backend, site_layer: Layer, name: 
     assert episode.result.cause == CAUSES.get(name), episode.result.log
 
 
+INTO_PIPES = """
+import os as _os
+for _number in range(3, 64):
+    try:
+        if "pipe:" in _os.readlink(f"/proc/self/fd/{_number}"):
+            _os.write(_number, LINE)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("line", [b"3", b"null", b"{}", b"[1, 2]", b'["x", [], {}]', b"passed", b"\xff", b""])
+async def test_a_line_that_is_no_result_is_a_forgery(backend: Backend, site_layer: Layer, line: bytes) -> None:
+    """Code under test writes it to the descriptor that results go to, beside work that would be right."""
+    task = calc(site_layer)
+    written = INTO_PIPES.replace("LINE", repr(line + b"\n"))
+    script = f"{FIX}cat >> calc/__init__.py <<'END'\n{written}END\n"
+    episode = await run_episode(task, ScriptAgent(script.encode(), "writes"), backend, seed=0)
+    assert episode.result is not None, episode.error
+    assert (episode.result.cause, episode.result.strict) == ("forged", 0.0), episode.result.log
+    assert not any(episode.result.checks.values())
+
+
 async def test_none_of_them_spoils_honest_work(backend: Backend, site_layer: Layer) -> None:
     task = calc(site_layer)
     tried = [exploit.script(task) for exploit in tests_run.EXPLOITS if not exploit.executed]

@@ -136,6 +136,18 @@ def test_a_folder_that_others_can_enter_is_not_used(runtime: Path) -> None:
         assert not list((runtime / "clawgym").iterdir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_a_folder_is_its_owners(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with program("sys.stdin.readline()"):
+        until(lambda: len(Processes().all()) == 1)
+        os.chown(runtime / "clawgym", 70_000, 70_000)
+        assert Processes().all() == []
+        monkeypatch.setattr(os, "getuid", lambda: int("70000"))
+        assert len(Processes().all()) == 1
+        monkeypatch.setattr(os, "getuid", lambda: int("70001"))
+        assert Processes().all() == []
+
+
 def test_one_that_does_not_answer_hides_no_other(runtime: Path) -> None:
     with program("sys.stdin.readline()") as stopped, program("sys.stdin.readline()") as other:
         until(lambda: len(Processes().all()) == 2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from clawgym.sandbox import _cgroups
 from clawgym.sandbox._cgroups import Cgroups
 
 pytestmark = pytest.mark.skipif(os.name != "posix" or not Path("/sys/fs/cgroup").exists(), reason="no cgroups here")
@@ -56,3 +58,57 @@ def test_a_claim_that_cannot_be_joined_is_given_up(cgroups: Cgroups, monkeypatch
     mine.try_out()
     assert mine.limits == []
     assert not any(path.exists() for path in roots)
+
+
+def hierarchy(folder: Path, controllers: str) -> Path:
+    """The files of a version 2 hierarchy that claims are made with."""
+    folder.mkdir()
+    (folder / "cgroup.controllers").write_text(f"{controllers}\n")
+    (folder / "cgroup.subtree_control").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("controllers", "limits"),
+    [
+        ("cpuset cpu io memory hugetlb pids rdma", ["memory", "pids", "cpu"]),
+        ("pids memory", ["memory", "pids"]),
+        ("cpuset", []),
+        ("", []),
+    ],
+)
+def test_what_a_version_2_hierarchy_offers_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str, limits: list[str]
+) -> None:
+    """Whatever version this machine has."""
+    top = hierarchy(tmp_path / "top", controllers)
+    ours = hierarchy(top / "clawgym-owner", controllers)
+    written: dict[str, list[str]] = {}
+
+    def write(path: Path | str, value: int | str) -> None:
+        written.setdefault(str(path), []).append(str(value))
+
+    monkeypatch.setattr(_cgroups, "_mounts", lambda: [("cgroup2", top, ["rw"])])
+    monkeypatch.setattr(_cgroups, "_own_paths", lambda: {"": "/"})
+    monkeypatch.setattr(_cgroups, "_write", write)
+    made = Cgroups("owner")
+    assert made.limits == limits
+    assert made.where() == {name: (str(ours), 2) for name in ("kill", *limits)}
+    expected = [f"+{name}" for name in limits]
+    assert written == ({f"{folder}/cgroup.subtree_control": expected for folder in (top, ours)} if limits else {})
+
+
+def test_a_lease_with_a_process_in_it_is_not_removed(cgroups: Cgroups) -> None:
+    procs = cgroups.create("a", memory=1 << 28, pids=7, cpus=0.5)
+    inside = subprocess.Popen(["sleep", "60"])
+    try:
+        for file in procs:
+            Path(file).write_text(str(inside.pid))
+        assert cgroups.pids("a") == {inside.pid}
+        assert not cgroups.remove("a")
+        assert cgroups.leases() == {"a"}
+    finally:
+        inside.kill()
+        inside.wait()
+    assert cgroups.remove("a")
+    assert cgroups.remove("a"), "what is gone is removed"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest_asyncio
 from clawgym.errors import MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Sandbox, SandboxSpec, leases
+from clawgym.sandbox._containers import remove_containers
 from clawgym.sandbox._engine import Frames, Image
 from clawgym.sandbox.docker import DockerBackend, DockerSandbox
 
@@ -45,6 +47,36 @@ async def test_ssh_engines_are_refused_with_a_way_out(monkeypatch: pytest.Monkey
     monkeypatch.setenv("DOCKER_HOST", "ssh://somewhere")
     with pytest.raises(SandboxUnavailable, match="DOCKER_HOST=unix://"):
         await DockerBackend().probe()
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"message": "no"}', b"[{}]", b"[1]", b"7", b"null", b"<html>", b"\xff", b""], ids=repr
+)
+def test_an_engine_that_answers_something_else_stops_no_clearing_up(body: bytes) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="clawgym-engine-"))  # a unix socket's path must be short
+    asked: list[bytes] = []
+
+    def engine(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                asked.append(connection.recv(1 << 16).split(b" ")[0])
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "s"))
+        listener.listen()
+        thread = threading.Thread(target=engine, args=(listener,))
+        thread.start()
+        remove_containers(str(folder / "s"), "dead")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    assert asked == [b"GET"], "and it is not asked again"
+    shutil.rmtree(folder)
+    remove_containers(str(folder / "s"), "dead")
 
 
 def test_frames_come_apart_wherever_they_are_cut() -> None:

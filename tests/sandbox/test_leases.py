@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import threading
 from pathlib import Path
 
-from clawgym.sandbox.leases import OwnerFolder, reap
+import pytest
+
+from clawgym.sandbox.leases import GUARDS, OwnerFolder, UidBlock, reap
 
 
 def test_what_an_owner_left_that_died_while_it_began(tmp_path: Path) -> None:
@@ -42,3 +45,49 @@ def test_owners_begin_while_others_clear(tmp_path: Path) -> None:
         for thread in clearing:
             thread.join()
     assert not list(tmp_path.glob("new-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box")
+@pytest.mark.parametrize("offset", [1, 4095, GUARDS + 1, GUARDS + 4095], ids=["first", "last", "guard", "last guard"])
+def test_what_runs_as_a_dead_owners_uid_is_killed_and_nothing_else(tmp_path: Path, offset: int) -> None:
+    """A chroot box has no pid namespace that would end with it."""
+    uids = UidBlock(tmp_path)
+    uids.first = 0x68000000  # below all blocks: no box of another owner is killed here
+    owner = OwnerFolder(tmp_path, "dead")
+    owner.add_uids(uids)
+    (owner.path / "chroot-x").mkdir()
+    others = (uids.first + offset, uids.first + 4096, uids.first + GUARDS + 4096, uids.first - 1, os.getuid())
+    left, *strangers = [subprocess.Popen(["sleep", "60"], user=uid) for uid in others]
+    try:
+        reap(tmp_path)
+        assert owner.path.exists(), "its owner lives"
+        assert left.poll() is None
+        os.close(held_by_us(owner.path / "lock"))
+        os.close(held_by_us(uids.path))
+        assert reap(tmp_path) == ["dead"]
+        assert left.wait(30) == -9
+        assert [process.poll() for process in strangers] == [None] * 4
+    finally:
+        for process in (left, *strangers):
+            process.kill()
+            process.wait()
+    assert not owner.path.exists()
+
+
+def held_by_us(path: Path) -> int:
+    """This process's descriptor of a file."""
+    (found,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(path)]
+    return int(found)
+
+
+def test_uids_of_two_owners_are_apart(tmp_path: Path) -> None:
+    one, other = UidBlock(tmp_path), UidBlock(tmp_path)
+    assert abs(one.first - other.first) >= 4096
+    taken = {one.take() for _ in range(4095)}
+    assert taken == set(range(one.first + 1, one.first + 4096)), "the first is nobody's box"
+    with pytest.raises(OSError, match="every outer uid is in use"):
+        one.take()
+    one.give_back(one.first + 7)
+    assert one.take() == one.first + 7
+    assert min(one.first, other.first) >= 0x70000000
+    assert max(one.first, other.first) + GUARDS + 4096 < 2**31

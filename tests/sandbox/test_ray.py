@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     (top / "lib" / "big").write_bytes(os.urandom(PART + 1000))
     (top / "run").write_text("#!/bin/sh\n")
     (top / "run").chmod(0o4755)
+    (top / "lib").chmod(0o555)
     (top / "link").symlink_to("/opt/elsewhere")
     os.mkfifo(top / "fifo")
     for path in (top, *top.rglob("*")):
@@ -56,6 +57,7 @@ async def test_a_folder_arrives_as_it_was(folder: Path, shelf: Shelf, tmp_path: 
     assert (there / "lib" / "big").read_bytes() == (folder / "lib" / "big").read_bytes()
     assert os.readlink(there / "link") == "/opt/elsewhere"
     assert (there / "run").stat().st_mode & 0o7777 == 0o755
+    assert (there / "lib").stat().st_mode & 0o7777 == 0o755, "as it was, and open to who removes it"
     assert packed(there)[0] == digest
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["layers"], "nothing half made"
 

@@ -23,6 +23,7 @@ _UID = 54322
 # -- /proc
 
 _HELD = r"""
+exec 2>/dev/null
 for name in $(ls /proc | grep -v '^[0-9]'); do
   if [ -d /proc/$name ]; then [ -n "$(ls -A /proc/$name)" ]; else [ -n "$(head -c 1 /proc/$name | tr '\0' x)" ]; fi \
     && echo $name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,12 @@ def run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLAWGYM_DATA", raising=False)
     return lambda *args: CliRunner().invoke(app, list(args), env={"COLUMNS": "200"})
+
+
+def test_no_command_shows_them_all(run):
+    shown = run().output
+    for command in ("list", "show", "validate", "import", "export", "new", "make"):
+        assert re.search(rf"\b{command}\b.*\w", shown), command
 
 
 def test_list_shows_every_name(run):
@@ -71,6 +78,11 @@ def test_show_a_set_and_a_task(run, tmp_path):
     task = json.loads(run("show", "./set", "one", "--json").stdout)
     assert task["inputs"] == ["input/sales.csv"]
     assert "input/sales.csv lists sales" in run("show", "./set", "one").stdout
+    for argument, about in (((), found), (("one",), task)):
+        shown = re.sub(r"\s+", "", run("show", "./set", *argument).stdout)
+        about.pop("instruction", None)  # shown below, without its name
+        for key, value in about.items():
+            assert re.sub(r"\s+", "", f"{key}{'' if isinstance(value, (dict, list)) else value}") in shown
     assert isinstance(run("show", "./set", "onee").exception, TaskSetNotFound)
 
 

@@ -98,6 +98,11 @@ def _lock(filename: str, sha256: str = "0" * 64) -> str:
     [
         ("{", "not JSON"),
         ("[]", "'name'"),
+        ('{"name": 1, "wheels": [{}]}', "'name'"),
+        ('{"wheels": [{}]}', "'name'"),
+        ('{"name": "a"}', "'wheels'"),
+        ('{"name": "a", "wheels": {}}', "'wheels'"),
+        ('{"name": "a", "wheels": "x"}', "'wheels'"),
         ('{"name": "a", "wheels": []}', "no wheels"),
         ('{"name": "a", "wheels": [{"project": "x"}]}', r"wheels\[0\]"),
         (_lock("x-1.tar.gz"), "not a pure-Python wheel"),

@@ -244,6 +244,28 @@ def test_commands_leave_what_a_shell_would(names: list[str], texts: list[str], t
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "mkdir -p a/b; cd a && touch x && cd b && touch y; cd ..; echo z > z",
+        "mkdir a\ntouch a/x; chmod 755 a/x; chmod -R 700 a",
+        "echo -n one > f && echo two >> f && touch f && echo three > g",
+    ],
+)
+def test_a_script_leaves_what_it_leaves_in_a_shell(command: str, tmp_path: Path):
+    setup = Setup(tmp_path, folders=set())
+    setup.step("execute", {"command": command}, "here")
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    left = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: file.read() for path, file in setup.files.items()} == left
+
+
+@pytest.mark.parametrize("command", ["cd", "cd -P a", "cd a b", "mkdir -m 700 a", "touch -d now a", "echo a | tee b"])
+def test_a_script_that_does_anything_else_is_not_carried_out(command: str, tmp_path: Path):
+    with pytest.raises(NotHere):
+        Setup(tmp_path, folders=set()).step("execute", {"command": command}, "here")
+
+
+@pytest.mark.parametrize(
     "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~"]
 )
 def test_commands_that_only_read_are_understood(command: str):

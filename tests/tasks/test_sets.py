@@ -103,6 +103,9 @@ def test_offline_names_all_three_places_and_the_way_out(tmp_path, monkeypatch):
     places = ("$CLAWGYM_DATA is not set", str(tmp_path / "cache"), "RUC-AIBOX/ClawGym-Bench")
     for part in (*places, "no route", "Go online"):
         assert part in str(error.value)
+    assert str(error.value).startswith("ClawGym-Bench is not here")
+    with pytest.raises(TaskSetNotFound, match=r"^ClawGym-Bench@abc is not here"):
+        load("ClawGym-Bench@abc")
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
     with pytest.raises(TaskSetNotFound, match="has no clawgym_train"):
         load("ClawGym-Train")

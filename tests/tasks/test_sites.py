@@ -102,6 +102,35 @@ def test_pages_stand_and_change_nothing(local: Local) -> None:
     assert local.dump() == before
 
 
+def test_numbers_stand_below_their_heading(tmp_path: Path) -> None:
+    _, _, html = Local(site("table"), tmp_path).ask("GET", "/")
+    (table,) = [element for element in parsed(html) if element.tag == "table"]
+    heads = [element.attrs.get("class") for element in table if element.tag == "th"]
+    assert heads.count("number") == 1
+    for row in (element for element in table if element.tag == "tr"):
+        if cells := [element.attrs.get("class") for element in row if element.tag == "td"]:
+            assert cells[: len(heads)] == heads[: len(cells)]
+
+
+def test_a_folder_says_that_it_has_no_mails_if_it_has_none(tmp_path: Path) -> None:
+    mail = Local(site("mail"), tmp_path)
+    shown = parsed(mail.ask("GET", "/")[2])
+    assert any(element.attrs.get("id", "").startswith("mail-") for element in shown)
+    assert "No mails." not in shown.words
+    shown = parsed(mail.ask("GET", "/?words=nowhere-to-be-found")[2])
+    assert "No mails." in shown.words
+
+
+def test_stars_have_one_digit_after_the_point(tmp_path: Path) -> None:
+    shop = Local(site("shop"), tmp_path)
+    with closing(sqlite3.connect(shop.workspace / SITE_FILE)) as db:
+        products = db.execute("SELECT id, stars FROM products").fetchall()
+    assert products
+    for number, tenths in products:
+        shown = parsed(shop.ask("GET", f"/product?id={number}")[2]).words
+        assert re.findall(r"★ (\S+) of 5", shown) == [f"{tenths / 10:.1f}"]
+
+
 def test_the_file_is_a_plain_one(local: Local) -> None:
     assert [path.name for path in local.workspace.iterdir()] == [SITE_FILE]
     (mode,) = local.site.db.execute("PRAGMA journal_mode").fetchone()

@@ -53,6 +53,16 @@ async def test_edited_input_that_changes_no_check_is_not_tampered_with(backend: 
     assert (result.official, result.strict) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("target", ["../copy", "nowhere", "numbers.txt"], ids=["to a copy", "to nothing", "to itself"])
+async def test_a_link_in_the_place_of_an_input_is_a_change(backend: Backend, target: str) -> None:
+    """Whatever it leads to: what is read there is not what the task gave."""
+    left = archive(input__numbers_txt=target, copy=b"1 2 3\n", output__sum_txt=b"6")
+    result = await grade(task(), Subject(left), backend)
+    assert result.changed_inputs == ("input/numbers.txt",)
+    assert (result.checks, result.strict) == ({"made": 1.0, "right": 1.0}, 1.0)
+    assert result.tampered == (target != "../copy")
+
+
 async def test_edited_input_that_only_decides_whether_the_checker_runs_is_tampered_with(backend: Backend) -> None:
     check = b"import sys; sys.exit(open(sys.argv[1] + '/input/numbers.txt').read() == '1 2 3\\n')"
     made = task(check.replace(b"sys.exit", b"print('{}') or sys.exit"))

@@ -176,6 +176,14 @@ def test_a_hostile_layer_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     assert os.listdir(tmp_path / "outside") == ["secret"]
 
 
+@pytest.mark.parametrize("target", ["", "/", ".", "..", "../..", "a/..", "../a/x", "nowhere", "a/x/y"])
+def test_a_hard_link_to_what_is_no_file_of_the_image_is_said(tmp_path: Path, target: str) -> None:
+    hard = entry("hard", kind=tarfile.LNKTYPE)
+    hard[0].linkname = target
+    with pytest.raises(AgentError, match="cannot be unpacked"):
+        laid(tmp_path, layer([entry("a/x", "1"), hard]))
+
+
 def test_damaged_images_are_said(tmp_path: Path) -> None:
     good = oci_layout(tmp_path / "good", [layer([entry("a", "1")])])
     blobs = sorted((good / "blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:2] == b"\x1f\x8b")

@@ -71,6 +71,26 @@ index 1..2 100644
     assert applied({"old.py": b"one\ntwo\n"}, patch) == {"new.py": b"one\n2\n"}
 
 
+def test_renames_after_other_changes() -> None:
+    patch = b"""diff --git a/first b/first
+--- a/first
++++ b/first
+@@ -1 +1 @@
+-1
++one
+diff --git a/old one b/new one
+similarity index 100%
+rename from old one
+rename to new one
+diff --git a/old two b/new two
+similarity index 100%
+rename from old two
+rename to new two
+"""
+    before = {"first": b"1\n", "old one": b"x", "old two": b"y"}
+    assert applied(before, patch) == {"first": b"one\n", "new one": b"x", "new two": b"y"}
+
+
 @pytest.mark.parametrize(
     ("patch", "why"),
     [
