@@ -22,6 +22,7 @@ _DESCRIBING = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 """Files of a model that are not its weights."""
 _LARGEST, _LARGEST_CONFIG = 256 * 2**20, 16 * 2**20
 """Bytes of a tokenizer's file, and of settings."""
+_LONGEST_LINE = 500
 _BOUNDS = {
     re.compile(r"n_layers?|num(_\w+)?_layers|(en|de)coder_layers|depth"): 1_000,
     re.compile(r"(num|n)_(\w+_)?experts"): 4_096,
@@ -183,5 +184,6 @@ def _plain(values: Any) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a library says."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of what a library says, which may repeat what the folder holds."""
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."

@@ -333,11 +333,16 @@ class DockerSandbox(GuestLink):
                 await self._backend.call(self._backend.engine.remove, self.container)
             else:
                 await self._stopping
-        for fd in self._held.values():
-            os.close(fd)
-        if self._saved is not None:
-            self._saved.unlink(missing_ok=True)
+        await offloaded(_let_go, tuple(self._held.values()), self._saved)
         self._backend.boxes.pop(self.id, None)
+
+
+def _let_go(held: tuple[int, ...], saved: Path | None) -> None:
+    """The last descriptor of a mount takes its whole tree down: of a large one that takes seconds."""
+    for fd in held:
+        os.close(fd)
+    if saved is not None:
+        saved.unlink(missing_ok=True)
 
 
 def _save_held(held: dict[str, int], target: Path, disk_mb: int) -> None:

@@ -233,7 +233,7 @@ class DockerBackend(Probed):
     async def drop(self, snapshot: Snapshot) -> None:
         tar = self._snapshots.pop(snapshot.id, None)
         if tar is not None:
-            tar.unlink(missing_ok=True)
+            await offloaded(tar.unlink, True)
 
     async def aclose(self) -> None:
         await asyncio.gather(*(box.close() for box in list(self.boxes.values())))

@@ -13,7 +13,7 @@ from clawgym.sandbox import Backend
 
 from .tested import FAIL, FIX, PASS, calc
 
-OPEN = {"runs-tests-patch-some", "runs-tests-filter"}
+OPEN = {"runs-tests-patch-some", "runs-tests-filter", "runs-tests-late-modules"}
 """Code that knows this verifier and the tests, in the tests' own process: docs/results/attacks.md."""
 CAUSES = {
     "runs-tests-leave": "unfinished",

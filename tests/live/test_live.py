@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,7 +17,9 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,65 @@ def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() ->
     live.drop(number)
     with pytest.raises(OSError):  # noqa: PT011  # whatever a system says where nobody listens
         get(page.url)
+
+
+MARKUP = (
+    "</b></article><script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">"
+    "<svg onload=document.title='forged'><base href=//evil/><meta http-equiv=refresh content='0;url=//evil/'>"
+    "<iframe srcdoc='<script>parent.document.title=1</script>'></iframe>{{7*7}}${7*7}\x1b[2J\u202etxt\u2028\x00"
+)
+
+
+class Marked:
+    def __init__(self, picture: Any) -> None:
+        self.version = picture
+
+    def about(self) -> dict[str, Any]:
+        told = dict.fromkeys(("task", "agent", "action", "text"), MARKUP)
+        return {**told, "step": MARKUP, "picture": self.version}
+
+    def picture(self) -> bytes | None:
+        return b"<html><script>document.title='forged'</script></html>"
+
+
+class Tags(HTMLParser):
+    """The elements of a page, and all their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+
+
+def test_a_browser_shows_markup_of_a_task_as_text(tmp_path: Path) -> None:
+    """In all fields, and as a picture that is none."""
+    if not (browser := shutil.which("chromium")):
+        pytest.skip("no chromium here: make system")
+    shown = [Marked(None), Marked(MARKUP), Marked(7)]
+    numbers = [live.add(each) for each in shown]
+    page = Page(live.ThisProcess())
+    argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path}"]
+    argv += ["--no-proxy-server", "--virtual-time-budget=4000", "--dump-dom", page.url]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, errors="replace")
+    finally:
+        page.close()
+        for number in numbers:
+            live.drop(number)
+    dom = done.stdout
+    assert dom.count("&lt;script&gt;document.title='forged'&lt;/script&gt;") >= 3 * 3, done.stderr[-1000:]
+    seen = Tags(dom)
+    assert "<title>ClawGym · live</title>" in dom
+    assert seen.tags["script"] == 1
+    assert not seen.tags.keys() & {"iframe", "svg", "base"}
+    assert not [name for name in seen.attributes if name.startswith("on") or name in ("srcdoc", "http-equiv")]
+    assert "\x1b" not in dom
+    assert "\u202e" not in dom
 
 
 def test_what_is_gone_is_not_held_and_not_shown() -> None:
