@@ -52,7 +52,7 @@ _LEAVES = re.compile(r"\b_exit\b|\bos\s*\.\s*(exec|abort|kill)")
 # graded as the agent's own. Modes keep nothing from being found: a folder gets its own back at the end. Mounts and the
 # image's own programs are not walked through: no link is needed there.
 _CLEAR = """
-import errno, os, stat, sys
+import errno, os, stat, sys, time
 def mode(path):
     try:
         return os.lstat(path).st_mode
@@ -72,11 +72,16 @@ else:
     remove("/logs")
 def leads_there(path):
     try:
-        os.stat(path)
+        fd = os.open(path, os.O_PATH)
+        try:
+            end = os.readlink("/proc/self/fd/%d" % fd)
+        finally:
+            os.close(fd)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # the kernel follows it nowhere, but a program that counts no links may
+        # The kernel follows a circle nowhere, but a program that counts no links may. And no honest work takes seconds.
+        if error.errno == errno.ELOOP or time.process_time() > 3:
             return True
-    end = os.path.realpath(path)
+        end = os.path.realpath(path)  # nothing is there yet, or there is no /proc
     return any(end == folder or end.startswith(folder + "/") for folder in sys.argv[1:])
 waiting, modes = ["/"], []
 skip = {"/usr/lib", "/usr/share", "/usr/include", "/usr/src", "/.pristine", "/proc", "/sys", "/dev", *sys.argv[1:]}
