@@ -97,7 +97,11 @@ while waiting:
         continue
     for entry in entries:
         if entry.is_symlink() and leads_there(entry.path):
-            os.unlink(entry.path)
+            try:
+                os.unlink(entry.path)
+            except OSError as error:
+                if error.errno != errno.EROFS:  # the image's own: nobody can have put it there
+                    raise
         elif entry.is_dir(follow_symlinks=False) and entry.path not in skip:
             waiting.append(entry.path)
 for folder, before in reversed(modes):

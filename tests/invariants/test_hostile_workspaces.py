@@ -29,7 +29,7 @@ AT_ONCE = {"namespace": 40, "ordinary user": 8, "docker": 8, "chroot": 8}
 """Hostile episodes: a box of the last two takes a second of a processor to make, and set-up has a time limit."""
 
 OWN_FAULT = {"docker": {"fork: sparse": "layer"}}
-"""What a backend may not be able to keep: Docker fills the holes of files. It fails, and costs who left it the score."""
+"""What a backend cannot keep: Docker fills the holes of files. It fails, and costs who left it the score."""
 
 
 @pytest.mark.timeout(420)
@@ -81,9 +81,7 @@ def check(out: bytes | str, own: Mapping[str, str] = MappingProxyType({})) -> No
         for mode, causes in CAUSES.items()
         for name in TREES
     }
-    for name, cause in own.items():
-        if told["hostile"][name] == ["failed", cause]:
-            expected[name] = ["failed", cause]
+    expected |= {name: ["failed", cause] for name, cause in own.items()}
     assert told["hostile"] == expected
     assert len(told["honest"]) > 10
     assert [outcome for outcome in told["honest"] if outcome != ["solved", None]] == []
