@@ -193,6 +193,20 @@ def test_corrected_leaves_out_tasks_whose_floors_differ(tmp_path: Path):
     assert "corrected" not in compare(make_run(tmp_path / "c", passes(1)), make_run(tmp_path / "d", passes(1))).scores
 
 
+def test_what_differs_between_the_runs_beside_their_results_is_said(tmp_path: Path):
+    a, b = (make_run(tmp_path / name, passes(20)) for name in "ab")
+    assert compare(a, b).notes == ()
+    for path, tier, library, code in ((a, "vm", "1.0", "c1"), (b, "container", "2.0", "c2")):
+        receipt = json.loads((path / "receipt.json").read_text())
+        receipt |= {"library": library, "isolation": {"tier": tier}, "grader": {"code": code}}
+        (path / "receipt.json").write_text(json.dumps(receipt))
+    assert compare(a, b).notes == (
+        "the runs differ in isolation: vm and container",
+        "the runs differ in ClawGym version: 1.0 and 2.0",
+        "the runs differ in ClawGym's grading code: c1 and c2",
+    )
+
+
 def test_not_a_run_folder(tmp_path: Path):
     with pytest.raises(RunFolderError, match="give a run folder"):
         compare(make_run(tmp_path / "a", passes(20)), tmp_path)

@@ -14,7 +14,7 @@ import pytest
 
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.errors import BudgetExceeded, EngineError, InfraError, UnsupportedTask
+from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, UnsupportedTask
 from clawgym.records import GradingMode, Limits, Outcome, TaskFile
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
@@ -123,6 +123,45 @@ async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> Non
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace-size")
     assert episode.result is not None
     assert episode.result.official == 0.0
+
+
+@pytest.mark.parametrize(
+    "script", [b'cd /; mv "$OLDPWD" /tmp/gone; echo x > "$OLDPWD"', b'cd /; mv "$OLDPWD" /tmp/gone']
+)
+@pytest.mark.parametrize("mode", list(GradingMode))
+async def test_a_workspace_that_is_no_folder_is_graded_as_empty(
+    backend: Backend, script: bytes, mode: GradingMode
+) -> None:
+    episode = await run_episode(with_mode(task(), mode), ScriptAgent(script, "moves"), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
+    assert episode.result is not None
+    assert episode.result.official == 0.0
+    assert not boxes(backend)
+
+
+class Untaken:
+    """A real backend, or a box of it, whose snapshots fail for what is in the box."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def create(self, spec: Any) -> Any:
+        return Untaken(await self._inner.create(spec))
+
+    async def snapshot(self) -> Any:
+        raise SandboxError("no such snapshot")
+
+
+async def test_a_box_whose_files_cannot_be_taken_has_failed(backend: Backend) -> None:
+    made = with_mode(task(), GradingMode.FORK)
+    episode = await run_episode(made, ScriptAgent(SOLVE), Untaken(backend), seed=0)  # type: ignore[arg-type]
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace")
+    assert episode.result is not None
+    assert (episode.result.official, episode.result.cause) == (0.0, "workspace")
+    assert not boxes(backend)
 
 
 async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend) -> None:

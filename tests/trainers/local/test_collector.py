@@ -11,7 +11,7 @@ import pytest
 from clawgym.pool import Pool
 from clawgym.records import Outcome
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.local.collector import INTERRUPTED, Collector, Groups, group_id
+from clawgym.trainers.local.collector import INTERRUPTED, Collector, Groups, _Place, group_id
 
 from .runs import small
 
@@ -114,3 +114,40 @@ async def test_a_run_makes_up_for_what_a_killed_one_left_open(tmp_path: Path) ->
         late = pool.episode("late")
         assert (late.state, late.outcome, late.cause) == ("closed", "infra", INTERRUPTED)
         assert pool.episode("open").state == "open"
+
+
+@pytest.mark.asyncio
+async def test_attempts_that_broke_are_played_again_once_and_counted_in_a_row(tmp_path: Path) -> None:
+    outcomes = [Outcome.INFRA, Outcome.SOLVED, Outcome.INFRA, Outcome.INFRA]
+    seeds: list[int] = []
+
+    class Ended:
+        error, cause = "no memory", "host"
+
+    class Player:
+        async def play(self, task: Any, *, seed: int, **about: Any) -> Any:
+            seeds.append(seed)
+            ended = Ended()
+            ended.outcome = outcomes[len(seeds) - 1]  # type: ignore[attr-defined]
+            return ended
+
+    with Pool(tmp_path / "pool.db") as pool:
+        player: Any = Player()
+        groups = Groups(small(), [terminal_basic.make("write-word", 0)], pool, player)
+        await groups.play(0, {0: ()})
+        assert (groups.infra, groups.in_a_row) == (1, 0)
+        await groups.play(1, {0: ()})
+        assert (groups.infra, groups.in_a_row, groups.last_cause) == (3, 2, "no memory")
+    assert len({*seeds}) == 4
+
+
+@pytest.mark.asyncio
+async def test_a_place_is_given_back_once() -> None:
+    places = asyncio.Semaphore(1)
+    place = _Place(places)
+    async with place:
+        assert places.locked()
+        place.free()
+        assert not places.locked()
+    await places.acquire()
+    assert places.locked()

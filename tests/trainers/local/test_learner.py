@@ -90,6 +90,21 @@ def test_how_it_is_cut_changes_nothing(folder: Path, minibatches: int) -> None:
     assert (found[0] - found[1]).abs().max() < 2e-4 > (found[0] - found[2]).abs().max()
 
 
+def test_the_largest_ratio_is_that_of_all_micro_batches(folder: Path) -> None:
+    found = []
+    for micro_tokens, row_tokens in ((64, 32), (4096, 2048)):
+        about = config(
+            compute={"micro_tokens": micro_tokens, "row_tokens": row_tokens},
+            algorithm={"old": "rollout"},
+            guards={"max_kl": 1e9},
+        )
+        learner = start(folder, about)
+        batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+        first = torch.where(batch.row == 0, batch.rollout_logp - 1, batch.rollout_logp)
+        found.append(learner.learn(dataclasses.replace(batch, rollout_logp=first), seed=0)["actor/ratio_max"])
+    assert found == pytest.approx([math.e, math.e], abs=1e-2)
+
+
 def test_groups_that_agree_teach_nothing(folder: Path) -> None:
     about = config()
     same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(3)]])
