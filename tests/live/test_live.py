@@ -27,6 +27,7 @@ import clawgym  # noqa: F401  # registers the ids
 from clawgym import live
 from clawgym.live.page import Page
 from clawgym.live.processes import Processes
+from clawgym.live.registry import listening
 from clawgym.records import TaskSet
 from clawgym.runs import RunFolder, make_receipt, writer_of
 
@@ -124,6 +125,7 @@ def test_its_picture_is_told_and_a_killed_ones_socket_goes(runtime: Path) -> Non
         other.send_signal(signal.SIGKILL)
         other.wait()
     assert list((runtime / "clawgym").iterdir()), "nobody was there to take it away"
+    assert list(listening()) == []
     assert Processes().all() == []
     assert not list((runtime / "clawgym").iterdir())
 
