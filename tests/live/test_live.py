@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -209,6 +210,9 @@ def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() ->
     live.drop(number)
     with pytest.raises(OSError):  # noqa: PT011  # whatever a system says where nobody listens
         get(page.url)
+    for thread in [thread for thread in threading.enumerate() if thread.name == "clawgym-page"]:
+        thread.join(10)
+        assert not thread.is_alive(), "a closed page is still served"
 
 
 def test_what_is_gone_is_not_held_and_not_shown() -> None:
