@@ -210,6 +210,14 @@ def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() ->
     live.drop(number)
     with pytest.raises(OSError):  # noqa: PT011  # whatever a system says where nobody listens
         get(page.url)
+
+
+def test_a_closed_page_is_not_served() -> None:
+    page = Page(live.ThisProcess())
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", page.url)
+    assert json.loads(get(page.url + "all")) == live.ThisProcess().all()
+    page.close()
+    page.close()
     for thread in [thread for thread in threading.enumerate() if thread.name == "clawgym-page"]:
         thread.join(10)
         assert not thread.is_alive(), "a closed page is still served"
