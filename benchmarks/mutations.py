@@ -112,6 +112,7 @@ NEAR: dict[str, tuple[str, ...]] = {
         f"{_ESCAPE}test_a_broken_promise_is_found",
         f"{_ESCAPE}test_a_backend_stops_what_it_claims_to_stop[namespace]",
     ),
+    "clawgym/evaluation/exploits/tests_run.py": ("tests/invariants/test_tests_hold.py",),
     "clawgym/evaluation/exploits/": ("tests/evaluation/test_exploits.py",),
     "verifiers/_tests_runner.py": _SWE,
     "verifiers/_tests_session.py": _SWE,

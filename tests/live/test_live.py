@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,6 +31,7 @@ import clawgym  # noqa: F401  # registers the ids
 from clawgym import live
 from clawgym.live.page import Page
 from clawgym.live.processes import Processes
+from clawgym.live.registry import listening
 from clawgym.records import TaskSet
 from clawgym.runs import RunFolder, make_receipt, writer_of
 
@@ -127,6 +129,7 @@ def test_its_picture_is_told_and_a_killed_ones_socket_goes(runtime: Path) -> Non
         other.send_signal(signal.SIGKILL)
         other.wait()
     assert list((runtime / "clawgym").iterdir()), "nobody was there to take it away"
+    assert list(listening()) == []
     assert Processes().all() == []
     assert not list((runtime / "clawgym").iterdir())
 
@@ -269,6 +272,17 @@ def test_a_browser_shows_markup_of_a_task_as_text(tmp_path: Path) -> None:
     assert not [name for name in seen.attributes if name.startswith("on") or name in ("srcdoc", "http-equiv")]
     assert "\x1b" not in dom
     assert "\u202e" not in dom
+
+
+def test_a_closed_page_is_not_served() -> None:
+    page = Page(live.ThisProcess())
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", page.url)
+    assert json.loads(get(page.url + "all")) == live.ThisProcess().all()
+    page.close()
+    page.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "clawgym-page"]:
+        thread.join(10)
+        assert not thread.is_alive(), "a closed page is still served"
 
 
 def test_what_is_gone_is_not_held_and_not_shown() -> None:

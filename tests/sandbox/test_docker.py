@@ -69,7 +69,7 @@ def test_an_engine_that_answers_something_else_stops_no_clearing_up(body: bytes)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "s"))
         listener.listen()
-        thread = threading.Thread(target=engine, args=(listener,))
+        thread = threading.Thread(target=engine, args=(listener,), daemon=True)
         thread.start()
         remove_containers(str(folder / "s"), "dead")
         listener.shutdown(socket.SHUT_RDWR)

@@ -224,4 +224,4 @@ def test_the_configured_index_of_pip(tmp_path: Path):
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == "http://127.0.0.1:9/simple", done.stderr
+    assert (done.returncode, done.stdout) == (0, "http://127.0.0.1:9/simple\n"), done.stderr

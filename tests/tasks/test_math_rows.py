@@ -65,6 +65,22 @@ def test_parquet_gives_the_same_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "end"),
+    [(20, 60), (-200, -8), (-4, None)],
+    ids=["pages", "footer", "end"],
+)
+def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path, start: int, end: int | None) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "dapo.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([DAPO] * 30), path)
+    data = bytearray(path.read_bytes())
+    data[start:end] = b"\xff" * len(data[start:end])
+    path.write_bytes(data)
+    with pytest.raises(TaskError, match=r"(?s)dapo\.parquet: is not a Parquet file.*restore the file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
     ("message", "right"),
     [
         ("So it is 42.\nAnswer: \\boxed{42}", True),

@@ -1,0 +1,21 @@
+"""Where the boxes of a backend are."""
+
+from __future__ import annotations
+
+from clawgym.sandbox import backend
+from clawgym.sandbox.machine import Machine, machine_of
+
+
+class Cluster:
+    """A backend whose boxes are elsewhere, as far as is asked here."""
+
+    def machine(self) -> Machine:
+        return Machine(7, lambda: 11.0, lambda: 0.5)
+
+
+async def test_a_machine_is_this_one_unless_the_backend_says_otherwise() -> None:
+    here = backend("namespace")
+    assert machine_of(here).cores == Machine.this().cores
+    await here.aclose()
+    there = machine_of(Cluster())  # type: ignore[arg-type]
+    assert (there.cores, there.memory_mb(), there.load()) == (7, 11.0, 0.5)
