@@ -34,6 +34,7 @@ from clawgym.live.processes import Processes
 from clawgym.live.registry import listening
 from clawgym.records import TaskSet
 from clawgym.runs import RunFolder, make_receipt, writer_of
+from clawgym.visible import visible_lines
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\u2028\ud800"
 MAIN = "from clawgym.cli import main; main()"
@@ -202,7 +203,7 @@ def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() ->
         assert f"script-src 'nonce-{nonces.pop()}'" in policy
         assert not re.search(r"https?://|innerHTML|eval\(", text)
         (entry,) = [entry for entry in json.loads(get(page.url + "all")) if entry["id"] == str(number)]
-        assert entry["task"] == HOSTILE
+        assert entry["task"] == visible_lines(HOSTILE)  # as escapes
         assert get(f"{page.url}picture/{number}?2") == b"png"
         port = page.url.split("/")[2]
         for wrong in (f"http://{port}/", f"http://{port}/all", page.url[:-2] + "/all", page.url + "picture/x"):
