@@ -13,13 +13,15 @@ from clawgym.tasks.formats._files import decode, parse_json
 __all__ = ["iter_values"]
 
 Value = Callable[[], dict[str, Any]]
+LARGEST_ROW = 256 * 2**20
+"""Bytes of one line, and of a whole file that is one JSON list."""
 
 
 def iter_values(path: Path) -> Iterator[tuple[str, Value]]:
     """The rows of a file as (``<file>:<number>``, reader), in order; empty lines are left out.
 
-    Raises :class:`TaskError` if the file cannot be opened, :class:`MissingDependency` for Parquet without pyarrow; a
-    reader raises TaskError for its own row.
+    Raises :class:`TaskError` if the file cannot be opened or goes beyond ``LARGEST_ROW``, :class:`MissingDependency`
+    for Parquet without pyarrow; a reader raises TaskError for its own row.
     """
     if path.suffix == ".parquet":
         yield from _parquet(path)
@@ -31,13 +33,20 @@ def iter_values(path: Path) -> Iterator[tuple[str, Value]]:
     with file:
         if path.suffix == ".json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
             file.seek(0)
-            yield from _list(decode(file.read(), str(path)).strip(), path)
+            yield from _list(decode(_bounded(file.read(LARGEST_ROW + 1), str(path)), str(path)).strip(), path)
             return
         file.seek(0)
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(partial(file.readline, LARGEST_ROW + 1), b""), start=1):
             where = f"{path.name}:{number}"
+            _bounded(line, where)
             if line.removeprefix(b"\xef\xbb\xbf").strip():
                 yield where, partial(_line, line, where)
+
+
+def _bounded(data: bytes, where: str) -> bytes:
+    if len(data) > LARGEST_ROW:
+        raise TaskError(f"{where}: more than {LARGEST_ROW >> 20} MiB: write smaller tasks, one a line (.jsonl)")
+    return data
 
 
 def _line(line: bytes, where: str) -> dict[str, Any]:

@@ -196,3 +196,15 @@ def test_a_byte_order_mark_in_an_input_survives():
 
     task = dataclasses.replace(starter("x"), inputs=(TaskFile("a.csv", b"\xef\xbb\xbfa;b\r\n", executable=True),))
     assert read_row(json.loads(write_row(task))).inputs == task.inputs
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_file_of_rows_without_end_is_not_held(tmp_path, monkeypatch, suffix: str):
+    text = json.dumps(ROW)
+    path = tmp_path / f"rows.{suffix}"
+    path.write_text(f"[{text}]" if suffix == "json" else text)
+    monkeypatch.setattr("clawgym.tasks.formats._tables.LARGEST_ROW", len(path.read_bytes()))
+    assert len(read(path).tasks) == 1
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(TaskError, match=rf"rows\.{suffix}.*write smaller tasks"):
+        read(path).tasks  # noqa: B018
