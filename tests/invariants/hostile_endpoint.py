@@ -73,7 +73,7 @@ _MESSAGE = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant"
 
 
 def _answer(text: str) -> bytes:
-    return f"Content-Length: {len(text)}\r\n\r\n{text}".encode()
+    return f"Connection: close\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
 
 
 def _json(**body: object) -> bytes:
