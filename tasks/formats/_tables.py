@@ -15,6 +15,9 @@ __all__ = ["iter_values"]
 Value = Callable[[], dict[str, Any]]
 LARGEST_ROW = 256 * 2**20
 """Bytes of one line, and of a whole file that is one JSON list."""
+MOST_VALUES, LARGEST_GROUP = 2**24, 2**30
+"""Values, and bytes without compression, of one row group of Parquet, as the file says: a few bytes may stand for a
+billion of them."""
 
 
 def iter_values(path: Path) -> Iterator[tuple[str, Value]]:
@@ -65,6 +68,18 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
+def _check_groups(metadata: Any, path: Path) -> None:
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(index) for index in range(group.num_columns)]
+        values = sum(column.num_values for column in columns)
+        size = sum(column.total_uncompressed_size for column in columns)
+        if values > MOST_VALUES or size > LARGEST_GROUP:
+            raise TaskError(
+                f"{path}: a row group of {values} values and {size} bytes is more than a task set has ({MOST_VALUES} "
+                f"values, {LARGEST_GROUP} bytes): write it with smaller row groups"
+            )
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, Value]]:
     try:
         import pyarrow
@@ -74,6 +89,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Value]]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            _check_groups(file.metadata, path)
             for batch in file.iter_batches(batch_size=64):
                 for row in batch.to_pylist():
                     number += 1

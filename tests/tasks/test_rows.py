@@ -208,3 +208,16 @@ def test_a_file_of_rows_without_end_is_not_held(tmp_path, monkeypatch, suffix: s
     path.write_text(path.read_text() + " ")
     with pytest.raises(TaskError, match=rf"rows\.{suffix}.*write smaller tasks"):
         read(path).tasks  # noqa: B018
+
+
+def test_parquet_that_unpacks_to_millions_of_values_is_not_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    count = 20_000_000
+    values = pyarrow.array(bytearray(count), pyarrow.int8())
+    column = pyarrow.ListArray.from_arrays(pyarrow.array([0, count], pyarrow.int32()), values)
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"prompt": column}), path, compression="zstd")
+    assert path.stat().st_size < 2000
+    with pytest.raises(TaskError, match=r"rows\.parquet: a row group of 20000000 values.*smaller row groups"):
+        read(path).tasks  # noqa: B018
