@@ -86,6 +86,13 @@ _OWNERS = (
     *_HERE,
 )
 _SWE = ("tests/tasks/test_swe_rows.py", "tests/invariants/test_tests_hold.py")
+
+
+def _mirrored(sources: str, tests: str, names: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """For each file below ``sources``, the test files below ``tests`` that ``names`` has for it."""
+    return {f"{sources}/{file}.py": tuple(f"{tests}/{test}.py" for test in of.split()) for file, of in names.items()}
+
+
 NEAR: dict[str, tuple[str, ...]] = {
     **{f"clawgym/sandbox/{name}.py": (*_CONFORMANCE, *_HERE) for name in ("_guest", "_linux", "_become", "_jail_root")},
     **{
@@ -116,9 +123,10 @@ NEAR: dict[str, tuple[str, ...]] = {
     "clawgym/evaluation/exploits/": ("tests/evaluation/test_exploits.py",),
     "verifiers/_tests_runner.py": _SWE,
     "verifiers/_tests_session.py": _SWE,
-    **{
-        f"tasks/{file}.py": tuple(f"tests/tasks/{test}.py" for test in tests.split())
-        for file, tests in {
+    **_mirrored(
+        "tasks",
+        "tests/tasks",
+        {
             "formats/_files": "test_clawgym_format test_task_files test_harbor",
             "formats/_osworld_setup": "test_osworld",
             "formats/_tables": "test_rows",
@@ -142,11 +150,12 @@ NEAR: dict[str, tuple[str, ...]] = {
             "swe/repository": "test_swe_rows swe/test_make",
             "swe/scripts": "swe/test_make packs/test_swe_basic",
             "swe/sources": "swe/test_make test_swe_rows packs/test_swe_basic",
-        }.items()
-    },
-    **{
-        f"clawgym/{file}.py": tuple(f"tests/{test}.py" for test in tests.split())
-        for file, tests in {
+        },
+    ),
+    **_mirrored(
+        "clawgym",
+        "tests",
+        {
             "agents/__init__": "agents/test_make_agent",
             "agents/_dialects": "agents/test_text_protocol agents/test_tool_loop",
             "agents/tool_loop": "agents/test_tool_loop",
@@ -186,8 +195,8 @@ NEAR: dict[str, tuple[str, ...]] = {
             "tools/served": "tools/test_served invariants/test_tools_hold",
             "records": "test_records evaluation/test_runner",
             "runs": "test_runs",
-        }.items()
-    },
+        },
+    ),
 }
 """What pytest is given for files that run in processes of their own, where nothing is measured, and for those whose
 room is slow to measure. A name that ends with ``/`` is a folder's."""
