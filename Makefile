@@ -55,8 +55,10 @@ openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 
 # Of thousands of tests on real processes, those in SLOW_MACHINE (tests/conftest.py) are tried once more where they fail.
+# Those marked `alone` would slow the others down: they run afterwards, one at a time.
 unit: openclaw
-	$(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+	$(BIN)/pytest tests/invariants -m alone
 
 # The invariants and the fuzzing at full length, and mutations of what changed since the last release: hours. Their last
 # figures are kept in docs/soak.md and docs/results. Before there is a release: since what is published, or all.

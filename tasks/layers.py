@@ -318,10 +318,23 @@ def index_of(project: str) -> Iterator[_Index]:
     if not address.startswith(("http://", "https://")):
         raise TaskSetNotFound(f"{project}: the package index {address} is not an http(s) address: set PIP_INDEX_URL")
     shown = _without_secrets(address)
-    with pypi_simple.PyPISimple(address if address.endswith("/") else address + "/") as client:
+    with pypi_simple.PyPISimple(address if address.endswith("/") else address + "/", session=_session()) as client:
         with _explained(project, shown):
             page = client.get_project_page(project, timeout=60)
         yield _Index(client, page, project, shown)
+
+
+def _session() -> Any:
+    """Asks again, like pip, where a connection fails or the server is busy."""
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3 import Retry
+
+    session = requests.Session()
+    retry = Retry(total=3, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry))
+    return session
 
 
 @contextlib.contextmanager

@@ -44,6 +44,8 @@ SLOW_MACHINE = (
     "rollout/",
     "tasks/packs/",
     "tasks/test_desktops.py",
+    "tasks/test_math_rows.py",
+    "tasks/test_osworld.py",
     "tasks/test_sites.py",
     "tasks/test_web.py",
     "test_docs.py",

@@ -22,7 +22,7 @@ from clawgym.runs import RunFolder
 from .faults import Eval
 from .hostile_endpoint import HostileEndpoint, bomb
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 MOST = 200 * 2**20
 HEALTH_SECONDS = 3.0  # about one, on a machine that does much else
 PROGRAM = [sys.executable, "-c", "from clawgym.cli import main; main()"]

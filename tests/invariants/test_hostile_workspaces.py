@@ -32,6 +32,7 @@ OWN_FAULT = {"docker": {"fork: sparse": "layer"}}
 """What a backend cannot keep: Docker fills the holes of files. It fails, and costs who left it the score."""
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     "name",
@@ -57,6 +58,7 @@ async def test_hostile_workspaces_cost_nobody_else_anything(name: str, request: 
     check(out, OWN_FAULT.get(name, {}))
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user: the test above shows it")
 def test_nor_as_an_ordinary_user(home: Path) -> None:
