@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
 
@@ -77,10 +78,12 @@ def _answer(text: str) -> bytes:
 
 
 def _json(**body: object) -> bytes:
-    import sys
-
+    most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
-    return _answer(json.dumps(body))
+    try:
+        return _answer(json.dumps(body))
+    finally:
+        sys.set_int_max_str_digits(most)
 
 
 _BEGUN = b'Connection: close\r\n\r\n{"choices":[{"index":0,"message":{"role":"assistant","content":"'

@@ -202,7 +202,7 @@ async def test_the_gateway_before_a_hostile_endpoint(tmp_path: Path, attack: str
 
         asked = [asyncio.ensure_future(ask()) for _ in range(3)]
         expected = ENDS[attack]
-        await desk.held(list(asked), 120 if expected else 10)
+        await desk.held(list(asked), 240 if expected else 10)
         if expected:
             assert all(expected in one.result().decode() for one in asked)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import patch
 
 from clawgym.desktop import browser as module
 from clawgym.desktop.browser import Browser
@@ -52,11 +53,11 @@ class _Program:
 
 
 def fuzz(data: bytes) -> None:
-    run(_fuzz(Source(data)))
+    with patch.object(module, "_ANSWER_SECONDS", 0.01):
+        run(_fuzz(Source(data)))
 
 
 async def _fuzz(source: Source) -> None:
-    module._ANSWER_SECONDS = 0.01  # type: ignore[attr-defined]
     browser = Browser(None, _Program(source))  # type: ignore[arg-type]
     browser._task = asyncio.ensure_future(browser._listen())
     try:

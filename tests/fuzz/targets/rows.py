@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from clawgym.errors import TaskError
 from clawgym.records import Layer
@@ -48,12 +49,20 @@ _AIME = {"Problem": "1 + 1?", "Answer": 2, "ID": "2024-1"}
 _LIKE: tuple[Mapping[str, Any], ...] = (_OURS, _REPOSITORY, _MATH, _AIME)
 
 
-math_rows.math_layer = lambda: (Layer("math", "0" * 64, Path("/nonexistent")), None)  # made from an index of packages
-os.environ["CLAWGYM_REPOS"] = "/nonexistent"
+def _no_layer() -> tuple[Layer, None]:
+    """Instead of the layer that is made from a package index."""
+    return Layer("math", "0" * 64, Path("/nonexistent")), None
 
 
 def fuzz(data: bytes) -> None:
-    source = Source(data)
+    with (
+        patch.object(math_rows, "math_layer", _no_layer),
+        patch.dict(os.environ, {"CLAWGYM_REPOS": "/nonexistent"}),
+    ):
+        _fuzz(Source(data))
+
+
+def _fuzz(source: Source) -> None:
     path = scratch_folder() / source.pick(("rows.jsonl", "rows.json"))
     rows = [source.json(source.pick(_LIKE)) for _ in range(1 + source.number(0, 2))]
     path.write_bytes(b"[" + b",".join(rows) + b"]" if path.suffix == ".json" else b"\n".join(rows))

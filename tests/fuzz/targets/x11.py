@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from unittest.mock import patch
 
 from clawgym.desktop import _x11
 from clawgym.desktop._x11 import Rectangle, XClient, _setup
@@ -49,13 +50,13 @@ def fuzz(data: bytes) -> None:
     setup = bytearray(_SETUP)
     for _ in range(source.number(0, 4)):
         setup[source.number(0, len(setup) - 1)] = source.byte()
-    run(_fuzz(source, bytes(setup[: -source.byte()] if source.byte() > 230 else setup)))
+    with patch.object(_x11, "_REPLY_SECONDS", 0.01):
+        run(_fuzz(source, bytes(setup[: -source.byte()] if source.byte() > 230 else setup)))
 
 
 async def _fuzz(source: Source, setup: bytes) -> None:
     reader = asyncio.StreamReader()
     client = XClient(reader, _Writer(source, reader))  # type: ignore[arg-type]
-    _x11._REPLY_SECONDS = 0.01  # type: ignore[attr-defined]
     try:
         client.setup = _setup(setup)
     except _x11._WRONG:  # what connect() takes for a lie
