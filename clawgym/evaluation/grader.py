@@ -113,7 +113,11 @@ def _by_folder(listing: bytes) -> dict[str, str]:
 
 
 def _code() -> str:
+    """A digest of the Python files of ``verifiers``, subfolders included, with their paths below it."""
+    folder = Path(verifiers.__file__).parent
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
     digest = hashlib.sha256()
-    for path in sorted(Path(verifiers.__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in sorted(files):
+        if "__pycache__" not in files[name].parts:
+            digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
     return digest.hexdigest()[:32]
