@@ -1,0 +1,2 @@
+#!/usr/bin/env bash
+echo 12 > total.txt
