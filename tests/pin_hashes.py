@@ -13,6 +13,7 @@ Each line holds an id and digests, shortened to 16 hexadecimal digits:
 - ``<pack>.txt``: every task of both splits, with content hash, verifier digest, and a digest of its solutions;
 - ``seeds.txt``: one digest for each generator, over its tasks of the seeds 0 to 99;
 - ``clawgym_train.txt``, ``clawgym_eval.txt``: every task of the public sets, with one digest of the same three;
+- ``formats.txt``: tasks read from OSWorld's JSON and from rows of mathematics (:data:`FOREIGN`);
 - ``files.txt``: the files of this repository that are copied into tasks, with all 64 digits.
 """
 
@@ -22,6 +23,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -41,6 +43,51 @@ SEEDED = tuple(name for name in PACKS if name != "swe-basic")
 PUBLIC = {"clawgym_train": "ClawGym-Train", "clawgym_eval": "ClawGym-Bench"}
 """Folder of the public data -> name of the set."""
 SEEDS = 100
+
+_HOME = "/home/user"
+_NOTE = {
+    "id": "note",
+    "snapshot": "os",
+    "instruction": "Write milk into note.txt on the desktop.",
+    "source": "by hand",
+    "config": [
+        {"type": "execute", "parameters": {"command": "mkdir ~/Desktop/done", "shell": True}},
+        {"type": "sleep", "parameters": {"seconds": 1}},
+    ],
+    "related_apps": ["os"],
+    "evaluator": {
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": f"cat {_HOME}/Desktop/note.txt"},
+        "expected": {"type": "rule", "rules": {"expected": "milk"}},
+    },
+}
+_FILE = {
+    "func": ["check_include_exclude", "literal_match"],
+    "conj": "or",
+    "result": [{"type": "vm_file", "path": f"{_HOME}/Desktop/{name}", "dest": name} for name in ("a.txt", "b.txt")],
+    "expected": [
+        {"type": "rule", "rules": {"include": ["milk"], "exclude": ["bread"]}},
+        {"type": "rule", "rules": {"expected": "Milk"}},
+    ],
+    "options": [{}, {"ignore_case": True}],
+}
+_ROWS = [
+    {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": "What is 6 * 7?"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "42", "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "dapo"},
+    },
+    {"ID": "aime", "Problem": "What is 200 + 4?", "Solution": "Add.", "Answer": 204},
+]
+FOREIGN: dict[str, str] = {
+    "os/note.json": json.dumps(_NOTE),
+    "os/files.json": json.dumps({**_NOTE, "id": "files", "evaluator": _FILE}),
+    "os/infeasible.json": json.dumps({**_NOTE, "id": "infeasible", "config": [], "evaluator": {"func": "infeasible"}}),
+    "rows.jsonl": "".join(json.dumps(row) + "\n" for row in _ROWS),
+}
+"""File -> text, of tasks in other formats."""
 
 
 def _short(value: str) -> str:
@@ -90,6 +137,18 @@ def of_public(folder: str) -> Iterator[str]:
         yield f"{task.id} {_short(_digest(_digests(task)))}"
 
 
+def of_formats() -> Iterator[str]:
+    """A line for each task of :data:`FOREIGN`; one that cannot run says why, except for a missing layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in FOREIGN.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, "utf-8")
+            for task in load(str(path)).tasks:
+                why = [] if task.layers or task.unsupported is None else [f"unsupported: {task.unsupported}"]
+                yield " ".join([task.id, *map(_short, _digests(task)), *why])
+
+
 def library_files() -> Iterator[Path]:
     """The files of the library."""
     for source in SOURCES:
@@ -122,6 +181,7 @@ PINS: dict[str, Callable[[], Iterator[str]]] = {
     **{name: lambda name=name: of_pack(name) for name in PACKS},
     "seeds": of_seeds,
     **{folder: lambda folder=folder: of_public(folder) for folder in PUBLIC},
+    "formats": of_formats,
     "files": of_files,
 }
 """File of pins, without its suffix -> its lines as they are now."""

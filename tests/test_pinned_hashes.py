@@ -21,16 +21,17 @@ SHOWN = 10
 """How many differences are shown."""
 
 
-def differences(pinned: Iterable[str], found: Iterable[str]) -> list[str]:
-    """The first lines that differ."""
-    pairs = [(old, new) for old, new in zip_longest(pinned, found) if old != new]
-    more = [f"and {len(pairs) - SHOWN} more"] if len(pairs) > SHOWN else []
-    return [f"pinned {old}, found {new}" for old, new in pairs[:SHOWN]] + more
+def check(name: str, found: Iterable[str]) -> None:
+    """Fail with the first lines that differ."""
+    pairs = [(old, new) for old, new in zip_longest(read_pins(name), found) if old != new]
+    if pairs:
+        shown = "\n".join(f"pinned {old}\nfound  {new}" for old, new in pairs[:SHOWN])
+        pytest.fail(f"{name}: {len(pairs)} lines differ from the pins, first:\n{shown}", pytrace=False)
 
 
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeded_pack_is_pinned(name: str) -> None:
-    assert differences(read_pins(name), PINS[name]()) == []
+    check(name, PINS[name]())
 
 
 def test_swe_pack_is_pinned() -> None:
@@ -39,18 +40,22 @@ def test_swe_pack_is_pinned() -> None:
         found = list(PINS["swe-basic"]())
     except TaskSetNotFound as error:
         pytest.skip(f"source archives are missing: {error}")
-    assert differences(read_pins("swe-basic"), found) == []
+    check("swe-basic", found)
 
 
 @pytest.mark.skipif(not WHOLE, reason="CLAWGYM_WHOLE is not set: takes a minute")
 def test_first_hundred_seeds_are_pinned() -> None:
-    assert differences(read_pins("seeds"), PINS["seeds"]()) == []
+    check("seeds", PINS["seeds"]())
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("folder", PUBLIC)
 def test_public_set_is_pinned(clawgym_data: Path, folder: str) -> None:
-    assert differences(read_pins(folder), PINS[folder]()) == []
+    check(folder, PINS[folder]())
+
+
+def test_tasks_in_other_formats_are_pinned() -> None:
+    check("formats", PINS["formats"]())
 
 
 def test_files_copied_into_tasks_keep_their_bytes() -> None:
@@ -87,4 +92,4 @@ def test_hashes_do_not_depend_on_the_machine(tmp_path: Path) -> None:
         timeout=170,
     )
     assert done.returncode == 0, done.stderr
-    assert differences(read_pins("toolcall-basic"), done.stdout.splitlines()) == []
+    check("toolcall-basic", done.stdout.splitlines())
