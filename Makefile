@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint lock unit openclaw soak system clean FORCE
+.PHONY: demo test lint lock unit openclaw soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -38,18 +38,11 @@ $(VENV)/.demo $(VENV)/.installed: pyproject.toml $(wildcard requirements/*.txt)
 lock: $(VENV)/.installed
 	$(BIN)/python requirements/lock.py $(WITH)
 
-# One import tree for the tools that read folders instead of importing (pyright, import-linter). Without bytecode, which
-# others write meanwhile.
-.lint: FORCE
-	@rm -rf .lint && mkdir .lint
-	@tar -c --exclude=__pycache__ clawgym | tar -x -C .lint
-	@tar -c --exclude=__pycache__ tasks verifiers leaderboards trainers | tar -x -C .lint/clawgym
-
-lint: $(VENV)/.installed .lint
+lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	cd .lint && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml --no-cache
+	$(BIN)/lint-imports --no-cache
 
 openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
@@ -76,4 +69,4 @@ system:
 	  xvfb openbox chromium xfe fonts-dejavu-core
 
 clean:
-	rm -rf $(VENV) .lint build runs *.egg-info
+	rm -rf $(VENV) build runs *.egg-info

@@ -39,9 +39,9 @@ from clawgym.rewards.rules import DegradedJudge, RuleJudge
 from clawgym.rewards.states import Judgeable, judgeables
 from clawgym.rewards.votes import Judge, Vote
 from clawgym.tasks.packs import terminal_basic
+from clawgym.trainers.common.demonstrations import demonstrate
+from clawgym.trainers.common.report import curve
 from clawgym.trainers.config import load_config
-from clawgym.trainers.local.report import curve
-from clawgym.trainers.local.setting import demonstrate
 
 TRAIN = range(2000, 2800)
 SETTINGS = (

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from clawgym.evaluation.statistics import student_t
+from clawgym.statistics import student_t
 
 ARMS: dict[str, tuple[str, ...]] = {
     "rl": (),

@@ -38,14 +38,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutations.json")
+_MIRRORED = (
+    *("agents", "cli", "desktop", "engines", "envs", "evaluation", "gateway", "live", "pool", "records", "redteam"),
+    *("reporting", "rewards", "rollout", "sandbox", "simulation", "tools"),
+)
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{
-        name: (f"clawgym/{name}", (f"tests/{name}",))
-        for name in ("agents", "desktop", "engines", "envs", "evaluation", "gateway", "live", "personal", "pool")
-    },
-    **{name: (f"clawgym/{name}", (f"tests/{name}",)) for name in ("rewards", "rollout", "sandbox", "tools", "cli")},
+    **{name: (f"clawgym/{name}", (f"tests/{name}",)) for name in _MIRRORED},
     "hub": ("clawgym/hub", ("tests/test_hub.py",)),
-    "clawgym": ("clawgym/*.py", ("tests/test_runs.py", "tests/test_atif.py", "tests/evaluation", "tests/pool")),
+    "clawgym": ("clawgym/*.py", ("tests/test_statistics.py", "tests/evaluation", "tests/pool")),
     "tasks": ("tasks", ("tests/tasks",)),
     "verifiers": ("verifiers", ("tests/verifiers",)),
     "leaderboards": ("leaderboards", ("tests/leaderboards",)),
@@ -60,11 +60,11 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
                     "test_algorithms_properties.py",
                     "test_config.py",
                     "test_credit.py",
-                    "test_parts.py",
                 )
             ),
         ),
     ),
+    "trainers.common": ("trainers/common", ("tests/trainers/common", "tests/trainers/local")),
     "trainers.local": ("trainers/local", ("tests/trainers/local",)),
     "trainers.verl": ("trainers/verl", ("tests/trainers/verl",)),
 }
@@ -72,7 +72,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
 FLOOR = 8
 """Mutations of a small room."""
 _HERE = ("-k", "not ray and not docker")
-_ESCAPE = "tests/evaluation/test_escape.py::"
+_ESCAPE = "tests/redteam/test_escape.py::"
 _CONFORMANCE = tuple(
     f"tests/sandbox/test_conformance_{name}.py" for name in ("shell", "limits", "files", "listen", "connect", "mounts")
 )
@@ -94,23 +94,36 @@ def _mirrored(sources: str, tests: str, names: dict[str, str]) -> dict[str, tupl
 
 
 NEAR: dict[str, tuple[str, ...]] = {
-    **{f"clawgym/sandbox/{name}.py": (*_CONFORMANCE, *_HERE) for name in ("_guest", "_linux", "_become", "_jail_root")},
+    **{
+        f"clawgym/sandbox/{name}.py": (*_CONFORMANCE, *_HERE)
+        for name in ("inside/guest", "linux/syscalls", "inside/become", "chroot/rootdir")
+    },
     **{
         f"clawgym/sandbox/{name}.py": _IN_SANDBOXES
-        for name in ("_namespaces", "_supervisor", "_zygote", "_rootfs", "_extract", "_trees")
+        for name in (
+            "namespace/unshare",
+            "linux/supervisor",
+            "linux/zygote",
+            "linux/rootfs",
+            "extract",
+            "inside/trees",
+        )
     },
-    **{f"clawgym/sandbox/{name}.py": _OWNERS for name in ("leases", "_jail", "_clones", "_hire", "chroot")},
-    "clawgym/sandbox/_cgroups.py": ("tests/sandbox/test_cgroups.py", _CONFORMANCE[1], *_HERE),
-    "clawgym/sandbox/_seccomp.py": ("tests/sandbox/test_seccomp.py", _CONFORMANCE[1], *_HERE),
-    "clawgym/sandbox/_containers.py": ("tests/sandbox/test_docker.py",),
-    "clawgym/sandbox/_docker_box.py": ("tests/sandbox/test_docker.py", *_CONFORMANCE, "-k", "docker"),
-    "clawgym/sandbox/_ray_layers.py": ("tests/sandbox/test_ray.py", _CONFORMANCE[2], "-k", "ray"),
+    **{
+        f"clawgym/sandbox/{name}.py": _OWNERS
+        for name in ("leases", "chroot/jail", "chroot/clones", "linux/supervised", "chroot/backend")
+    },
+    "clawgym/sandbox/linux/cgroups.py": ("tests/sandbox/test_cgroups.py", _CONFORMANCE[1], *_HERE),
+    "clawgym/sandbox/linux/seccomp.py": ("tests/sandbox/test_seccomp.py", _CONFORMANCE[1], *_HERE),
+    "clawgym/sandbox/docker/removal.py": ("tests/sandbox/test_docker.py",),
+    "clawgym/sandbox/docker/container.py": ("tests/sandbox/test_docker.py", *_CONFORMANCE, "-k", "docker"),
+    "clawgym/sandbox/ray/layers.py": ("tests/sandbox/test_ray.py", _CONFORMANCE[2], "-k", "ray"),
     "clawgym/envs/_runtime.py": (
         "tests/invariants/test_nothing_left.py::test_a_script_that_never_closes_ends_quietly",
         "tests/envs/test_terminal.py",
         *_HERE,
     ),
-    "clawgym/evaluation/escape/": (
+    "clawgym/redteam/escape/": (
         f"{_ESCAPE}test_every_row_has_probes_and_every_probe_a_row",
         f"{_ESCAPE}test_what_a_probe_asks_of_the_kernel_is_what_it_says",
         f"{_ESCAPE}test_without_a_sandbox_the_probes_reach_the_host",
@@ -119,8 +132,8 @@ NEAR: dict[str, tuple[str, ...]] = {
         f"{_ESCAPE}test_a_broken_promise_is_found",
         f"{_ESCAPE}test_a_backend_stops_what_it_claims_to_stop[namespace]",
     ),
-    "clawgym/evaluation/exploits/tests_run.py": ("tests/invariants/test_tests_hold.py",),
-    "clawgym/evaluation/exploits/": ("tests/evaluation/test_exploits.py",),
+    "clawgym/redteam/exploits/tests_run.py": ("tests/invariants/test_tests_hold.py",),
+    "clawgym/redteam/exploits/": ("tests/redteam/test_exploits.py",),
     "verifiers/_tests_runner.py": _SWE,
     "verifiers/_tests_session.py": _SWE,
     **_mirrored(
@@ -134,14 +147,14 @@ NEAR: dict[str, tuple[str, ...]] = {
             "formats/rows": "test_rows test_math_rows",
             "formats/swe_rows": "test_swe_rows",
             "layers": "test_layers test_tools_and_layers",
-            "mutable": "test_rules test_properties test_clawgym_format",
-            "servers/_session": "servers/test_interpreter servers/test_tools",
-            "servers/clawgym_tools": "servers/test_tools servers/test_worlds",
-            "servers/interpreter": "servers/test_interpreter",
-            "servers/world_mail": "servers/test_worlds servers/test_tools packs/test_toolcall_basic",
+            "curation/mutable": "test_rules test_properties test_clawgym_format",
+            "worlds/servers/_session": "worlds/test_interpreter worlds/test_tools",
+            "worlds/servers/clawgym_tools": "worlds/test_tools worlds/test_worlds",
+            "worlds/servers/interpreter": "worlds/test_interpreter",
+            "worlds/servers/world_mail": "worlds/test_worlds worlds/test_tools packs/test_toolcall_basic",
             "sets": "test_sets test_cli_tasks",
             **{
-                f"sites/{name}": "test_sites packs/test_gui_basic"
+                f"worlds/sites/{name}": "worlds/test_sites packs/test_gui_basic"
                 for name in ["_fields", "_page", "forms", "mail", "server", "settings", "shop", "table"]
             },
             "swe/patching": "swe/test_patching swe/test_make",
@@ -183,7 +196,7 @@ NEAR: dict[str, tuple[str, ...]] = {
             "hub/_card": "test_hub",
             "hub/_checkpoint": "test_hub",
             "hub/push": "test_hub cli/test_push",
-            "cli/attack": "evaluation/test_exploits evaluation/test_escape",
+            "cli/attack": "redteam/test_exploits redteam/test_escape",
             "cli/doctor": "cli/test_cli",
             "cli/gateway": "cli/test_gateway cli/test_openclaw",
             "cli/ledger": "invariants/test_ledger",
@@ -193,8 +206,8 @@ NEAR: dict[str, tuple[str, ...]] = {
             "tools/_server": "tools/test_served invariants/test_tools_hold",
             "tools/computer": "desktop/test_seen_by_a_model desktop/test_web",
             "tools/served": "tools/test_served invariants/test_tools_hold",
-            "records": "test_records evaluation/test_runner",
-            "runs": "test_runs",
+            "records/task": "records/test_records evaluation/test_runner",
+            "records/run_folder": "records/test_run_folder",
         },
     ),
 }
@@ -203,8 +216,8 @@ room is slow to measure. A name that ends with ``/`` is a folder's."""
 FILE_SECONDS, MUTANT_SECONDS, TEST_SECONDS = 600, 300, 20.0
 """Limits: measuring one test file, trying one mutation, and the tests chosen for one (as they took when measured)."""
 LONG = (
-    "evaluation/test_escape.py",
-    "evaluation/test_exploits.py",
+    "redteam/test_escape.py",
+    "redteam/test_exploits.py",
     "gateway/test_openclaw",
     "local/test_programs.py",
     "local/test_beside_vllm.py",

@@ -38,7 +38,7 @@ from env import Cpu, _ticks, _tree
 
 from clawgym.errors import ClawGymError, TaskSetNotFound
 from clawgym.records import Task, ToolCall
-from clawgym.rollout._attempt import Attempt
+from clawgym.rollout.attempt import Attempt
 from clawgym.sandbox import Backend, backend
 from clawgym.tasks import load
 from clawgym.tools.protocol import Refused

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from clawgym.evaluation.paired import detectable, difference
-from clawgym.evaluation.statistics import Estimate, mean, pass_at_k, pass_hat_k, rate
+from clawgym.statistics import Estimate, mean, pass_at_k, pass_hat_k, rate
 
 Generator = np.random.Generator
 

@@ -50,14 +50,14 @@ from clawgym.engines.transformers import TransformersEngine
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import Sample
+from clawgym.trainers.common import collector
+from clawgym.trainers.common.batch import make_batch
+from clawgym.trainers.common.parts import load_parts
+from clawgym.trainers.common.policy import load_policy
+from clawgym.trainers.common.services import pool_file
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local import collector
-from clawgym.trainers.local.batch import make_batch
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
-from clawgym.trainers.local.parts import load_parts
-from clawgym.trainers.local.policy import load_policy
-from clawgym.trainers.local.setting import pool_file
 
 PARTS = ("run", "update", "ahead", "memory")
 LR = 1e-6

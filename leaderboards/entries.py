@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawgym.evaluation.integrity import belongs, edited, results_digest
-from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import READS_FILES, GroupScores, Summary, summarize
-from clawgym.evaluation.verification import read_verification
-from clawgym.runs import RunFolder
+from clawgym.evaluation.verify_record import read_verification
+from clawgym.records.run_folder import RunFolder
+from clawgym.statistics import Estimate
 
 __all__ = ["SCORES", "Entry", "load_entry"]
 

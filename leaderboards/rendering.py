@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clawgym.evaluation.statistics import Estimate
 from clawgym.leaderboards.entries import SCORES, Entry
 from clawgym.leaderboards.ranking import Board
+from clawgym.statistics import Estimate
 from clawgym.visible import visible
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
-from clawgym.tasks import _hub, clean
+from clawgym.tasks import _hub
+from clawgym.tasks.curation import clean
 from clawgym.tasks.formats import read
 from clawgym.tasks.packs import PACKS, SPLITS, pack
 
@@ -46,7 +47,7 @@ PUBLISHED: dict[str, Published] = {
 }
 
 SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "of ClawGym-Train, the tasks in which an audit found no flaw"}
-"""Subsets by a list that comes with the package (:mod:`clawgym.tasks.clean`), and what each is."""
+"""Subsets by a list that comes with the package (:mod:`clawgym.tasks.curation.clean`), and what each is."""
 _SOURCES = ("ClawGym-Train", "ClawGym-Task")
 """Where the tasks of a subset are taken from: the folders, or else the rows; by content, so either will do."""
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from clawgym.errors import GradingError
 from clawgym.records import Task, TaskFile
 from clawgym.sandbox.protocol import Archive, Backend
-from clawgym.verifiers._workspace import compose
 from clawgym.verifiers.grading import Subject, empty_archive, grade, untouched
 from clawgym.verifiers.scores import plain_mean
+from clawgym.verifiers.workspace import compose
 
 __all__ = [
     "CHEAP_POLICIES",

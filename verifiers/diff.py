@@ -1,7 +1,7 @@
 """The submission as text: what the agent changed, in git's format.
 
 Invariant: ``git apply`` of it on the task's inputs gives the files that are graded, mode and all; what is protected,
-caches and links are in neither (:mod:`clawgym.verifiers._workspace`). Format: ``git help diff-format``; a binary file
+caches and links are in neither (:mod:`clawgym.verifiers.workspace`). Format: ``git help diff-format``; a binary file
 is a ``literal``: a zlib stream in base 85, 52 bytes a line.
 """
 
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from clawgym.records import Task, TaskFile
-from clawgym.verifiers._workspace import submitted, unprotected
+from clawgym.verifiers.workspace import submitted, unprotected
 
 __all__ = ["DIFF_FILE", "diff", "submission_diff"]
 

@@ -29,10 +29,10 @@ from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
 from clawgym.offload import offloaded
 from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
-from clawgym.verifiers._workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 from clawgym.verifiers.scan import third_party_imports
 from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
 from clawgym.verifiers.stock import TESTS_REWARD_SH, stock_reward_sh
+from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
 __all__ = ["Subject", "empty_archive", "grade", "untouched"]
 

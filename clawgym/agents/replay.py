@@ -14,10 +14,10 @@ from typing import Any
 
 from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.atif import steps_from_atif
 from clawgym.errors import AgentError, ClawGymError
 from clawgym.records import Step, ToolCall
-from clawgym.runs import RunFolder
+from clawgym.records.atif import steps_from_atif
+from clawgym.records.run_folder import RunFolder
 from clawgym.tools.shell import bash_call
 
 __all__ = ["ReplayAgent"]

@@ -76,8 +76,8 @@ async def _scores(
     from clawgym.cli.audit import TaskProgress
     from clawgym.cli.eval import stop_on_signals
     from clawgym.console import Console
-    from clawgym.evaluation import attack as attacks
-    from clawgym.evaluation.attack_rates import attack_view
+    from clawgym.redteam import attack as attacks
+    from clawgym.redteam.rates import attack_view
     from clawgym.sandbox import backend as make_backend
     from clawgym.tasks import load
 
@@ -121,8 +121,8 @@ async def _scores(
 def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
     """0 if nothing is open but what was declared, 1 if something is, or no backend could be attacked."""
     from clawgym.console import Console, progress
-    from clawgym.evaluation import escape
-    from clawgym.evaluation.escape.table import lines, table
+    from clawgym.redteam import escape
+    from clawgym.redteam.escape.table import lines, table
     from clawgym.sandbox import BACKENDS
     from clawgym.sandbox import backend as make_backend
 

@@ -72,7 +72,7 @@ def _needed() -> None:
 async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
     from clawgym.cli.eval import stop_on_signals
     from clawgym.console import Console
-    from clawgym.trainers.local.tracking import LiveView, PlainView
+    from clawgym.trainers.common.tracking import LiveView, PlainView
 
     console = Console(stderr=True)
     stop = asyncio.Event()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clawgym.evaluation.progress import Ledger
     from clawgym.evaluation.verify import Verification
     from clawgym.records import TaskSet
-    from clawgym.runs import RunFolder
+    from clawgym.records.run_folder import RunFolder
 
 __all__ = ["verify_command"]
 
@@ -33,7 +33,7 @@ def verify_command(
     Ends with 0 when all agrees, 1 when something does not (or nothing could be graded again), 130 when interrupted; the
     same command goes on. What is found is written to verification.json in the folder; the results are not touched.
     """
-    from clawgym.runs import RunFolder
+    from clawgym.records.run_folder import RunFolder
 
     folder = RunFolder.read(run)
     raise typer.Exit(asyncio.run(_run(folder, tasks_of(folder, bench), backend, concurrency, as_json)))

@@ -36,7 +36,7 @@ def watch_command(
 def _process(what: str | None) -> int | None:
     """Raises :class:`RunFolderError` for a run that nobody writes."""
     from clawgym.errors import RunFolderError
-    from clawgym.runs import writer_of
+    from clawgym.records.run_folder import writer_of
 
     if what is None:
         return None

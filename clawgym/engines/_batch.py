@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from clawgym.engines._load import Run
-from clawgym.engines._lora import Adapter, AdapterHooks
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed
 from clawgym.engines._sample import sample
 from clawgym.engines._slots import Decode, KVShape, Plan, Prefill, Slab, capacity_for
+from clawgym.engines.load import Run
+from clawgym.engines.lora import Adapter, AdapterHooks
 from clawgym.records import common_prefix
 
 __all__ = ["Batch", "OutOfMemory", "Sequence"]

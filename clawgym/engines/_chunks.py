@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clawgym.engines._chat import Reply, count_of, storable
+from clawgym.engines.chat import Reply, count_of, storable
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.records import Usage
 

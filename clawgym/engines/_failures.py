@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from clawgym.bounds import read_json
-from clawgym.engines._chat import storable
 from clawgym.engines._retry import is_retryable, retry_after
+from clawgym.engines.chat import storable
 from clawgym.errors import ContextLengthExceeded, EngineError
 
 __all__ = [

@@ -45,7 +45,7 @@ class Lean:
         return cls(model, window)
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """A :data:`~clawgym.engines._load.Run`."""
+        """A :data:`~clawgym.engines.load.Run`."""
         dim, half = self._head_dim, self._head_dim // 2
         cos, sin = self._cos[positions], self._sin[positions]
         x = self._embed(ids)

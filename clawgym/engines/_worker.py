@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import torch
 
 from clawgym.engines._batch import Batch, OutOfMemory, Sequence
-from clawgym.engines._lora import Adapter
 from clawgym.engines._stream import Piece, Stream, deliver
+from clawgym.engines.lora import Adapter
 from clawgym.errors import EngineError
 
 __all__ = ["Request", "Worker"]

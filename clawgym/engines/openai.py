@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clawgym.bounds import LARGEST_BODY
-from clawgym.engines._chat import Problem, Reply, parse_completion
 from clawgym.engines._chunks import Chunks
 from clawgym.engines._client import Client
 from clawgym.engines._failures import Failure, error_of, host_of
 from clawgym.engines._limits import Budget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable
+from clawgym.engines.chat import Problem, Reply, parse_completion
 from clawgym.engines.protocol import Completion, Delta, Sampling
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage

@@ -28,10 +28,10 @@ try:
     import transformers
 
     from clawgym.engines._batch import Batch
-    from clawgym.engines._load import fitting_window, load_model, prepare, read_weights, set_weights
-    from clawgym.engines._lora import Adapter, read_adapter
     from clawgym.engines._stream import Stream
     from clawgym.engines._worker import Request, Worker
+    from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, set_weights
+    from clawgym.engines.lora import Adapter, read_adapter
 except ImportError as error:
     raise MissingDependency(
         f"the transformers engine needs torch and transformers ({error}): pip install 'clawgym[local]'"

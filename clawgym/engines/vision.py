@@ -31,9 +31,9 @@ try:
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from clawgym.engines._load import fitting_window, sees, set_weights
     from clawgym.engines._sample import sample
     from clawgym.engines.folders import load_weights, model_folder
+    from clawgym.engines.load import fitting_window, sees, set_weights
 except ImportError as error:
     raise MissingDependency(
         f"the vision engine needs torch, transformers and Pillow ({error}): pip install 'clawgym[local,gui]'"

@@ -272,7 +272,7 @@ class VLLMEngine(ServedEngine):
 
 
 def _write(folder: Path, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
-    from clawgym.engines._lora import write_adapter
+    from clawgym.engines.lora import write_adapter
 
     folder.mkdir(parents=True)
     write_adapter(folder, weights, config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clawgym.atif import json_safe
+from clawgym.records.atif import json_safe
 
 if TYPE_CHECKING:
     from clawgym.live.page import Page

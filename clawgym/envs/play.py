@@ -16,7 +16,7 @@ from clawgym.envs.kit import Reward
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, TaskError
 from clawgym.records import Episode, Observation, Outcome, Step, Task, ToolCall, VerifierResult
 from clawgym.rollout import Attempt
-from clawgym.rollout._attempt import utc_now
+from clawgym.rollout.attempt import utc_now
 from clawgym.sandbox import Backend
 
 __all__ = ["Play", "ending"]

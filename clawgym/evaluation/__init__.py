@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clawgym.evaluation.runner import EvalConfig, episode_seed, evaluate
-from clawgym.evaluation.statistics import Estimate, pass_at_k, pass_hat_k
 from clawgym.evaluation.summary import Summary, summarize
+from clawgym.statistics import Estimate, pass_at_k, pass_hat_k
 
 __all__ = ["Estimate", "EvalConfig", "Summary", "episode_seed", "evaluate", "pass_at_k", "pass_hat_k", "summarize"]

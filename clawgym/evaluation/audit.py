@@ -23,10 +23,10 @@ from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule, finished_writing
 from clawgym.evaluation.validate import validate_solution
 from clawgym.records import Outcome, Task, TaskSet
-from clawgym.runs import RunFolder, make_receipt, now
+from clawgym.records.run_folder import RunFolder, make_receipt, now
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
-from clawgym.tasks import clean
+from clawgym.tasks.curation import clean
 from clawgym.verifiers.cheap import (
     CHEAP_POLICIES,
     CheapGrade,

@@ -17,7 +17,7 @@ from typing import Any
 from clawgym.errors import ComparisonRefused
 from clawgym.evaluation.paired import ALPHA, Difference, difference
 from clawgym.evaluation.summary import Summary, graded_by_task, summarize_rows, task_means
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 
 __all__ = ["LEAST_TASKS", "MOST_INFRA", "Comparison", "Side", "compare"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from clawgym.records import Task, TaskSet
-from clawgym.tasks.clean import HASH_DIGITS, Verdict
-from clawgym.tasks.missing import missing_inputs
-from clawgym.tasks.web import asks_for_web
+from clawgym.tasks.curation.clean import HASH_DIGITS, Verdict
+from clawgym.tasks.curation.missing import missing_inputs
+from clawgym.tasks.curation.web import asks_for_web
 from clawgym.verifiers.cheap import CHEAP_POLICIES, CheapGrade, output_paths
 from clawgym.verifiers.effects import Effects, effects_of
 from clawgym.verifiers.scan import third_party_imports

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clawgym.atif import PICTURES, picture_name, steps_from_atif
 from clawgym.errors import TaskError
 from clawgym.evaluation.summary import UNSUPPORTED, summarize
 from clawgym.records import Outcome
-from clawgym.runs import RESULTS, SUMMARY, RunFolder, seal_of
+from clawgym.records.atif import PICTURES, picture_name, steps_from_atif
+from clawgym.records.run_folder import RESULTS, SUMMARY, RunFolder, seal_of
 from clawgym.verifiers.scores import corrected, plain_mean
 
 __all__ = ["belongs", "discrepancies", "edited", "picture_damage", "results_digest", "unpacked"]

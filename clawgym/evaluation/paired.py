@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from clawgym.evaluation.statistics import CONFIDENCE, bootstrap, student_t
+from clawgym.statistics import CONFIDENCE, bootstrap, student_t
 
 __all__ = ["ALPHA", "POWER", "Difference", "detectable", "difference", "detectable_for_one", "sign_flip"]
 

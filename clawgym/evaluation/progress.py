@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clawgym.evaluation import statistics
+from clawgym import statistics
 from clawgym.evaluation.summary import UNSUPPORTED, cause, strict
 from clawgym.records import Outcome
 from clawgym.visible import visible
@@ -24,7 +24,7 @@ __all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration"]
 
 
 class Ledger(Protocol):
-    """What a long run over a task set is kept in; a :class:`~clawgym.runs.RunFolder` is one."""
+    """What a long run over a task set is kept in; a :class:`~clawgym.records.run_folder.RunFolder` is one."""
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]: ...

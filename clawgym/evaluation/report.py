@@ -19,14 +19,15 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from clawgym.atif import steps_from_atif
 from clawgym.errors import TaskError
-from clawgym.evaluation import charts, summary
-from clawgym.evaluation.pictures import animate, pictures_of, seen_text
+from clawgym.evaluation import summary
 from clawgym.evaluation.progress import duration
-from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Step
-from clawgym.runs import RunFolder, safe_name
+from clawgym.records.atif import steps_from_atif
+from clawgym.records.run_folder import RunFolder, safe_name
+from clawgym.reporting import charts
+from clawgym.reporting.pictures import animate, pictures_of, seen_text
+from clawgym.statistics import Estimate
 from clawgym.visible import visible_value
 
 __all__ = ["render_report", "write_report"]

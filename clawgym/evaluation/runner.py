@@ -22,7 +22,7 @@ from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
-from clawgym.runs import SUMMARY, Receipt, RunFolder, make_receipt, now
+from clawgym.records.run_folder import SUMMARY, Receipt, RunFolder, make_receipt, now
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawgym.evaluation import statistics
+from clawgym import statistics
 from clawgym.evaluation.paired import detectable_for_one
-from clawgym.evaluation.statistics import Estimate
 from clawgym.records import Outcome, Usage
-from clawgym.runs import Receipt, RunFolder
+from clawgym.records.run_folder import Receipt, RunFolder
+from clawgym.statistics import Estimate
 
 __all__ = [
     "READS_FILES",

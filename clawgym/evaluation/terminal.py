@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
-from clawgym.evaluation.statistics import Estimate
 from clawgym.evaluation.summary import Scores, Summary
-from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
+from clawgym.evaluation.verify_record import NOT_GRADABLE, SAME, Verification
+from clawgym.statistics import Estimate
 from clawgym.visible import visible
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clawgym.atif import json_safe, steps_from_atif
 from clawgym.errors import GradingError, InfraError, TaskError
 from clawgym.evaluation.grader import changes_of_image, describe_grader
 from clawgym.evaluation.integrity import discrepancies, edited, picture_damage, results_digest, unpacked
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule
 from clawgym.evaluation.summary import graded_by_task
-from clawgym.evaluation.verification import (
+from clawgym.evaluation.verify_record import (
     CHANGED,
     DAMAGED,
     NOT_GRADABLE,
@@ -34,10 +33,11 @@ from clawgym.evaluation.verification import (
     Verification,
     read_verification,
 )
-from clawgym.receipts import library_version, now
 from clawgym.records import GradingMode, Outcome, Task, TaskSet, VerifierResult
+from clawgym.records.atif import json_safe, steps_from_atif
+from clawgym.records.manifest import library_version, now
+from clawgym.records.run_folder import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
 from clawgym.rollout import transcript_payload
-from clawgym.runs import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.verifiers.grading import Subject, grade

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clawgym.gateway._template import Template
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.parsers import CallStyle, ReplyParser
+from clawgym.gateway.template import Template
 
 __all__ = ["sees_images", "style_of_calls", "template_problems"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym.bounds import LONGEST_REQUEST
-from clawgym.engines._chat import storable
+from clawgym.engines.chat import storable
 from clawgym.engines.protocol import CallDelta, Delta, Image, Sampling
 from clawgym.errors import GatewayError
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from clawgym.engines._chat import Problem, parse_completion
+from clawgym.engines.chat import Problem, parse_completion
 from clawgym.engines.protocol import Completion, Sampling
 from clawgym.errors import EngineError
 from clawgym.gateway.calls import Refusal

@@ -19,10 +19,10 @@ from typing import Any
 from clawgym.engines.folders import load_tokenizer, model_folder, read_settings
 from clawgym.errors import EngineError, GatewayError, MissingDependency
 from clawgym.gateway._check import sees_images, style_of_calls, template_problems
-from clawgym.gateway._template import Guard, Template, for_template
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.decode import Alphabet, Decoder
 from clawgym.gateway.parsers import CallStyle, ReplyParser
+from clawgym.gateway.template import Guard, Template, for_template
 
 __all__ = ["Renderer"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import ClawGymError
-from clawgym.receipts import Receipt
-from clawgym.runs import RunFolder
+from clawgym.records.manifest import Receipt
+from clawgym.records.run_folder import RunFolder
 
 __all__ = ["Checkpoint", "HubError", "read_checkpoint"]
 

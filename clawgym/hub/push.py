@@ -116,7 +116,7 @@ def push(plan: Plan, repo: str | None = None, *, public: bool = False) -> Pushed
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    from clawgym.receipts import library_version
+    from clawgym.records.manifest import library_version
 
     repo = repo or re.sub(r"[^\w.-]+|--+|\.\.+", "-", plan.checkpoint.name).strip("-.")
     api = HfApi(library_name="clawgym", library_version=library_version())
@@ -203,7 +203,7 @@ def _portable(path: Path) -> Upload:
 
 def _merged(adapter: Path, folder: Path) -> Path:
     try:
-        from clawgym.trainers.local.scratch import merge_adapter
+        from clawgym.trainers.common.scratch import merge_adapter
     except ImportError as error:
         raise MissingDependency(f"an adapter is merged with torch ({error}): pip install 'clawgym[local]'") from error
     try:

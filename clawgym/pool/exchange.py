@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clawgym.errors import PoolError, TraceError
-from clawgym.pool import _documents, _parquet
+from clawgym.pool import documents, parquet
 from clawgym.pool.pool import Pool
 from clawgym.pool.states import PooledEpisode
 from clawgym.pool.traces import json_rows, readable
@@ -100,7 +100,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _write_parquet(pool: Pool, chosen: Chosen, path: Path) -> None:
-    schema = _parquet.schema()
+    schema = parquet.schema()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -113,7 +113,7 @@ def _write_parquet(pool: Pool, chosen: Chosen, path: Path) -> None:
             shown |= names.keys()
             files = [image for name in names if (image := _file(pool, name)) is not None]
             given = pool.turn_rewards(episode.id), pool.about_turn_rewards(episode.id)
-            rows = _parquet.rows_from(episode, turns, *given, files)
+            rows = parquet.rows_from(episode, turns, *given, files)
             waiting += rows
             ids += sum(len(row.get(name) or ()) for row in rows for name in ("context_ids", "sampled_ids", "row_ids"))
             if ids > 2_000_000 or len(waiting) > 5_000:
@@ -129,7 +129,7 @@ def _write_lines(path: Path, rows: Iterator[Mapping[str, Any]]) -> None:
 
 
 def _write_atif(pool: Pool, chosen: Chosen, path: Path) -> None:
-    _write_lines(path, (_documents.atif_of(episode, turns) for episode, turns in chosen))
+    _write_lines(path, (documents.atif_of(episode, turns) for episode, turns in chosen))
 
 
 def _write_messages(pool: Pool, chosen: Chosen, path: Path) -> None:
@@ -141,7 +141,7 @@ def _write_messages(pool: Pool, chosen: Chosen, path: Path) -> None:
                 if turn.tools not in tools:
                     found = _file(pool, turn.tools)
                     tools[turn.tools] = None if found is None else json.loads(found.data)
-            yield from _documents.conversations_of(episode, turns, tools)
+            yield from documents.conversations_of(episode, turns, tools)
 
     _write_lines(path, rows())
 
@@ -227,12 +227,12 @@ def _closed(pool: Pool, id: str) -> bool:
 
 
 def _parquet_entries(path: Path) -> Iterator[_Entry]:
-    if not _parquet.is_ours(path):
+    if not parquet.is_ours(path):
         raise TraceError(f"{path}: parquet, but not of a pool: `clawgym ledger check` reads it, import does not")
     members: Counter[tuple[str, str, str]] = Counter()
-    for _, rows in _parquet.episodes_of(path, ["episode", "group", "channel", "task_id"]):
+    for _, rows in parquet.episodes_of(path, ["episode", "group", "channel", "task_id"]):
         members[rows[0]["group"], rows[0]["channel"], rows[0]["task_id"]] += 1
-    for id, rows in _parquet.episodes_of(path):
+    for id, rows in parquet.episodes_of(path):
         about = rows[0]
         group = None if about["group"] == id else about["group"]
         key = (about["group"], about["channel"], about["task_id"])
@@ -247,7 +247,7 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
         judged = about["trainable"] is not None or about["tags"] or about["note"]
         yield _Entry(
             opening={"id": id, "group": group, "meta": json.loads(about["meta"])} | {n: about[n] for n in names},
-            turns=[_parquet.turn_of(row) for row in rows if row["index"] is not None],
+            turns=[parquet.turn_of(row) for row in rows if row["index"] is not None],
             closing={n: about[n] for n in ("outcome", "reward", "cause")} | {"rewards": json.loads(about["rewards"])},
             curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else {},
             rewards=rewards,
@@ -268,9 +268,9 @@ def _line_entries(path: Path) -> Iterator[_Entry]:
 def _of_line(path: Path, number: int, row: Any) -> _Entry:
     if isinstance(row, Mapping) and str(row.get("schema_version", "")).startswith("ATIF-v1."):
         ours = ((row.get("extra") or {}).get("clawgym")) or {}
-        id, turns = row.get("session_id"), _documents.turns_from_atif(row)
+        id, turns = row.get("session_id"), documents.turns_from_atif(row)
     elif isinstance(row, Mapping) and isinstance(row.get("messages"), list):
-        ours, id, turns = row, row.get("episode"), _documents.turns_from_messages(row["messages"])
+        ours, id, turns = row, row.get("episode"), documents.turns_from_messages(row["messages"])
         id = None if id is None else "-".join([str(id), *map(str, (row.get("turns") or ())[-1:])])
     else:
         raise TraceError(f"{path}:{number}: neither an ATIF document nor chat messages: correct the line")

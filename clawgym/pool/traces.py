@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import PoolError, TraceError
-from clawgym.pool import _parquet as parquet
+from clawgym.pool import parquet
 from clawgym.pool._rows import EPISODE, INDEX, first, id_list, turn_of
 from clawgym.pool.check import TraceTurn, trace_of
 from clawgym.records import Turn

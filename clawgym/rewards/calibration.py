@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from clawgym.evaluation.paired import ALPHA, Difference, difference
-from clawgym.evaluation.statistics import CONFIDENCE
+from clawgym.statistics import CONFIDENCE
 
 __all__ = [
     "CLEAR",

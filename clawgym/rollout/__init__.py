@@ -8,7 +8,7 @@ from typing import Any
 from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
 from clawgym.records import Episode, Task
-from clawgym.rollout._attempt import Attempt, transcript_payload
+from clawgym.rollout.attempt import Attempt, transcript_payload
 from clawgym.sandbox.protocol import Backend
 
 __all__ = ["Attempt", "run_episode", "transcript_payload"]

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 BACKENDS = {"namespace": "NamespaceBackend", "chroot": "ChrootBackend", "docker": "DockerBackend"}
-"""Name -> class, in the module of that name: backends whose boxes are on this machine."""
+"""Name -> class, in the module ``backend`` of the package of that name: backends whose boxes are on this machine."""
 MANY = {"ray": "RayBackend"}
 """The same for boxes on many machines, each made by one of :data:`BACKENDS` there: ``ray``, ``ray:chroot``, ..."""
 _LINUX_ONLY = ("namespace", "chroot", "ray")
@@ -58,5 +58,5 @@ def backend(name: str = "auto") -> Backend:
         raise SandboxUnavailable(
             f"the {name} backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
         )
-    made = getattr(importlib.import_module(f"clawgym.sandbox.{kind}"), (BACKENDS | MANY)[kind])
+    made = getattr(importlib.import_module(f"clawgym.sandbox.{kind}.backend"), (BACKENDS | MANY)[kind])
     return made(there) if there else made()

@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from clawgym.sandbox._cgroups import Cgroups
-from clawgym.sandbox._trees import remove_tree
+from clawgym.sandbox.inside.trees import remove_tree
+from clawgym.sandbox.linux.cgroups import Cgroups
 
 __all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "claim", "clear", "left_over", "reap", "state_dir"]
 
@@ -143,14 +143,14 @@ def clear(state: Path, owner: str, cgroups: Cgroups, seconds: float = _CLEAR_SEC
     cgroups.remove_all()
     folder = state / "owners" / owner
     if any(folder.glob("chroot-*")):
-        from clawgym.sandbox._clones import recover
+        from clawgym.sandbox.chroot.clones import recover
 
         _kill_uids(folder, min(end, time.monotonic() + 5))
         recover(folder, end)
     try:
         engines = json.loads((folder / "docker.json").read_text())
         for engine in engines:
-            from clawgym.sandbox._containers import remove_containers  # HTTP: megabytes that few supervisors need
+            from clawgym.sandbox.docker.removal import remove_containers  # HTTP: megabytes that few supervisors need
 
             remove_containers(engine, owner)
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ def _lock_of(folder: Path) -> int | None:
 
 def _kill_uids(folder: Path, deadline: float) -> None:
     """Kill what still runs as one of a dead owner's uids, unless somebody else has them by now."""
-    from clawgym.sandbox._jail import processes
+    from clawgym.sandbox.chroot.jail import processes
 
     try:
         path, first = json.loads((folder / "uids.json").read_text())

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox._listen import box_path_of
+from clawgym.sandbox.linux.listen import box_path_of
 from clawgym.sandbox.protocol import Sandbox
 
 __all__ = ["Program"]
@@ -19,7 +19,7 @@ _KEPT = 4096
 
 @cache
 def _launcher() -> str:
-    return resources.files("clawgym.sandbox").joinpath("_become.py").read_text(encoding="utf-8")
+    return resources.files("clawgym.sandbox.inside").joinpath("become.py").read_text(encoding="utf-8")
 
 
 class Program:

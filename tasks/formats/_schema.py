@@ -26,8 +26,8 @@ from clawgym.records import (
     ToolServer,
     VerifierSpec,
 )
+from clawgym.tasks.curation.mutable import inputs_to_change
 from clawgym.tasks.formats._files import packages_for, with_tools_of_the_agent
-from clawgym.tasks.mutable import inputs_to_change
 
 __all__ = ["Entry", "Extras", "Row", "validated"]
 
@@ -81,7 +81,7 @@ class Extras(_Strict):
     image: str = "default"
     mode: Literal["clean", "fork", "live"] | None = None
     mutable_inputs: list[str] | None = None
-    """``None``: found by the rule of :mod:`clawgym.tasks.mutable`."""
+    """``None``: found by the rule of :mod:`clawgym.tasks.curation.mutable`."""
     env: dict[str, str] = {}
     verifier_env: dict[str, str] = {}
     limits: dict[str, int | float] = {}

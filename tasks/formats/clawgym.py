@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
-from clawgym.tasks.categories import with_category, without_rule_category
+from clawgym.tasks.curation.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import (
     check_files,
     check_task_id,

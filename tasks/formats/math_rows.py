@@ -14,7 +14,7 @@ from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
 from clawgym.tasks.formats._files import check_task_id
 from clawgym.tasks.mathematics import MATH_FOLDER, math_layer, math_verifier
-from clawgym.tasks.servers import interpreter_server
+from clawgym.tasks.worlds.servers import interpreter_server
 
 __all__ = ["is_row", "read_row"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
-from clawgym.tasks.categories import with_category, without_rule_category
+from clawgym.tasks.curation.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import check_files, check_task_id, decode
 from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files
 from clawgym.tasks.formats._tables import iter_values

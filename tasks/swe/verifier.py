@@ -16,8 +16,8 @@ from importlib import resources
 
 from clawgym.errors import TaskError
 from clawgym.records import TaskFile, VerifierSpec
-from clawgym.verifiers._workspace import OVERLAY
 from clawgym.verifiers.stock import TESTS_REWARD_SH
+from clawgym.verifiers.workspace import OVERLAY
 
 __all__ = ["PROTECTED", "observing_verifier", "tests_verifier"]
 
@@ -37,7 +37,7 @@ PROTECTED = (
     *_SHADOWS,
 )
 """Tests and their data, what configures pytest, and what Python or pytest would load before them. ``*`` goes over
-``/``. Caches and packaging metadata are never part of a submission (:mod:`clawgym.verifiers._workspace`)."""
+``/``. Caches and packaging metadata are never part of a submission (:mod:`clawgym.verifiers.workspace`)."""
 
 
 def tests_verifier(

@@ -51,7 +51,7 @@ async def test_files_are_written_again_and_other_tools_are_named(work):
 
 async def test_a_run_folder_is_replayed(work, tmp_path: Path):
     from clawgym.records import Episode, Outcome
-    from clawgym.runs import RunFolder, make_receipt
+    from clawgym.records.run_folder import RunFolder, make_receipt
 
     first = await work()
     await first.run(ScriptAgent(b"echo 42 > out.txt"))

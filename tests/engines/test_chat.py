@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.engines._chat import Problem, parse_completion, storable
+from clawgym.engines.chat import Problem, parse_completion, storable
 
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),

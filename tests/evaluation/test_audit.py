@@ -19,10 +19,10 @@ from clawgym.evaluation.audit import AUDIT, CLEAN, audit, sample
 from clawgym.evaluation.findings import FLAWS, TaskAudit
 from clawgym.evaluation.progress import NoProgress
 from clawgym.records import GradingMode, Task, TaskFile, TaskSet, VerifierSpec
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 from clawgym.sandbox import Backend
 from clawgym.tasks import load, write
-from clawgym.tasks.clean import from_csv, shipped
+from clawgym.tasks.curation.clean import from_csv, shipped
 from clawgym.verifiers.cheap import CHEAP_POLICIES
 from clawgym.verifiers.scan import scan_checker
 

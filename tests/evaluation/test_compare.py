@@ -16,7 +16,7 @@ from clawgym.errors import ComparisonRefused, RunFolderError
 from clawgym.evaluation.compare import compare
 from clawgym.evaluation.paired import detectable, difference, sign_flip
 from clawgym.records import Episode, Outcome, Task, TaskFile, TaskSet, VerifierResult, VerifierSpec
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_receipt
 
 deltas = st.lists(st.integers(-24, 24).map(lambda n: n / 24), min_size=2, max_size=12)
 zero_one = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=40)

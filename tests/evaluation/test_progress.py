@@ -8,7 +8,7 @@ import pytest
 from clawgym.console import Console
 from clawgym.evaluation.progress import RichProgress, duration
 from clawgym.records import TaskSet
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_receipt
 
 
 def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | None = None):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.evaluation.charts import histogram
 from clawgym.evaluation.report import render_report, write_report
 from clawgym.records import (
     Episode,
@@ -23,7 +22,8 @@ from clawgym.records import (
     VerifierResult,
     VerifierSpec,
 )
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.reporting.charts import histogram
 
 WHEN = "2026-01-01T00:00:00+00:00"
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{ 7*191 }}<!--<script>\u2028"

@@ -16,7 +16,7 @@ import pytest
 from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxError, SandboxUnavailable, UnsupportedTask
 from clawgym.evaluation.runner import ATTEMPTS, EvalConfig, episode_seed, evaluate
 from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 from clawgym.sandbox.protocol import Isolation
 
 

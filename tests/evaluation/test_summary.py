@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clawgym.evaluation.summary import UNSUPPORTED, summarize_rows
-from clawgym.receipts import Receipt
+from clawgym.records.manifest import Receipt
 
 
 def receipt(tasks: dict[str, dict[str, Any]] | int = 3, samples: int = 1, **kwargs) -> Receipt:

@@ -23,11 +23,11 @@ from clawgym.agents.script import ScriptAgent
 from clawgym.errors import SandboxUnavailable
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.evaluation.terminal import verification_lines
-from clawgym.evaluation.verification import Verification, read_verification
 from clawgym.evaluation.verify import verify
+from clawgym.evaluation.verify_record import Verification, read_verification
 from clawgym.leaderboards import load_entry, rank, to_markdown
 from clawgym.records import GradingMode, Image, Limits, Observation, Step, Task, TaskFile, TaskSet, VerifierSpec
-from clawgym.runs import RunFolder, make_receipt, seal_of
+from clawgym.records.run_folder import RunFolder, make_receipt, seal_of
 from clawgym.sandbox import backend as make_backend
 from clawgym.verifiers.stock import STOCK_REWARD_SH
 
@@ -430,7 +430,7 @@ def test_workspaces_that_were_not_kept_are_named(tmp_path: Path, monkeypatch: py
     record = again(run(tmp_path / "none", tasks, keep_workspaces=False), tasks)
     assert "workspace.tar.gz was not kept" in why(record)
     assert not record.agrees
-    monkeypatch.setattr("clawgym.runs.KEPT_WORKSPACE", 10)
+    monkeypatch.setattr("clawgym.records.run_folder.KEPT_WORKSPACE", 10)
     record = again(run(tmp_path / "large", tasks), tasks)
     assert "workspace.tar.gz: not kept: 0 MiB, over" in why(record)
     assert not list((tmp_path / "large").rglob("workspace.tar.gz"))

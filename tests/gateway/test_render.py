@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from clawgym.errors import GatewayError
-from clawgym.gateway._template import Guard
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.render import Renderer
+from clawgym.gateway.template import Guard
 
 from . import models
 from .models import write_model

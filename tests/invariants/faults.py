@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.records import Limits, TaskFile
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 from clawgym.tasks.formats import write
 
 from ..verifiers.tasks_for_tests import task

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from clawgym.bounds import HELD_BODIES, LARGEST_BODY
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 
 from .faults import Eval
 from .hostile_endpoint import HostileEndpoint, bomb

@@ -12,8 +12,8 @@ import shutil
 import pytest
 
 from clawgym.agents import OracleAgent, ScriptAgent
-from clawgym.evaluation.exploits import EXPLOITS
 from clawgym.records import Desktop, Episode, Limits, Outcome, Task, TaskFile, ToolCall
+from clawgym.redteam.exploits import EXPLOITS
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import gui_basic

@@ -12,8 +12,8 @@ from clawgym.agents import NoopAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.records import GradingMode, Outcome, Task, TaskSet
+from clawgym.records.run_folder import RunFolder
 from clawgym.rollout import run_episode
-from clawgym.runs import RunFolder
 from clawgym.sandbox import Backend
 
 from ..verifiers.tasks_for_tests import CHECK, task, with_mode

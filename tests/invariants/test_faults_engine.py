@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 
 from ..sandbox.conftest import _end, _private_engine
 from .faults import Eval, check_whole

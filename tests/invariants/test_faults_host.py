@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.runs import RunFolder
+from clawgym.records.run_folder import RunFolder
 from clawgym.sandbox import leases
 
 from .faults import Eval, check_whole

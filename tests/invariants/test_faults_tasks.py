@@ -15,8 +15,8 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import RunFolderError, TaskError
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.records import Outcome, Task, TaskFile
+from clawgym.records.run_folder import RunFolder
 from clawgym.rollout import run_episode
-from clawgym.runs import RunFolder
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import read, write
 

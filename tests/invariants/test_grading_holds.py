@@ -10,8 +10,8 @@ from typing import Literal
 import pytest
 
 from clawgym.agents import ScriptAgent
-from clawgym.evaluation.exploits import EXPLOITS
 from clawgym.records import GradingMode, Outcome, Task, TaskFile
+from clawgym.redteam.exploits import EXPLOITS
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 

@@ -40,15 +40,15 @@ from clawgym.pool import Pool
 from clawgym.pool.exchange import import_
 from clawgym.pool.traces import read_traces
 from clawgym.records import Limits, Task, TaskFile, VerifierSpec
-from clawgym.sandbox._extract import filter_tar
-from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox.extract import filter_tar
+from clawgym.sandbox.link import GuestLink
 from clawgym.sandbox.protocol import ExecResult, SandboxSpec
 from clawgym.tasks.layers import Wheel, _unpack
 from clawgym.tasks.swe.patching import BadPatch
 from clawgym.tasks.swe.patching import apply as apply_patch
 from clawgym.tools._arguments import check_schema
-from clawgym.verifiers._workspace import submitted
 from clawgym.verifiers.grading import Subject, empty_archive, grade
+from clawgym.verifiers.workspace import submitted
 
 from ..fuzz.source import Posted
 

@@ -24,7 +24,8 @@ import psutil
 import pytest
 
 from clawgym.errors import InfraError, SandboxUnavailable
-from clawgym.sandbox import BACKENDS, SandboxSpec, _containers, backend, leases
+from clawgym.sandbox import BACKENDS, SandboxSpec, backend, leases
+from clawgym.sandbox.docker import removal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -86,7 +87,7 @@ class Owner:
             for container in self.listed():
                 self.containers.add(container)
                 with contextlib.suppress(OSError, KeyError, ValueError):
-                    held = json.loads(_containers._docker(self.engine, "GET", f"/containers/{container}/json"))
+                    held = json.loads(removal._docker(self.engine, "GET", f"/containers/{container}/json"))
                     self._remember(held["State"]["Pid"])
 
     def _remember(self, pid: int) -> None:
@@ -104,7 +105,7 @@ class Owner:
         """Ids of its containers, in any state."""
         assert self.engine is not None
         filters = quote(json.dumps({"label": [f"{leases.LABEL}={self.id}"]}))
-        rows = json.loads(_containers._docker(self.engine, "GET", f"/containers/json?all=1&filters={filters}"))
+        rows = json.loads(removal._docker(self.engine, "GET", f"/containers/json?all=1&filters={filters}"))
         return [row["Id"] for row in rows]
 
     # -- what is left

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clawgym.agents import NoopAgent, ScriptAgent
-from clawgym.evaluation.exploits import EXPLOITS, tests_run
-from clawgym.evaluation.stock_harness import stock_score_of
 from clawgym.records import Layer, Outcome
+from clawgym.redteam.exploits import EXPLOITS, tests_run
+from clawgym.redteam.original_grader import stock_score_of
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from clawgym.receipts import now
 from clawgym.records import Episode, Observation, Outcome, Step, Task, TaskSet, ToolCall, VerifierResult, VerifierSpec
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.records.manifest import now
+from clawgym.records.run_folder import RunFolder, make_receipt
 from clawgym.tasks.scaffold import new_task
 
 HOSTILE = (

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from clawgym.agents import ScriptAgent
-from clawgym.evaluation.exploits import EXPLOITS
 from clawgym.records import Outcome, Task
+from clawgym.redteam.exploits import EXPLOITS
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import toolcall_basic

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from clawgym.pool import Pool
-from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.common.checkpoints import Checkpoints
 
-from ..trainers.local.runs import small
+from ..trainers.runs import small
 
 KILLS = min(30, int(os.environ.get("CLAWGYM_SOAK", "2")))
 PROGRAM = """
@@ -71,7 +71,7 @@ def check_learnt(out: Path, steps: int) -> None:
 # Killed in its third step, once, right before or after its checkpoint is written.
 KILLED = """
 import os, signal
-from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.common.checkpoints import Checkpoints
 
 save = Checkpoints.save
 

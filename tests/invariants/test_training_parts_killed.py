@@ -25,7 +25,7 @@ import pytest
 from clawgym.pool import Pool
 from clawgym.trainers.config import TrainConfig
 
-from ..trainers.local.runs import small
+from ..trainers.runs import small
 from .test_training_kills import PROGRAM, check_learnt, learnt
 
 PARTS = ("judge", "gateway", "supervisor", "judge", "gateway")

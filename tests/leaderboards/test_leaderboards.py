@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from clawgym.cli.leaderboard import app
 from clawgym.leaderboards import load_entry, rank, to_json, to_markdown
 from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_receipt
 
 
 def make_run(

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from clawgym.atif import steps_from_atif
 from clawgym.errors import PoolError, TraceError
 from clawgym.pool import Pool, samples_of
 from clawgym.pool.check import check
 from clawgym.pool.exchange import export, import_
 from clawgym.pool.traces import read_traces
 from clawgym.records import Image, Turn
+from clawgym.records.atif import steps_from_atif
 
 from .histories import chain, histories, store
 

@@ -10,11 +10,11 @@ import pytest
 
 from clawgym.agents import NoopAgent, OracleAgent, ReplayAgent, ScriptAgent, SloppyAgent, ToolLoopAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.atif import episode_to_atif, steps_from_atif
 from clawgym.engines import Completion, ReplayEngine
 from clawgym.errors import AgentError
 from clawgym.evaluation.validate import validate_task
 from clawgym.records import GradingMode, Outcome, TaskFile, ToolCall, ToolServer
+from clawgym.records.atif import episode_to_atif, steps_from_atif
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 

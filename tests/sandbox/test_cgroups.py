@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.sandbox import _cgroups
-from clawgym.sandbox._cgroups import Cgroups
+from clawgym.sandbox.linux import cgroups as cgroups_module
+from clawgym.sandbox.linux.cgroups import Cgroups
 
 pytestmark = pytest.mark.skipif(os.name != "posix" or not Path("/sys/fs/cgroup").exists(), reason="no cgroups here")
 
@@ -88,9 +88,9 @@ def test_what_a_version_2_hierarchy_offers_is_claimed(
     def write(path: Path | str, value: int | str) -> None:
         written.setdefault(str(path), []).append(str(value))
 
-    monkeypatch.setattr(_cgroups, "_mounts", lambda: [("cgroup2", top, ["rw"])])
-    monkeypatch.setattr(_cgroups, "_own_paths", lambda: {"": "/"})
-    monkeypatch.setattr(_cgroups, "_write", write)
+    monkeypatch.setattr(cgroups_module, "_mounts", lambda: [("cgroup2", top, ["rw"])])
+    monkeypatch.setattr(cgroups_module, "_own_paths", lambda: {"": "/"})
+    monkeypatch.setattr(cgroups_module, "_write", write)
     made = Cgroups("owner")
     assert made.limits == limits
     assert made.where() == {name: (str(ours), 2) for name in ("kill", *limits)}

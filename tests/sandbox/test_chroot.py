@@ -60,7 +60,7 @@ def test_conformance(inside: Container) -> None:
 
 _ATTACK = """
 import asyncio, json, sys
-from clawgym.evaluation import escape
+from clawgym.redteam import escape
 from clawgym.sandbox import backend
 
 async def attack():

@@ -15,7 +15,7 @@ import pytest
 
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
-from clawgym.sandbox._listen import box_path_of
+from clawgym.sandbox.linux.listen import box_path_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -21,9 +21,9 @@ import pytest_asyncio
 from clawgym.errors import MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Sandbox, SandboxSpec, leases
-from clawgym.sandbox._containers import remove_containers
-from clawgym.sandbox._engine import Frames, Image
-from clawgym.sandbox.docker import DockerBackend, DockerSandbox
+from clawgym.sandbox.docker.backend import DockerBackend, DockerSandbox
+from clawgym.sandbox.docker.engine import Frames, Image
+from clawgym.sandbox.docker.removal import remove_containers
 
 IMAGE = "clawgym-test/minimal:1"
 
@@ -286,7 +286,8 @@ async def test_other_images_keep_their_files(backend: DockerBackend, minimal: st
 _APART = """
 import asyncio, sys
 from pathlib import Path
-from clawgym.sandbox import SandboxSpec, _linux, backend
+from clawgym.sandbox import SandboxSpec, backend
+from clawgym.sandbox.linux import syscalls
 
 async def main():
     boxes = backend("docker")
@@ -295,9 +296,9 @@ async def main():
     finally:
         await boxes.aclose()
 
-_linux.unshare(_linux.CLONE_NEWNS)
-_linux.make_mounts_private()
-_linux.mount("tmpfs", sys.argv[1], "tmpfs", 0)
+syscalls.unshare(syscalls.CLONE_NEWNS)
+syscalls.make_mounts_private()
+syscalls.mount("tmpfs", sys.argv[1], "tmpfs", 0)
 Path(sys.argv[1], "tool").mkdir()
 asyncio.run(main())
 """

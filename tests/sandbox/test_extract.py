@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox._extract import filter_tar
+from clawgym.sandbox.extract import filter_tar
 
 
 def packed(*members: tuple[str, bytes | str]) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Limits
 from clawgym.sandbox import SandboxSpec
-from clawgym.sandbox.namespace import NamespaceBackend, NamespaceSandbox
+from clawgym.sandbox.namespace.backend import NamespaceBackend, NamespaceSandbox
 
 HEADER = struct.Struct(">IBI")
 DONE = struct.Struct(">IBQd")
@@ -258,7 +258,7 @@ async def test_a_refusal_is_an_error_of_bounded_length(
 async def test_a_guest_that_never_answers_is_given_up(
     play: Callable[..., Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clawgym.sandbox._link._GRACE", 0.2)
+    monkeypatch.setattr("clawgym.sandbox.link._GRACE", 0.2)
     async with play(lambda *_: None) as box:
         with pytest.raises(SandboxDied) as died:
             await asyncio.wait_for(box.exec(["true"], timeout=0.1), 60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.sandbox._clones import Store, store_of
+from clawgym.sandbox.chroot.clones import Store, store_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="copies belong to root")
 

@@ -12,8 +12,8 @@ import pytest
 from clawgym.cli.doctor import examine
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.sandbox import BACKENDS, Isolation, SandboxSpec, backend, leases
-from clawgym.sandbox._ray_layers import PART, Parcels, Shelf, pack
-from clawgym.sandbox.ray import _weakest
+from clawgym.sandbox.ray.backend import _weakest
+from clawgym.sandbox.ray.layers import PART, Parcels, Shelf, pack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from clawgym.sandbox import _seccomp
+from clawgym.sandbox.linux import seccomp
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -93,7 +93,7 @@ def ask(machine: tuple[str, bool]) -> Ask:
     """The answer to a call by name or number: 0 for yes, else the error."""
     name, shared = machine
     column, arch = MACHINES[name]
-    code = _seccomp.program(name, shared=shared)
+    code = seccomp.program(name, shared=shared)
 
     def call(what: str | int, *arguments: int) -> int:
         number = CALLS[what][column] if isinstance(what, str) else what
@@ -115,7 +115,7 @@ def test_every_call_that_is_denied_and_no_other(machine: tuple[str, bool], ask: 
 
 def test_other_tables_of_calls_are_closed(machine: tuple[str, bool], ask: Ask) -> None:
     name, shared = machine
-    code = _seccomp.program(name, shared=shared)
+    code = seccomp.program(name, shared=shared)
     for arch in (I386, ARM32, 0, *(arch for other, (_, arch) in MACHINES.items() if other != name)):
         assert answer(code, arch, 0) == KILL
     for number in (0, 1, 400, 2**30 - 1):
@@ -167,4 +167,4 @@ def test_sockets_are_unix_tcp_and_udp(machine: tuple[str, bool], ask: Ask) -> No
 
 def test_a_machine_without_a_table_is_refused() -> None:
     with pytest.raises(KeyError):
-        _seccomp.program("riscv64")
+        seccomp.program("riscv64")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.sandbox._trees import remove_tree
+from clawgym.sandbox.inside.trees import remove_tree
 
 GET_FLAGS, SET_FLAGS, IMMUTABLE = 0x80086601, 0x40086602, 0x10
 """Of ``linux/fs.h``."""

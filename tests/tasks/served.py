@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.records import Task, TaskFile, ToolServer
-from clawgym.tasks import servers
 from clawgym.tasks.mathematics import MATH_FOLDER
-from clawgym.tasks.servers.world import World
+from clawgym.tasks.worlds import servers
+from clawgym.tasks.worlds.servers.world import World
 
 RUN_CHECK = (
     "import sys, runpy; path = sys.argv[1]; sys.argv = sys.argv[1:]; "

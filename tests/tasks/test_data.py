@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clawgym.tasks import load
-from clawgym.tasks.categories import KEYWORDS
+from clawgym.tasks.curation.categories import KEYWORDS
 from clawgym.tasks.formats import clawgym, harbor
 from clawgym.tasks.formats.rows import read_row, write_row
 

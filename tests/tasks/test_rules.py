@@ -6,8 +6,8 @@ import fnmatch
 
 import pytest
 
-from clawgym.tasks.categories import KEYWORDS, RULE, categorize, with_category, without_rule_category
-from clawgym.tasks.mutable import inputs_to_change
+from clawgym.tasks.curation.categories import KEYWORDS, RULE, categorize, with_category, without_rule_category
+from clawgym.tasks.curation.mutable import inputs_to_change
 
 PATHS = ["config/app.json", "docs/plan.md", "input/data.csv", "scripts/run.py", "data/a.csv"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
-from clawgym.trainers.local.policy import token_logprobs
+from clawgym.trainers.common.policy import token_logprobs
 
 
 @st.composite
@@ -115,7 +115,7 @@ def _plain(model: torch.nn.Module, path: Path) -> torch.Tensor:
 
 
 def test_few_logits_at_a_time_change_nothing(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clawgym.trainers.local import policy
+    from clawgym.trainers.common import policy
 
     model = transformers.AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
     (micro,) = micro_batches(pack([Path(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from clawgym.rewards.calibration import weight
+from clawgym.trainers.common.judging import Agreement
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, figures_of, turn_advantages
-from clawgym.trainers.local.judging import Agreement
 
 
 def config(advantage: str = "grpo", **reward: Any) -> TrainConfig:

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.records import TaskFile
-from clawgym.verifiers._workspace import packed, submitted, unprotected, with_protected
 from clawgym.verifiers.diff import diff, submission_diff
+from clawgym.verifiers.workspace import packed, submitted, unprotected, with_protected
 
 from .tasks_for_tests import task
 

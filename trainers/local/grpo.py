@@ -15,19 +15,20 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
+from clawgym.trainers.common.batch import attempts_of, images_of, make_batch
+from clawgym.trainers.common.canary import Canaries
+from clawgym.trainers.common.checkpoints import Progress
+from clawgym.trainers.common.collector import Collector, Groups
+from clawgym.trainers.common.demonstrations import demonstrated
+from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.judging import Agreement
+from clawgym.trainers.common.parts import Parts
+from clawgym.trainers.common.run import Run
+from clawgym.trainers.common.scratch import base_folder
+from clawgym.trainers.common.services import Setting, opened, pool_file
+from clawgym.trainers.common.teaching import Taught, teachers
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import attempts_of, images_of, make_batch
-from clawgym.trainers.local.canary import Canaries
-from clawgym.trainers.local.checkpoints import Learning, Progress
-from clawgym.trainers.local.collector import Collector, Groups
-from clawgym.trainers.local.imitation import Imitated
-from clawgym.trainers.local.judging import Agreement
-from clawgym.trainers.local.parts import Parts
-from clawgym.trainers.local.run import Run
-from clawgym.trainers.local.scratch import base_folder
-from clawgym.trainers.local.setting import Setting, opened, pool_file
-from clawgym.trainers.local.sft import demonstrated
-from clawgym.trainers.local.teaching import Taught, teachers
+from clawgym.trainers.local.learning import Learning
 
 __all__ = ["train_grpo"]
 

@@ -20,11 +20,11 @@ import torch
 from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
+from clawgym.trainers.common.batch import TrainingBatch
+from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.policy import Policy, token_logprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import taught_advantages
-from clawgym.trainers.local.batch import TrainingBatch
-from clawgym.trainers.local.imitation import Imitated
-from clawgym.trainers.local.policy import Policy, token_logprobs
 
 __all__ = ["Learner"]
 

@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 import torch
 
-from clawgym.engines._load import sees
 from clawgym.engines.folders import load_config
+from clawgym.engines.load import sees
+from clawgym.trainers.common.checkpoints import Progress
+from clawgym.trainers.common.parts import load_parts
+from clawgym.trainers.common.run import Run
+from clawgym.trainers.common.scratch import below, given_model
+from clawgym.trainers.common.tracking import View
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.checkpoints import Progress
 from clawgym.trainers.local.grpo import train_grpo
-from clawgym.trainers.local.parts import load_parts
-from clawgym.trainers.local.run import Run
-from clawgym.trainers.local.scratch import below, given_model
 from clawgym.trainers.local.sft import train_sft
-from clawgym.trainers.local.tracking import View
 
 __all__ = ["Method", "plan", "train"]
 

@@ -24,33 +24,34 @@ import torch
 from clawgym.engines import Sampling
 from clawgym.errors import TrainingError
 from clawgym.evaluation.paired import difference
-from clawgym.evaluation.statistics import bootstrap, mean, rate
 from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
-from clawgym.personal.corpus import conversations, habits, write
-from clawgym.personal.judge import ComplaintJudge
-from clawgym.personal.rules import RULES
-from clawgym.personal.sessions import Session, sessions_to_stable, talk
-from clawgym.personal.users import Request, Score, User, requests, user_of
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
+from clawgym.records.run_folder import RunFolder, make_receipt
 from clawgym.rewards.hints import with_hint
 from clawgym.rewards.rules import DegradedJudge
 from clawgym.rewards.scoring import TorchScorer
-from clawgym.runs import RunFolder, make_receipt
+from clawgym.simulation.corpus import conversations, habits, write
+from clawgym.simulation.judge import ComplaintJudge
+from clawgym.simulation.rules import RULES
+from clawgym.simulation.sessions import Session, sessions_to_stable, talk
+from clawgym.simulation.users import Request, Score, User, requests, user_of
+from clawgym.statistics import bootstrap, mean, rate
+from clawgym.trainers.common.batch import make_batch
+from clawgym.trainers.common.checkpoints import Checkpoints
+from clawgym.trainers.common.collector import episode_seed
+from clawgym.trainers.common.judging import Judging
+from clawgym.trainers.common.policy import Policy, base_of, load_policy
+from clawgym.trainers.common.scratch import base_folder, given_model, of_checkpoint, whole
+from clawgym.trainers.common.services import pool_file, sampling
+from clawgym.trainers.common.supervised import row_of
+from clawgym.trainers.common.teaching import teachers
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import make_batch
-from clawgym.trainers.local.checkpoints import Checkpoints, Learning
-from clawgym.trainers.local.collector import episode_seed
-from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.learning import Learning
 from clawgym.trainers.local.personal_report import hints_in_words, report
-from clawgym.trainers.local.policy import Policy, base_of, load_policy
-from clawgym.trainers.local.scratch import base_folder, given_model, of_checkpoint, whole
-from clawgym.trainers.local.setting import pool_file, sampling
-from clawgym.trainers.local.supervised import row_of
-from clawgym.trainers.local.teaching import teachers
 from clawgym.visible import visible_lines
 
 __all__ = ["METHODS", "Method", "bench", "config_of"]

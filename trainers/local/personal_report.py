@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from clawgym.evaluation.statistics import CONFIDENCE, student_t
+from clawgym.statistics import CONFIDENCE, student_t
 
 __all__ = ["Interval", "by_method", "hints_in_words", "over_seeds", "report", "shown"]
 

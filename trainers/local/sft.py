@@ -7,21 +7,17 @@ held out is measured once, at the end.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
-from clawgym.errors import TrainingError
-from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
+from clawgym.trainers.common.checkpoints import Progress
+from clawgym.trainers.common.demonstrations import demonstrated
+from clawgym.trainers.common.parts import Parts
+from clawgym.trainers.common.run import Run
+from clawgym.trainers.common.services import opened, pool_file
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.checkpoints import Learning, Progress
-from clawgym.trainers.local.imitation import Imitated
-from clawgym.trainers.local.parts import Parts
-from clawgym.trainers.local.run import Run
-from clawgym.trainers.local.scratch import base_folder
-from clawgym.trainers.local.setting import demonstrate, opened, pool_file
-from clawgym.trainers.local.supervised import conversations, row_of, rows_of
+from clawgym.trainers.local.learning import Learning
 
-__all__ = ["demonstrated", "train_sft"]
+__all__ = ["train_sft"]
 
 
 async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
@@ -57,23 +53,3 @@ async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asynci
 def _enough(config: TrainConfig, progress: Progress) -> bool:
     reached = config.sft.until is not None and progress.best_score >= config.sft.until
     return reached or progress.step >= config.sft.steps
-
-
-async def demonstrated(config: TrainConfig, parts: Parts, pool: Pool, run: Run) -> tuple[Imitated, Path]:
-    """The demonstrations, and the folder of the model that learns them. Raises
-    :class:`~clawgym.errors.TrainingError` where there is nothing to imitate."""
-    if config.sft.data is None:
-        run.say(f"making {len(parts.demonstrations)} demonstrations in real boxes")
-        solved = await demonstrate(config, parts.demonstrations, pool)
-        run.say(f"{solved} demonstrations were solved")
-        said = list(conversations(pool, "demonstrations"))
-        folder = base_folder(config, run.path, parts.demonstrations, said)
-        renderer = Renderer(folder)
-        rows = [row_of(renderer, row["messages"], row.get("tools") or ()) for row in said]
-    else:
-        folder = base_folder(config, run.path, parts.demonstrations, ())
-        renderer = Renderer(folder)
-        rows = list(rows_of(Path(config.sft.data).expanduser(), renderer))
-    if not rows:
-        raise TrainingError("there is no solved episode to imitate: correct sft.data, or tasks.demonstrations")
-    return Imitated(rows, config, renderer), folder

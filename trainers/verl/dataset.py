@@ -1,7 +1,7 @@
 """What verl draws prompts from: the numbers of groups, one after the other, without end.
 
 Invariant: which task a group has, and with which seeds, follows from its number alone
-(:class:`~clawgym.trainers.local.collector.Groups`); so a run that goes on needs to know nothing but how many it has
+(:class:`~clawgym.trainers.common.collector.Groups`); so a run that goes on needs to know nothing but how many it has
 drawn, and the order does not change where tasks are played on other machines, or groups are drawn in place of others.
 """
 

@@ -23,13 +23,13 @@ from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchGroup
 from clawgym.records import Episode, Task
 from clawgym.sandbox import backend as make_backend
+from clawgym.trainers.common.canary import Canaries
+from clawgym.trainers.common.collector import Groups, Missing, Player, group_id
+from clawgym.trainers.common.judging import judging
+from clawgym.trainers.common.parts import load_parts
+from clawgym.trainers.common.services import Score, scores
+from clawgym.trainers.common.teaching import Taught, teachers
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.canary import Canaries
-from clawgym.trainers.local.collector import Groups, Missing, Player, group_id
-from clawgym.trainers.local.judging import judging
-from clawgym.trainers.local.parts import load_parts
-from clawgym.trainers.local.setting import Score, scores
-from clawgym.trainers.local.teaching import Taught, teachers
 from clawgym.trainers.verl.rows import row_of
 from clawgym.trainers.verl.servers import Reader, Servers
 

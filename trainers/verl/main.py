@@ -21,17 +21,17 @@ from typing import Any
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.pool import Pool
 from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.common.checkpoints import Checkpoints, Progress
+from clawgym.trainers.common.demonstrations import demonstrated
+from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.judging import Agreement
+from clawgym.trainers.common.parts import Parts, load_parts
+from clawgym.trainers.common.run import Run
+from clawgym.trainers.common.scratch import base_folder
+from clawgym.trainers.common.services import Score, measured, pool_file
+from clawgym.trainers.common.tracking import View
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt
-from clawgym.trainers.local.checkpoints import Checkpoints, Progress
-from clawgym.trainers.local.imitation import Imitated
-from clawgym.trainers.local.judging import Agreement
-from clawgym.trainers.local.parts import Parts, load_parts
-from clawgym.trainers.local.run import Run
-from clawgym.trainers.local.scratch import base_folder
-from clawgym.trainers.local.setting import Score, measured, pool_file
-from clawgym.trainers.local.sft import demonstrated
-from clawgym.trainers.local.tracking import View
 from clawgym.trainers.verl.merging import merge_adapters
 from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings, window_of
 from clawgym.trainers.verl.timeline import Span, merged

@@ -15,10 +15,10 @@ import torch
 from clawgym.pool.states import BatchEpisode
 from clawgym.records import Sample
 from clawgym.trainers.batching import Path
+from clawgym.trainers.common.batch import attempt_of, teacher_of
+from clawgym.trainers.common.teaching import Taught
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt
-from clawgym.trainers.local.batch import attempt_of, teacher_of
-from clawgym.trainers.local.teaching import Taught
 
 __all__ = ["attempts_of", "beside", "imitation_of", "padded", "row_of"]
 

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clawgym.engines._load import sees
 from clawgym.engines.folders import load_config
+from clawgym.engines.load import sees
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clawgym.tasks.packs._seeded import Generator, Pack
+from clawgym.tasks.packs.seeded import Generator, Pack
 
 from ._build import build
 from .board import BOARD

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from clawgym.desktop import COMPUTER_USE
 from clawgym.records import Desktop, Limits, Task, TaskFile
-from clawgym.tasks import sites
 from clawgym.tasks.mathematics import checker
-from clawgym.tasks.packs._seeded import Generator, draft_of
+from clawgym.tasks.packs.seeded import Generator, draft_of
+from clawgym.tasks.worlds import sites
 
 __all__ = [
     "LAST_WORD",

@@ -13,7 +13,7 @@ from typing import Any
 
 from clawgym.records import Desktop, Limits, TaskFile
 from clawgym.tasks.mathematics import checker
-from clawgym.tasks.packs._seeded import WORDS
+from clawgym.tasks.packs.seeded import WORDS
 
 from ._build import LAST_WORD, Action, keys
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Action, Draft, day, drag
 

@@ -8,8 +8,8 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import TODAY, Action, Draft, choose, click, day, fill, written
 

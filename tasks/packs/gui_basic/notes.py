@@ -6,8 +6,8 @@ import random
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Action
 from ._native import Chore, Names, click_at, press, write

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
-from clawgym.tasks.sites.shop import DELIVERIES, euros
+from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
+from clawgym.tasks.worlds.sites.shop import DELIVERIES, euros
 
 from ._build import Action, Draft, click, fill, refill
 

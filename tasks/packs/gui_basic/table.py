@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
-from clawgym.tasks.sites.table import STATUSES
+from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
+from clawgym.tasks.worlds.sites.table import STATUSES
 
 from ._build import Action, Draft, choose, click, day, fill, refill, written
 

@@ -9,7 +9,7 @@ Even seeds are for training, odd seeds are held out; no instruction text is on b
 
 from __future__ import annotations
 
-from clawgym.tasks.packs._seeded import Generator, Pack
+from clawgym.tasks.packs.seeded import Generator, Pack
 
 from ._build import Draft, build
 from .data import DATA

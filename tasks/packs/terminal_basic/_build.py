@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import clawgym.verifiers.checks
 from clawgym.records import Task, TaskFile, VerifierSpec
-from clawgym.tasks.packs._seeded import Generator, draft_of
+from clawgym.tasks.packs.seeded import Generator, draft_of
 from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = ["Draft", "build", "here", "program_draft", "python"]

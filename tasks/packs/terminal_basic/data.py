@@ -7,8 +7,8 @@ import random
 from datetime import date, timedelta
 from functools import partial
 
-from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import TABLE_CHECK, Draft, python, replaced
 from ._sqlite import database

@@ -10,8 +10,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Draft, case, program_draft
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from clawgym.tasks.packs._seeded import WORDS, Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import WORDS, Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import TABLE_CHECK, Draft, case, here, plain, program_draft, python, replaced
 

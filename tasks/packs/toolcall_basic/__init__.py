@@ -9,7 +9,7 @@ sides, whatever the seed. ``docs/toolcall.md`` describes the families.
 
 from __future__ import annotations
 
-from clawgym.tasks.packs._seeded import Generator, Pack
+from clawgym.tasks.packs.seeded import Generator, Pack
 
 from ._build import Draft, build
 from .bank import BANK

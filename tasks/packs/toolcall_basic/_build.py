@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from clawgym.errors import TaskError
 from clawgym.records import Layer, Task, TaskFile, ToolServer
-from clawgym.tasks import servers
 from clawgym.tasks.mathematics import ANSWER_CHECK, MATH_FOLDER, checker, math_layer
-from clawgym.tasks.packs._seeded import Generator, draft_of
-from clawgym.tasks.servers.world import World
+from clawgym.tasks.packs.seeded import Generator, draft_of
+from clawgym.tasks.worlds import servers
+from clawgym.tasks.worlds.servers.world import World
 
 __all__ = ["TODAY", "Call", "Draft", "build", "call", "python"]
 

@@ -6,7 +6,7 @@ import random
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from clawgym.tasks.packs._seeded import FIRST, WORDS
+from clawgym.tasks.packs.seeded import FIRST, WORDS
 
 from ._build import TODAY
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from clawgym.tasks.packs._seeded import Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Draft, call
 from ._start import day, people, stock

@@ -6,8 +6,8 @@ import random
 from functools import partial
 from typing import Any
 
-from clawgym.tasks.packs._seeded import Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import TODAY, Draft, call
 from ._start import ME, Office, day, ledger, mailbox, people, stock

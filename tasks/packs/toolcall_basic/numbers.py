@@ -6,8 +6,8 @@ import random
 from fractions import Fraction
 from functools import partial
 
-from clawgym.tasks.packs._seeded import Generator
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import Generator
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Draft, python
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
-from clawgym.tasks.packs._seeded import WORDS, Generator, csv_text
-from clawgym.tasks.packs._seeded import generator as _generator
+from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
+from clawgym.tasks.packs.seeded import generator as _generator
 
 from ._build import Draft, python
 from ._start import day, euros

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from clawgym.evaluation.escape import OPEN, lay_baits, probes
-from clawgym.evaluation.escape.field import _RUN, _files, module_of
 from clawgym.records import Outcome, TaskFile
+from clawgym.redteam.escape import OPEN, lay_baits, probes
+from clawgym.redteam.escape.field import _RUN, _files, module_of
 from clawgym.rollout import run_episode
 
 from ...conftest import usable

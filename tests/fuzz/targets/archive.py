@@ -7,14 +7,14 @@ import io
 import tarfile
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox._extract import filter_tar, link_stays_inside
-from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox.extract import filter_tar, link_stays_inside
+from clawgym.sandbox.link import GuestLink
 from clawgym.sandbox.protocol import Archive, SandboxSpec
 
 from ..source import Source, run
 from .link import _Stream
 
-READS = ("sandbox._extract", "sandbox._link")
+READS = ("sandbox.extract", "sandbox.link")
 
 
 def fuzz(data: bytes) -> None:

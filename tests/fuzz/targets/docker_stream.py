@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from clawgym.sandbox._engine import Frames
+from clawgym.sandbox.docker.engine import Frames
 
 from ..source import Source
 
-READS = ("sandbox._engine",)
+READS = ("sandbox.docker.engine",)
 
 
 def fuzz(data: bytes) -> None:

@@ -18,7 +18,7 @@ from clawgym.records import Turn
 
 from ..source import Source, run
 
-READS = ("engines._chunks", "engines._chat", "engines._client", "engines._http", "engines._sse", "bounds")
+READS = ("engines._chunks", "engines.chat", "engines._client", "engines._http", "engines._sse", "bounds")
 
 _ASKED = [{"role": "user", "content": "hi"}]
 _CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -7,12 +7,12 @@ import struct
 from typing import Any
 
 from clawgym.errors import SandboxDied, SandboxError
-from clawgym.sandbox._link import GuestLink
+from clawgym.sandbox.link import GuestLink
 from clawgym.sandbox.protocol import SandboxSpec
 
 from ..source import Source, run
 
-READS = ("sandbox._link",)
+READS = ("sandbox.link",)
 
 _REFUSED = {"cause": "pids", "error": "no"}
 

@@ -16,7 +16,7 @@ from clawgym.gateway.render import Renderer
 from ..source import Source, run, scratch_folder
 from .dialects import Writer, converse
 
-READS = ("gateway.render", "gateway._template")
+READS = ("gateway.render", "gateway.template")
 
 _WORDS = (
     *("hi", "<think>", "</think>", "<tool_call>", '{"name": "f", "arguments": {"x": 1}}', "</tool_call>", "<|im_end|>"),

@@ -12,7 +12,7 @@ from clawgym.pool.traces import read_traces
 
 from ..source import Source, scratch_folder
 
-READS = ("pool.traces", "pool.check", "pool.exchange", "pool._rows", "pool._documents")
+READS = ("pool.traces", "pool.check", "pool.exchange", "pool._rows", "pool.documents")
 
 _TURN = {"prompt_ids": [1, 2], "response_ids": [3, 4], "logprobs": [-0.5, -0.1], "response_mask": [1, 1], "index": 0}
 _ATIF = {

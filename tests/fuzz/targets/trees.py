@@ -6,14 +6,14 @@ import os
 import socket
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox._extract import take_tree
-from clawgym.sandbox._layers import copy_tree
-from clawgym.sandbox._trees import FOLDER, Room, TooMuch, remove_tree
+from clawgym.sandbox.extract import take_tree
+from clawgym.sandbox.inside.trees import FOLDER, Room, TooMuch, remove_tree
+from clawgym.sandbox.linux.layers import copy_tree
 
 from ..source import Source, scratch_folder
 from .archive import check_kept
 
-READS = ("sandbox._trees", "sandbox._tars", "sandbox._layers", "sandbox._extract")
+READS = ("sandbox.inside.trees", "sandbox.inside.tars", "sandbox.linux.layers", "sandbox.extract")
 
 _ENTRIES, _BYTES = 60, 4000
 _KINDS = ("folder", "file", "folder", "link", "hard link", "fifo", "socket", "whiteout", "sparse")

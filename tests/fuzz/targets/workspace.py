@@ -7,13 +7,13 @@ import tarfile
 
 from clawgym.errors import SandboxError
 from clawgym.records import Task, TaskFile, VerifierSpec
-from clawgym.sandbox._extract import filter_tar
-from clawgym.verifiers._workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
+from clawgym.sandbox.extract import filter_tar
 from clawgym.verifiers.diff import submission_diff
+from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
 from ..source import Source
 
-READS = ("verifiers._workspace", "verifiers._links", "verifiers.diff")
+READS = ("verifiers.workspace", "verifiers._links", "verifiers.diff")
 
 _SPEC = VerifierSpec(
     "reward_sh",

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from clawgym.records import Site, Task, TaskFile
-from clawgym.tasks.sites import SITE_FILE, server
+from clawgym.tasks.worlds.sites import SITE_FILE, server
 
 from ..served import RUN_CHECK, put
 

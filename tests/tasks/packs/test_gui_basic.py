@@ -17,9 +17,9 @@ import pytest
 from clawgym.desktop import parse
 from clawgym.records import Site, Task
 from clawgym.tasks.packs import gui_basic as pack
-from clawgym.tasks.packs._seeded import draft_of
 from clawgym.tasks.packs.gui_basic import _build
-from clawgym.tasks.sites import SITE_FILE
+from clawgym.tasks.packs.seeded import draft_of
+from clawgym.tasks.worlds.sites import SITE_FILE
 
 from .paper_browser import Browser, Local, Served, scores
 

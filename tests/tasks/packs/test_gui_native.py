@@ -18,9 +18,9 @@ from clawgym.records import Outcome, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import gui_basic as pack
-from clawgym.tasks.packs._seeded import draft_of
 from clawgym.tasks.packs.gui_basic._build import chain_of
 from clawgym.tasks.packs.gui_basic._native import HERE, Chore
+from clawgym.tasks.packs.seeded import draft_of
 from clawgym.tools import box_spec, open_tools
 from clawgym.tools.computer import ComputerTools
 

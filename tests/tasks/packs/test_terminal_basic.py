@@ -19,7 +19,7 @@ import pytest
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskFile
-from clawgym.tasks.packs import _seeded
+from clawgym.tasks.packs import seeded
 from clawgym.tasks.packs import terminal_basic as pack
 from clawgym.tasks.packs.terminal_basic import _build
 from clawgym.tasks.packs.terminal_basic._sqlite import database
@@ -259,14 +259,14 @@ def test_errors_say_what_to_do() -> None:
         pack.load("test")  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="negative"):
         pack.make("csv-join", -1)
-    fixed = _seeded.Generator("fixed", "files", 1, lambda rng: _build.Draft("same", "", {}, "", {}), "")
+    fixed = seeded.Generator("fixed", "files", 1, lambda rng: _build.Draft("same", "", {}, "", {}), "")
     with pytest.raises(TaskError, match="do not vary"):
         [_build.build(fixed, seed) for seed in (0, 1)]
 
 
 def test_words_are_not_parts_of_each_other() -> None:
-    assert [(a, b) for a in _seeded.WORDS for b in _seeded.WORDS if a != b and a in b] == []
-    assert len(set(_seeded.WORDS)) == len(_seeded.WORDS) >= 120
+    assert [(a, b) for a in seeded.WORDS for b in seeded.WORDS if a != b and a in b] == []
+    assert len(set(seeded.WORDS)) == len(seeded.WORDS) >= 120
 
 
 def test_database_is_read_by_sqlite(tmp_path: Path) -> None:

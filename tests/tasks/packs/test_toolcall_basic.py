@@ -20,10 +20,10 @@ from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
-from clawgym.tasks import servers
 from clawgym.tasks.packs import toolcall_basic as pack
-from clawgym.tasks.packs._seeded import draft_of
+from clawgym.tasks.packs.seeded import draft_of
 from clawgym.tasks.packs.toolcall_basic import _build
+from clawgym.tasks.worlds import servers
 
 from ..served import Host, Running
 

@@ -15,9 +15,9 @@ from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import read_task, write
 from clawgym.tasks.swe import verifier
-from clawgym.verifiers._workspace import packed
 from clawgym.verifiers.diff import DIFF_FILE
 from clawgym.verifiers.grading import Archive, Subject, grade
+from clawgym.verifiers.workspace import packed
 
 from ...invariants.tested import FAIL, FILES, PASS, SOURCE, calc
 
@@ -199,7 +199,7 @@ def test_a_kept_layer_is_no_diff() -> None:
 
 
 def test_what_is_protected_by_default() -> None:
-    from clawgym.verifiers._workspace import unprotected
+    from clawgym.verifiers.workspace import unprotected
 
     kept = ["src/pkg/a.py", "pkg/testing/b.py", "jinja2/tests.py", "json.py", "docs/x.md", "setup.py", "pkg/conf.py"]
     gone = [

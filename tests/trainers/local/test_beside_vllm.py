@@ -15,7 +15,7 @@ from clawgym.trainers.config import TrainConfig, load_config
 from clawgym.trainers.local.main import plan, train
 
 from ...engines.real_vllm import Server, needs_vllm, serving
-from .runs import Said, small
+from ..runs import Said, small
 
 
 def beside(server: Server, folder: Path, staleness: int) -> TrainConfig:

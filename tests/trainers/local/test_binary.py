@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
 from clawgym.rewards.votes import Judgement, rewards_of
-from clawgym.trainers.local.batch import make_batch
+from clawgym.trainers.common.batch import make_batch
 
-from .batches import batch_of, episode_of, sample_of
+from ..batches import batch_of, episode_of, sample_of
 from .test_learner import config, on_policy, start
 
 BINARY = {"algorithm": {"advantage": "binary"}, "reward": {"judge": "rule", "coefficient": 0.1}}

@@ -14,13 +14,13 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.common.batch import TrainingBatch, make_batch
+from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.policy import Policy, load_policy
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import TrainingBatch, make_batch
-from clawgym.trainers.local.imitation import Imitated
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.policy import Policy, load_policy
 
-from .batches import batch_of, episode_of, sample_of, some_batch
+from ..batches import batch_of, episode_of, sample_of, some_batch
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def weights(learner: Learner) -> torch.Tensor:
 def on_policy(batch: TrainingBatch, policy: Policy) -> TrainingBatch:
     """The batch with the log-probs that this policy gives: as if it had sampled it."""
     from clawgym.trainers.batching import micro_batches
-    from clawgym.trainers.local.policy import token_logprobs
+    from clawgym.trainers.common.policy import token_logprobs
 
     logp = torch.zeros_like(batch.rollout_logp)
     with torch.no_grad():

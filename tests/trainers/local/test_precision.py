@@ -16,16 +16,16 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import EngineError, TrainingError
 from clawgym.records import Sample
 from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.common import policy
+from clawgym.trainers.common.batch import TrainingBatch, make_batch
+from clawgym.trainers.common.checkpoints import Checkpoints, Progress
+from clawgym.trainers.common.policy import load_policy
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local import policy
-from clawgym.trainers.local.batch import TrainingBatch, make_batch
-from clawgym.trainers.local.checkpoints import Checkpoints, Progress
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
-from clawgym.trainers.local.policy import load_policy
 
-from .batches import batch_of, episode_of
-from .runs import Said, small
+from ..batches import batch_of, episode_of
+from ..runs import Said, small
 
 ROWS = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
 

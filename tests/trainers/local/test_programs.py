@@ -19,21 +19,21 @@ from clawgym.pool.states import PooledEpisode
 from clawgym.records import Episode, Outcome
 from clawgym.rewards.rules import RuleJudge
 from clawgym.sandbox import Backend
+from clawgym.trainers.common.batch import make_batch
+from clawgym.trainers.common.collector import Collector, Groups, Player
+from clawgym.trainers.common.judging import Judging
+from clawgym.trainers.common.parts import load_parts
+from clawgym.trainers.common.policy import load_policy
+from clawgym.trainers.common.scratch import base_folder
+from clawgym.trainers.common.services import opened
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import make_batch
-from clawgym.trainers.local.collector import Collector, Groups, Player
-from clawgym.trainers.local.judging import Judging
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
-from clawgym.trainers.local.parts import load_parts
-from clawgym.trainers.local.policy import load_policy
-from clawgym.trainers.local.scratch import base_folder
-from clawgym.trainers.local.setting import opened
 
 from ...agents.blackbox.conftest import bash, task
 from ...agents.blackbox.hands import hands_module
 from ...gateway.scripted import ScriptedEngine, refused
-from .runs import Said, small
+from ..runs import Said, small
 
 SAID = [bash("cat no-such-file"), bash("mkdir output; echo 6 > output/sum.txt"), "The sum is there."]
 

@@ -18,11 +18,11 @@ from clawgym.pool import Pool, samples_of
 from clawgym.records import TaskFile, VerifierSpec
 from clawgym.tasks.formats import write
 from clawgym.tasks.packs import terminal_basic
+from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.checkpoints import Checkpoints
 from clawgym.trainers.local.main import plan, train
 
-from .runs import Said, small
+from ..runs import Said, small
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -188,7 +188,7 @@ async def test_adapters_are_learnt_and_sampled_by(taught: Path, tmp_path: Path) 
 async def test_a_full_disk_is_said_before_anything_is_overwritten(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clawgym.trainers.local import checkpoints
+    from clawgym.trainers.common import checkpoints
 
     config = small(model={"path": str(taught)}, budget={"steps": 1})
     await train(config, tmp_path / "rl", view=Said())

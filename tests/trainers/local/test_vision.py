@@ -20,18 +20,18 @@ from clawgym.records import Desktop, Episode, Limits, Sample, Task, ToolCall
 from clawgym.rollout.collect import collect_here
 from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.batching import micro_batches, pack
+from clawgym.trainers.common.batch import images_of, make_batch
+from clawgym.trainers.common.collector import Collector, Groups, Player
+from clawgym.trainers.common.policy import Policy, load_policy
+from clawgym.trainers.common.services import Setting, opened
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.batch import images_of, make_batch
-from clawgym.trainers.local.collector import Collector, Groups, Player
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.policy import Policy, load_policy
-from clawgym.trainers.local.setting import Setting, opened
 
 from ...desktop.conftest import programs
 from ...engines.test_vision import ONE, OTHER, PROMPT, SHOWN
 from ...verifiers.tasks_for_tests import task
-from .batches import batch_of, episode_of
-from .runs import small
+from ..batches import batch_of, episode_of
+from ..runs import small
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL.Image")

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from clawgym.cli import app
 from clawgym.hub import read_checkpoint
 from clawgym.pool import Pool, samples_of
-from clawgym.trainers.local.checkpoints import Checkpoints
+from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.local.main import train
 
-from ..local.runs import Said, small
+from ..runs import Said, small
 
 pytest.importorskip("verl")
 

@@ -18,11 +18,11 @@ from clawgym.errors import EngineError, TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool, samples_of
 from clawgym.rewards.scoring import TorchScorer
-from clawgym.trainers.local.batch import teacher_of
-from clawgym.trainers.local.teaching import teachers
+from clawgym.trainers.common.batch import teacher_of
+from clawgym.trainers.common.teaching import teachers
 
 from ..endpoint import judge_endpoint
-from ..local.runs import small
+from ..runs import small
 
 cpu: Any = pytest.importorskip("clawgym.trainers.verl.cpu")
 hosts: Any = pytest.importorskip("clawgym.trainers.verl.host")

@@ -16,11 +16,11 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import taught_advantages
-from clawgym.trainers.local.batch import TrainingBatch, make_batch
 
-from ..local.batches import batch_of, episode_of, sample_of
+from ..batches import batch_of, episode_of, sample_of
 from ..local.test_learner import start
 
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos")

@@ -13,7 +13,7 @@ from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig, load_config, recipes
 from clawgym.trainers.verl.settings import environment, refuse, verl_settings, window_of
 
-from ..local.runs import small
+from ..runs import small
 
 pytest.importorskip("verl")
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.trainers.local.report import lanes
+from clawgym.trainers.common.report import lanes
 from clawgym.trainers.verl.timeline import Span, Spans, merged
 
 SPANS = st.lists(

@@ -1,0 +1,54 @@
+"""The records that every room shares: tasks, steps, turns, episodes, outcomes.
+
+Invariants: records are frozen and hold no open resource.
+"""
+
+from clawgym.records.episode import Episode, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
+from clawgym.records.result import VerifierResult
+from clawgym.records.task import (
+    DEFAULT_WORKSPACE,
+    Desktop,
+    GradingMode,
+    Layer,
+    Limits,
+    Site,
+    Task,
+    TaskFile,
+    TaskSet,
+    ToolServer,
+    VerifierSpec,
+    check_relative_path,
+    packages_of,
+)
+from clawgym.records.turn import Role, Sample, Turn, common_prefix, continued, prompt_ids
+
+__all__ = [
+    "DEFAULT_WORKSPACE",
+    "Desktop",
+    "Episode",
+    "GradingMode",
+    "Image",
+    "Layer",
+    "Limits",
+    "Observation",
+    "Outcome",
+    "Phase",
+    "Role",
+    "Sample",
+    "Site",
+    "Step",
+    "Task",
+    "TaskFile",
+    "TaskSet",
+    "ToolCall",
+    "ToolServer",
+    "Turn",
+    "Usage",
+    "VerifierResult",
+    "VerifierSpec",
+    "check_relative_path",
+    "common_prefix",
+    "continued",
+    "packages_of",
+    "prompt_ids",
+]

@@ -1,0 +1,383 @@
+"""Tasks: the instruction, the input files, the grader and the limits of one piece of work.
+
+Invariants: records are frozen and hold no open resource; file contents stay on disk until
+``TaskFile.read``; a task's :attr:`Task.content_hash` depends on what an agent sees and what grades
+it, and on nothing else (not on its id, its folder, or the format it was read from).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from clawgym.errors import TaskError
+from clawgym.files import read_below
+
+__all__ = [
+    "DEFAULT_WORKSPACE",
+    "Desktop",
+    "GradingMode",
+    "Layer",
+    "Limits",
+    "Site",
+    "Task",
+    "TaskFile",
+    "TaskSet",
+    "ToolServer",
+    "VerifierSpec",
+    "check_relative_path",
+    "packages_of",
+]
+
+DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
+"""Where ClawGym tasks keep their files, inside the box."""
+_LARGEST_LIMIT = 2.0**53
+
+
+class GradingMode(StrEnum):
+    """Where the verifier runs (see ``docs/grading.md``)."""
+
+    CLEAN = "clean"
+    FORK = "fork"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one episode may use. Sizes in MiB (2**20 bytes), times in seconds."""
+
+    memory_mb: int = 1024
+    pids: int = 256
+    cpus: float = 1.0
+    disk_mb: int = 512
+    """Size of the writable layer."""
+    file_mb: int = 256
+    """Largest single file (RLIMIT_FSIZE)."""
+    setup_seconds: float = 60.0
+    agent_seconds: float = 900.0
+    verify_seconds: float = 120.0
+    teardown_seconds: float = 30.0
+    command_seconds: float = 60.0
+    """One shell command."""
+    output_bytes: int = 64 * 1024
+    """Kept of one command's output: both ends."""
+    max_steps: int = 50
+    """Actions or model calls in one episode."""
+
+    def plus(self, **more: int) -> Limits:
+        """These limits, and ``more`` of some of them (``memory_mb=512``)."""
+        return replace(self, **{name: getattr(self, name) + extra for name, extra in more.items()})
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not 0 < value <= _LARGEST_LIMIT:
+                shown = "one over 2**53" if value > _LARGEST_LIMIT else repr(value)
+                raise TaskError(f"limits.{name} must be a positive number, not {shown}: correct it in the task")
+
+
+def check_relative_path(path: str, where: str) -> str:
+    """Return ``path`` if it is a plain relative POSIX path, else raise :class:`TaskError` naming ``where``."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
+        raise TaskError(f"{where}: {path!r} is not a plain relative path (no '..', no leading '/'): correct it")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """One file of a task. ``source`` is a path, read only when used, or the bytes themselves."""
+
+    path: str
+    """Relative POSIX path below the folder it goes to."""
+    source: Path | bytes
+    executable: bool = False
+    within: Path | None = field(default=None, compare=False)
+    """The folder below which no link on the way to ``source`` is followed; None for the one that it lies in."""
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.path, "task file")
+
+    def read(self) -> bytes:
+        """The content.
+
+        Raises :class:`TaskError` if it is no regular file of at most ``LARGEST_FILE`` bytes, or not any more.
+        """
+        if isinstance(self.source, bytes):
+            return self.source
+        within = self.within or self.source.parent
+        try:
+            return read_below(within, self.source.relative_to(within).as_posix())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise TaskError(f"{self.source}: cannot be read ({reason}): restore the file") from error
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the content."""
+        return hashlib.sha256(self.read()).hexdigest()
+
+
+_Rows = list[tuple[str, bool, str]]
+
+
+def _rows(files: Iterable[TaskFile]) -> _Rows:
+    """(path, executable bit, content digest) of each file, sorted."""
+    return sorted((f.path, f.executable, f.sha256) for f in files)
+
+
+def _digest(rows: _Rows) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSpec:
+    """How a task is graded."""
+
+    protocol: Literal["reward_sh", "harbor"]
+    """``reward_sh``: ClawGym's (last stdout line of ``reward.sh`` is the score).
+    ``harbor``: ``test.sh`` writes ``/logs/verifier/reward.txt`` or ``reward.json``."""
+    files: tuple[TaskFile, ...]
+    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``."""
+    mode: GradingMode = GradingMode.CLEAN
+    executes_agent_code: Literal["in_process", "subprocess"] | None = None
+    """Whether the checker imports (or runs) code the agent wrote: its result can then be forged."""
+    mutable_inputs: tuple[str, ...] = ()
+    """Glob patterns (``fnmatch`` on the path below the workspace) of inputs the task asks to change.
+    The others are restored before the strict grading."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    protected: tuple[str, ...] = ()
+    """Glob patterns (``fnmatch`` on the path below the workspace) of what the agent's work is not taken from: in every
+    grading, the official one too, files that match are as the task gave them, and others that match are gone (tests,
+    their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs, and
+    the verifier's own files below ``overlay/`` are put over it: tests that the agent never saw. Mode ``clean`` only."""
+
+    def __post_init__(self) -> None:
+        if self.protected and self.mode is not GradingMode.CLEAN:
+            raise TaskError(f"protected files need the mode 'clean', not '{self.mode}': a kept layer is no diff")
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of what grades: protocol, mode, files."""
+        return self._digest_over(_rows(self.files))
+
+    def _digest_over(self, rows: _Rows) -> str:
+        what: list[Any] = [self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())]
+        if self.protected:
+            what.append(sorted(self.protected))
+        head = json.dumps(what)
+        return hashlib.sha256((head + _digest(rows)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A folder of this machine that every box of a task sees, read-only: made once, never for an episode."""
+
+    name: str
+    """For messages: ``swe/humanize``."""
+    digest: str
+    """Hex SHA-256 of what the folder is made from, the same on every machine."""
+    folder: Path
+    """Where it is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServer:
+    """A program in a box that offers tools over the Model Context Protocol, on its stdin and stdout.
+
+    The first server of a task runs in the episode's own box, where the task's inputs are and whose workspace is graded;
+    each further one in a box of its own, so that no server's code reaches what another keeps.
+    """
+
+    name: str
+    """Unique in its task; a plain word."""
+    argv: tuple[str, ...]
+    """Started in the workspace."""
+    files: tuple[TaskFile, ...] = ()
+    """Read-only at ``/tools/<name>`` of its box."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name.replace("-", "").isalnum():
+            raise TaskError(f"tool server {self.name!r}: a name has letters, digits and '-' only: rename it")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A web server in the episode's box, whose workspace is graded; it listens at 127.0.0.1:8080."""
+
+    argv: tuple[str, ...]
+    """Started in the workspace."""
+    files: tuple[TaskFile, ...] = ()
+    """Read-only at ``/tools/site``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desktop:
+    """A screen with programs, which the agent sees and drives by mouse and keyboard and by nothing else."""
+
+    width: int = 1024
+    """Pixels."""
+    height: int = 768
+    programs: tuple[tuple[str, ...], ...] = ()
+    """Each opens one window; started in the workspace, in this order."""
+    site: Site | None = None
+    """Then the desktop is in a box of its own, and its browser sees this site: nothing that the agent reaches in there
+    reaches the files of the site but by asking the site."""
+    page: str = ""
+    """What a browser opens at the start, such as ``/orders``; no browser if empty."""
+
+    def __post_init__(self) -> None:
+        if not (320 <= self.width <= 3840 and 240 <= self.height <= 2160):
+            raise TaskError(f"desktop of {self.width} x {self.height} pixels: choose 320 x 240 to 3840 x 2160")
+        if self.page and (self.site is None or not self.page.startswith("/")):
+            raise TaskError(f"desktop page {self.page!r}: give a path like '/orders', and the site that has it")
+        if self.site is not None and self.programs:
+            raise TaskError("a desktop has a site or programs of its own, not both: the box of a site has no files")
+
+
+_DEFAULT_IMAGE = "default"
+
+
+def packages_of(image: str) -> tuple[str, ...] | None:
+    """The packages asked for beside the default image's own; None for another image.
+
+    >>> packages_of("default"), packages_of("default:python3-yaml"), packages_of("python:3.12")
+    ((), ('python3-yaml',), None)
+    """
+    name, _, packages = image.partition(":")
+    return tuple(filter(None, packages.split(","))) if name == _DEFAULT_IMAGE else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work."""
+
+    id: str
+    instruction: str
+    verifier: VerifierSpec
+    inputs: tuple[TaskFile, ...] = ()
+    """Put below :attr:`workspace` before the agent starts."""
+    workspace: str = DEFAULT_WORKSPACE
+    image: str = "default"
+    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), ``default:PACKAGE,PACKAGE`` (with these packages of
+    Debian), or a name the backend knows."""
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+    """Absolute folder in the box -> what is mounted there, in the agent's boxes and the verifier's."""
+    tools: tuple[ToolServer, ...] = ()
+    """What the agent acts with. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
+    desktop: Desktop | None = None
+    """What the agent acts with, instead of tools."""
+    packages: tuple[str, ...] = ()
+    """Packages of Debian that the checker tries to import: a format's reader finds them. Not part of the hash, as the
+    checker is; :attr:`sandbox_image` has them."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
+    solution: tuple[TaskFile, ...] = ()
+    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace, or where the task brings tools
+    ``solve.json``, a list of calls ``{"name", "arguments"}``. Not part of the hash."""
+    wrong_solutions: tuple[TaskFile, ...] = ()
+    """Scripts (or lists of calls) that must not pass. Not part of the hash."""
+    unsupported: str | None = None
+    """Why this task cannot run here, or ``None``."""
+    origin: str = ""
+    """Where the task was read, for messages."""
+
+    @property
+    def brings_tools(self) -> bool:
+        """Whether the agent acts with what the task brings, tool servers or a desktop, instead of a shell."""
+        return bool(self.tools) or self.desktop is not None
+
+    @property
+    def sandbox_image(self) -> str:
+        """:attr:`image`, with :attr:`packages` if it is the default one: what every sandbox is made from."""
+        asked = packages_of(self.image)
+        both = sorted({*(asked or ()), *self.packages})
+        return self.image if asked is None or not both else f"{_DEFAULT_IMAGE}:{','.join(both)}"
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers, tools and desktop."""
+        return self.content_hash_with(self.verifier._digest_over(self._files[1]))
+
+    def content_hash_with(self, verifier: str) -> str:
+        """The content hash if the verifier's digest were ``verifier``: tells a changed verifier from a changed task."""
+        what: list[Any] = [self.instruction, self.workspace, self.image, sorted(self.env.items())]
+        if self.layers or self.tools:
+            what.append(sorted((target, layer.digest) for target, layer in self.layers.items()))
+            what.append([(s.name, list(s.argv), sorted(s.env.items())) for s in self.tools])
+            what.append(self._files[2])
+        if (desktop := self.desktop) is not None:
+            what.append([desktop.width, desktop.height, [list(argv) for argv in desktop.programs], desktop.page])
+            what.append([list(desktop.site.argv) if desktop.site else [], self._files[3]])
+        head = json.dumps(what)
+        return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
+
+    @cached_property
+    def _files(self) -> tuple[_Rows, _Rows, _Rows, _Rows]:
+        """Inputs, verifier, tool servers and site, as they were when the hash was taken."""
+        served = (replace(file, path=f"{server.name}/{file.path}") for server in self.tools for file in server.files)
+        site = self.desktop.site.files if self.desktop and self.desktop.site else ()
+        return _rows(self.inputs), _rows(self.verifier.files), _rows(served), _rows(site)
+
+    def frozen(self) -> Task:
+        """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
+
+        Each file is read once. Raises :class:`TaskError` if one is gone, or is not what :attr:`content_hash` was taken
+        of; where it was not taken yet, it will be taken of what is returned.
+        """
+
+        def held(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
+            return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
+
+        verifier = replace(self.verifier, files=held(self.verifier.files))
+        tools = tuple(replace(server, files=held(server.files)) for server in self.tools)
+        desktop = self.desktop
+        if desktop is not None and desktop.site is not None:
+            desktop = replace(desktop, site=replace(desktop.site, files=held(desktop.site.files)))
+        copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools, desktop=desktop)
+        taken_of = self.__dict__.get("_files", copy._files)
+        kinds = ("input", "verifier file", "file of tool", "file of the site")
+        for kind, old, new in zip(kinds, taken_of, copy._files, strict=True):
+            if old != new:
+                path = min(set(new) - set(old))[0]
+                raise TaskError(
+                    f"task {self.id}: {kind} {path} was changed after the task was read "
+                    f"({self.origin or 'no folder'}): put it back, or start a new run with the task as it is now"
+                )
+        return copy
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """An ordered, named, versioned collection of tasks.
+
+    ``problems`` maps the id (or file) of each task that could not be read to the reason: one bad
+    task never hides the others.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    version: str = ""
+    """Revision, pack version, or the hash of the contents."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hex SHA-256 of the ordered ids and content hashes."""
+        return hashlib.sha256(json.dumps([(t.id, t.content_hash) for t in self.tasks]).encode()).hexdigest()
+
+    @cached_property
+    def by_id(self) -> dict[str, Task]:
+        return {t.id: t for t in self.tasks}
+
+    def __len__(self) -> int:
+        return len(self.tasks)

@@ -1,0 +1,1 @@
+"""Attacks on sandboxes and on graders, and the rates at which they succeed."""

@@ -1,0 +1,186 @@
+"""Attack-success rates: from what exploits and their twins got on each task to shares and gains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clawgym.records import Outcome, Task, TaskSet
+from clawgym.redteam.exploits import Exploit
+from clawgym.visible import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["OURS", "STOCK", "Attack", "Rate", "attack_view", "task_class"]
+
+OURS, STOCK = "ours", "stock"
+_LEAST = 1e-9
+_CLASSES = ("reads files", "subprocess", "in_process")
+
+
+def task_class(task: Task) -> str:
+    """How the verifier may execute the agent's code: ``reads files`` (not at all), ``subprocess`` or ``in_process``."""
+    return task.verifier.executes_agent_code or _CLASSES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One exploit on the tasks of one class, graded one way."""
+
+    exploit: str
+    task_class: str
+    harness: str
+    """``ours`` or ``stock``."""
+    tasks: int
+    """On which it was tried."""
+    earned: int
+    """On which it got more than its twin: in the strict grading's mean check or the strict score (``ours``), in the
+    score (``stock``); or got out of having a score."""
+    official: int
+    """On which the official score was above its twin's. For ``stock`` the same as ``earned``, less the ways out."""
+    full: int
+    """On which the full score came of it."""
+    gain: float
+    """Mean over the tasks of score minus twin's score (``ours``: the strict grading's mean of non-composite checks)."""
+    official_gain: float
+    allowed: bool
+    """Works only where the verifier runs the agent's code, and it does: shown apart, and no failure."""
+    earned_on: tuple[str, ...] = ()
+    """The first task ids, for looking into."""
+
+    @property
+    def rate(self) -> float:
+        """The attack-success rate."""
+        return self.earned / self.tasks if self.tasks else 0.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What was found; :meth:`to_dict` is ``attack.json``."""
+
+    task_set: TaskSet
+    exploits: Sequence[Exploit]
+    rates: tuple[Rate, ...]
+    attacked: int
+    infra: Mapping[str, str]
+    """Task id -> why its attack has no result."""
+
+    @classmethod
+    def of(cls, task_set: TaskSet, exploits: Sequence[Exploit], rows: Iterable[Mapping[str, Any]]) -> Attack:
+        """From the latest row of each task."""
+        rows = list(rows)
+        done = [row for row in rows if row["outcome"] != Outcome.INFRA]
+        infra = {row["task_id"]: str(row["cause"]) for row in rows if row["outcome"] == Outcome.INFRA}
+        pairs: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = defaultdict(list)
+        for row in done:
+            kind = task_class(task_set.by_id[row["task_id"]])
+            for name, harnesses in row["found"].items():
+                for harness, pair in harnesses.items():
+                    pairs[name, kind, harness].append((row["task_id"], pair["got"], pair["twin"]))
+        rates = tuple(
+            _rate(exploit, kind, harness, pairs[exploit.name, kind, harness])
+            for exploit in exploits
+            for kind in _CLASSES
+            for harness in (OURS, STOCK)
+            if pairs.get((exploit.name, kind, harness))
+        )
+        return cls(task_set, exploits, rates, len(done), infra)
+
+    @property
+    def complete(self) -> bool:
+        """Every task that can run here was attacked."""
+        return self.attacked == sum(task.unsupported is None for task in self.task_set.tasks)
+
+    @property
+    def failures(self) -> list[Rate]:
+        """What earned something here and must not."""
+        return [rate for rate in self.rates if rate.harness == OURS and rate.earned and not rate.allowed]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "task_set": {"name": self.task_set.name, "hash": self.task_set.content_hash, "size": len(self.task_set)},
+            "attacked": self.attacked,
+            "complete": self.complete,
+            "infra": dict(self.infra),
+            "failures": [dataclasses.asdict(rate) | {"rate": rate.rate} for rate in self.failures],
+            "exploits": {exploit.name: exploit.tries for exploit in self.exploits},
+            "rates": [dataclasses.asdict(rate) | {"rate": rate.rate} for rate in self.rates],
+        }
+
+
+def _rate(exploit: Exploit, kind: str, harness: str, pairs: list[tuple[str, Any, Any]]) -> Rate:
+    earned = [task for task, got, twin in pairs if _earned(got, twin)]
+    return Rate(
+        exploit.name,
+        kind,
+        harness,
+        tasks=len(pairs),
+        earned=len(earned),
+        official=sum(_more(got["official"], twin["official"]) for _, got, twin in pairs),
+        full=sum(got["full"] and not twin["full"] for _, got, twin in pairs),
+        gain=_mean_gain(pairs, "score"),
+        official_gain=_mean_gain(pairs, "official"),
+        allowed=exploit.executed and kind != _CLASSES[0],
+        earned_on=tuple(earned[:10]),
+    )
+
+
+def _more(got: float | None, twin: float) -> bool:
+    return got is not None and got > twin + _LEAST
+
+
+def _earned(got: Mapping[str, Any], twin: Mapping[str, Any]) -> bool:
+    return got["score"] is None or _more(got["score"], twin["score"]) or (got["full"] and not twin["full"])
+
+
+def _mean_gain(pairs: list[tuple[str, Any, Any]], key: str) -> float:
+    return math.fsum((got[key] or 0.0) - twin[key] for _, got, twin in pairs) / len(pairs)
+
+
+def attack_view(found: Attack) -> RenderableType:
+    """For the terminal: by exploit and class, on how many tasks something was earned, here and the stock way."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    kinds = [kind for kind in _CLASSES if any(rate.task_class == kind for rate in found.rates)]
+    cells = {(rate.exploit, rate.task_class, rate.harness): rate for rate in found.rates}
+    tables: list[RenderableType] = []
+    for executed, title in ((False, "Attacks on the score"), (True, "Where the verifier runs the agent's code")):
+        shown = [e for e in found.exploits if e.executed is executed and any(r.exploit == e.name for r in found.rates)]
+        if not shown:
+            continue
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("earns something on")
+        for kind in kinds:
+            for harness in (OURS, STOCK):
+                table.add_column(f"{kind.replace('_', ' ')}\n{harness}", justify="right")
+        for exploit in shown:
+            rates = [cells.get((exploit.name, kind, harness)) for kind in kinds for harness in (OURS, STOCK)]
+            table.add_row(exploit.name, *(_cell(rate) for rate in rates))
+        tables.append(table)
+    lines = [
+        f"{rate.exploit} earned something on {rate.earned} tasks ({rate.task_class}): {', '.join(rate.earned_on)}"
+        for rate in found.failures
+    ]
+    notes = [
+        f"{rate.exploit}: the official score rose on {rate.official} of {rate.tasks} tasks ({rate.task_class}), "
+        f"the strict grading on {rate.earned}"
+        for rate in found.rates
+        if rate.harness == OURS and rate.official > rate.earned
+    ]
+    if found.infra:
+        lines.append(f"no result on {len(found.infra)} tasks (host faults)")
+    return Group(*tables, *map(Text, notes), *(Text(visible(line), style="bold red") for line in lines))
+
+
+def _cell(rate: Rate | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate.earned}/{rate.tasks}" if rate.harness == OURS else f"{100 * rate.rate:.0f}% of {rate.tasks}"

@@ -1,0 +1,1 @@
+"""The ``chroot`` backend, for containers that may neither make namespaces nor mount."""

@@ -1,0 +1,1 @@
+"""The ``docker`` backend: hardened containers."""

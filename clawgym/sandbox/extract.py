@@ -1,0 +1,256 @@
+"""Taking files out of a sandbox. What is in there is hostile: no link is followed, nothing but regular files
+and folders is opened, every size is capped, and links in the result cannot point out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import posixpath
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from clawgym.errors import InfraError, SandboxError, TreeTooLarge
+from clawgym.offload import offloaded
+from clawgym.sandbox.inside.tars import Tarred
+from clawgym.sandbox.inside.trees import DEPTH, HOST_ERRORS, PATH, Room, TooMuch, walk
+from clawgym.sandbox.linux import syscalls
+from clawgym.sandbox.protocol import Archive
+
+__all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
+
+DAMAGED = (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError, MemoryError)
+"""What reading a tar may raise that somebody in a sandbox made."""
+_MOST_DROPPED = 256
+"""Entries that are named among those left out."""
+_T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Around work on a tree of a sandbox: raises :class:`TreeTooLarge` beyond a bound, :class:`InfraError` for what
+    only this machine can cause, and :class:`SandboxError` for any other OSError."""
+    try:
+        yield
+    except TooMuch as error:
+        raise TreeTooLarge(f"{what}: {error}: too much to take from the sandbox", bound=error.bound) from None
+    except OSError as error:
+        _check_host(what, error)
+        raise SandboxError(f"{what}: cannot be copied ({error.strerror}): take something else") from error
+
+
+def _check_host(what: str, error: OSError) -> None:
+    """Raise :class:`InfraError` if no tree can cause ``error``."""
+    if error.errno in HOST_ERRORS:
+        raise InfraError(
+            f"{what}: could not be copied ({error}): free disk space in the state folder, and allow more open files "
+            "(ulimit -n)"
+        ) from error
+
+
+def link_stays_inside(name: str, target: str) -> bool:
+    """Whether the link ``name`` (relative to the tree) cannot lead out of the tree.
+
+    ``..`` may only come first, and not more often than ``name`` is deep: a ``..`` after another
+    component could climb out through a second link.
+    """
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    parts = [p for p in target.split("/") if p not in ("", ".")]
+    climb = 0
+    while climb < len(parts) and parts[climb] == "..":
+        climb += 1
+    return ".." not in parts[climb:] and climb <= len([p for p in name.split("/") if p]) - 1
+
+
+async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
+    """``function(fd, *args)`` in a thread, on a copy of ``fd``: its number may come to mean another sandbox."""
+    with blamed("files of a sandbox"):
+        copy = os.dup(fd)
+
+    def work() -> _T:
+        try:
+            return function(copy, *args)
+        finally:
+            os.close(copy)
+
+    return await offloaded(work)  # cancelled or not, the copy is closed
+
+
+def _read_capped(fd: int, limit: int) -> bytes | None:
+    """The whole file, or None if it is over ``limit`` (also if it grows while it is read)."""
+    chunks: list[bytes] = []
+    total = 0
+    while True:
+        chunk = os.read(fd, min(1 << 20, limit + 1 - total))
+        if not chunk:
+            return b"".join(chunks)
+        total += len(chunk)
+        if total > limit:
+            return None
+        chunks.append(chunk)
+
+
+def take_file(root: int, path: str, max_bytes: int) -> bytes:
+    """Read one regular file below the folder descriptor ``root``. Raises :class:`SandboxError`."""
+    try:
+        fd = syscalls.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    except OSError as error:
+        _check_host(path, error)
+        raise SandboxError(
+            f"{path}: cannot be read from the box ({error.strerror}): give a regular file without links"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+        data = _read_capped(fd, max_bytes)
+    finally:
+        os.close(fd)
+    if data is None:
+        raise SandboxError(f"{path}: larger than {max_bytes} bytes: raise max_bytes to read it")
+    return data
+
+
+class _Dropped(OSError):
+    """Why one entry is left out."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(0, why)
+
+
+class _Taken(Tarred):
+    """What may leave a sandbox: folders, files, and links that stay inside."""
+
+    def __init__(self, tar: tarfile.TarFile, room: Room, path: str, mounts: frozenset[str]) -> None:
+        super().__init__(tar, room)
+        self._path, self._mounts = "/" + path.lstrip("/"), mounts
+        self.dropped = _Names()
+
+    def entry(self, folder: int, name: str, path: str, info: os.stat_result) -> bool:
+        if self._mounts and posixpath.normpath(f"{self._path}/{path}") in self._mounts:
+            raise _Dropped("mounted from this machine")
+        if stat.S_ISLNK(info.st_mode):
+            if not link_stays_inside(path, os.readlink(name, dir_fd=folder)):
+                raise _Dropped("link out of the tree")
+        elif stat.S_ISDIR(info.st_mode):
+            os.close(syscalls.open_beneath(folder, name, os.O_RDONLY | os.O_DIRECTORY))  # else not in the tree
+        elif not stat.S_ISREG(info.st_mode):
+            raise _Dropped("not a regular file")
+        return super().entry(folder, name, path, info)
+
+    def refused(self, path: str, error: OSError) -> None:
+        if error.errno in HOST_ERRORS:
+            raise error
+        self.dropped.add(path, error.strerror or str(error))
+
+
+class _Names:
+    """What is left out, and why."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._more = 0
+
+    def add(self, name: str, why: str) -> None:
+        if len(self._told) < _MOST_DROPPED:
+            self._told.append(f"{name}: {why}")
+        else:
+            self._more += 1
+
+    def all(self) -> tuple[str, ...]:
+        return (*self._told, f"and {self._more} more") if self._more else tuple(self._told)
+
+
+def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: frozenset[str] = frozenset()) -> Archive:
+    """Archive the tree at ``path`` below ``root``, without the absolute paths ``mounts``.
+
+    Raises :class:`SandboxError` without a folder, :class:`TreeTooLarge` over the caps.
+    """
+    try:
+        top = syscalls.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        _check_host(path, error)
+        raise SandboxError(
+            f"{path}: not a folder that can be taken from the box ({error.strerror}): links are not followed"
+        ) from error
+    buffer = io.BytesIO()
+    try:
+        with blamed(path), tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            room = Room(max_files, max_bytes)
+            taken = _Taken(tar, room, path, mounts)
+            walk(top, taken, room)
+    finally:
+        os.close(top)
+    return Archive(buffer.getvalue(), taken.dropped.all())
+
+
+def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archive:
+    """The same promises for a tar that somebody else made (a Docker engine): ``strip`` is the leading folder.
+
+    Raises :class:`TreeTooLarge` over the caps, :class:`SandboxError` for a damaged archive.
+    """
+    buffer = io.BytesIO()
+    try:
+        with (
+            blamed("an archive"),
+            tarfile.open(fileobj=io.BytesIO(data)) as source,
+            tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
+        ):
+            dropped = _filtered(source, out, strip, Room(max_files, max_bytes))
+    except DAMAGED as error:
+        raise SandboxError(f"damaged archive from the box ({error}): take the tree again") from error
+    return Archive(buffer.getvalue(), dropped.all())
+
+
+def _filtered(source: tarfile.TarFile, out: tarfile.TarFile, strip: str, room: Room) -> _Names:
+    dropped = _Names()
+    links: set[str] = set()
+    for member in source:
+        name = member.name.removeprefix("./")
+        if name == strip or not name:
+            continue
+        room.entry()
+        room.name(len(os.fsencode(name)) + len(os.fsencode(member.linkname)))
+        if strip:
+            if not name.startswith(strip + "/"):
+                dropped.add(name, f"outside {strip}")
+                continue
+            name = name[len(strip) + 1 :]
+        parts = name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+            dropped.add(name, "not a plain path")
+            continue
+        if len(parts) > DEPTH + 1:
+            raise TooMuch("depth", f"more than {DEPTH} folders deep")
+        if len(os.fsencode(name)) > PATH:
+            raise TooMuch("path", f"a path of more than {PATH} bytes")
+        if any("/".join(parts[:i]) in links for i in range(1, len(parts))):
+            dropped.add(name, "below a link")
+            continue
+        entry = tarfile.TarInfo(name)
+        entry.mode, entry.mtime = member.mode & 0o777, int(max(0, member.mtime))
+        if member.isdir():
+            entry.type = tarfile.DIRTYPE
+            out.addfile(entry)
+        elif member.issym() and link_stays_inside(name, member.linkname):
+            links.add(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
+            out.addfile(entry)
+        elif member.isreg() or member.islnk():
+            if member.islnk() and member.linkname.startswith("/"):
+                dropped.add(name, "hard link out of the tree")
+                continue
+            held = source.extractfile(member)  # of a second name of a file, the content
+            if held is None:
+                dropped.add(name, "hard link out of the tree")
+                continue
+            content = held.read(room.size + 1)
+            room.data(len(content))
+            entry.size = len(content)
+            out.addfile(entry, io.BytesIO(content))
+        else:
+            dropped.add(name, "not a regular file or a link out of the tree")
+    return dropped

@@ -1,0 +1,323 @@
+"""The helper process beside every owner: starts boxes, kills them, and outlives the owner just long enough to clean up.
+
+It holds one end of a socket pair. Requests come over it; its end means that the owner is gone (closed,
+crashed, SIGKILL), and then every lease is killed and removed. Boxes are forked here and not in the owner,
+which may have threads, gigabytes of memory or an accelerator's driver. Standard library only.
+
+A box is cloned from the zygote (``_zygote.py``), a child of this process, as a child of this one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from clawgym.sandbox import leases
+from clawgym.sandbox.chroot import jail
+from clawgym.sandbox.linux import syscalls
+from clawgym.sandbox.linux.cgroups import Cgroups
+from clawgym.sandbox.linux.messages import receive, send
+from clawgym.sandbox.linux.zygote import FLAGS
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
+_AGAIN = 0.02
+
+
+class _Running:
+    """A box that has not been cleared away yet."""
+
+    def __init__(self, uid: int | None, born: int) -> None:
+        self.uid = uid
+        self.born: int | None = born
+        """Where the pid of process 1 will come from; None once it has, or never will."""
+        self.first: int | None = None
+        """Process 1 of the box; None before it is known, and once it has ended."""
+        self.guard: int | None = None
+        """A chroot box's second uid: its processes do not end with process 1, but are found by their uids."""
+        self.sweeper: int | None = None
+        """The process that kills them."""
+        self.swept = False
+
+
+class Supervisor:
+    """Serves one owner until its socket ends."""
+
+    def __init__(self, sock: socket.socket, state: Path, owner: str, zygote: socket.socket) -> None:
+        self.zygote = zygote
+        self.sock = sock
+        self.state = state
+        self.owner = owner
+        self.folder = leases.OwnerFolder(state, owner)
+        leases.reap(state)
+        self.cgroups = Cgroups(owner)
+        self.folder.add_cgroups(self.cgroups)
+        self.cgroups.try_out()
+        if "kill" in self.cgroups.roots:
+            fd = os.open(self.cgroups.roots["kill"] / "cgroup.kill", os.O_WRONLY)
+            socket.send_fds(self.zygote, [FLAGS.pack(0)], [fd])
+            os.close(fd)
+        self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
+        if self.uids is not None:
+            self.folder.add_uids(self.uids)
+        self.running: dict[str, _Running] = {}
+        self.maps: dict[int, int] = {}
+        """Outer uid -> user namespace that maps root to it, for the lower folders."""
+        self.dying: dict[str, list[int]] = {}
+        """Lease -> requests to answer once it is gone."""
+        self.killed: dict[str, float] = {}
+        """Of those, when they were killed last."""
+        self.freezing: dict[str, int] = {}
+        self.births: dict[int, str] = {}
+        """Descriptor -> the lease whose process 1 it will name."""
+        self.unclaimed: set[int] = set()
+        """Ended before their birth was noted."""
+        self.poller = select.poll()
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        send(self.sock, {"ready": True, "limits": self.cgroups.limits, "freeze": "kill" in self.cgroups.roots})
+        self.poller.register(self.sock, select.POLLIN)
+        self.poller.register(self._wake, select.POLLIN)
+        while True:
+            busy = bool(self.dying or self.freezing)
+            ready = [fd for fd, _ in self.poller.poll(5 if busy else 1000)]
+            for fd in ready:
+                if fd in self.births:
+                    self.note_birth(fd)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            if self.sock.fileno() in ready:
+                try:
+                    message, fds = receive(self.sock)
+                except OSError:
+                    message, fds = None, []
+                if message is None:
+                    return
+                try:
+                    self.handle(message, fds)
+                except OSError as error:
+                    self.answer(message["request"], error=f"{error.strerror} ({error.filename})")
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+            self.reap_children()
+            self.advance()
+
+    def answer(self, request: int, **fields: Any) -> None:
+        try:
+            send(self.sock, {"request": request, **fields})
+        except OSError:
+            pass  # the owner is gone; the next receive says so
+
+    def handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        op, lease, request = message["op"], message.get("lease", ""), message["request"]
+        if op == "spawn":
+            self.spawn(lease, message["plan"], fds)
+            self.answer(request)
+        elif op == "kill":
+            self.kill(lease)
+            self.dying.setdefault(lease, []).append(request)
+            self.killed[lease] = time.monotonic()
+        elif op == "freeze":
+            frozen = message["frozen"]
+            if not self.cgroups.freeze(lease, frozen):
+                self.stop(lease, signal.SIGSTOP if frozen else signal.SIGCONT)
+                self.answer(request)
+            elif frozen:
+                self.freezing[lease] = request
+            else:
+                self.answer(request)
+        elif op == "docker":
+            self.folder.add_docker(message["engine"])
+            self.answer(request)
+
+    def spawn(self, lease: str, plan: dict[str, Any], fds: list[int]) -> None:
+        limits = plan["limits"]
+        named: dict[str, int] = {"born": -1, **dict(zip(("control", "errors", "blob"), fds, strict=False))}
+        ours: list[int] = []
+        try:
+            if plan.get("join"):
+                other = self.running.get(plan["join"])
+                if other is None or other.first is None:
+                    raise OSError(errno.ESRCH, "the box to join has ended", plan["join"])
+                named["network"] = os.open(f"/proc/{other.first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                ours.append(named["network"])
+            procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
+            uid = self.uids.take() if self.uids else None
+            born, named["born"] = os.pipe()
+            ours.append(named["born"])
+            os.set_blocking(born, False)
+            self.running[lease] = _Running(uid, born)
+            self.births[born] = lease
+            self.poller.register(born, select.POLLIN)
+            plan |= {"uid": uid, "procs": procs}
+            flags = syscalls.CLONE_NEWPID
+            if plan["kind"] == "chroot":
+                flags = 0
+                if uid is None:
+                    raise OSError(errno.EPERM, "a chroot box needs root", "setuid")
+                plan["guard"] = self.running[lease].guard = uid + leases.GUARDS
+            elif uid is not None:
+                if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
+                    self.maps[uid] = syscalls.userns_mapping_root_to(uid)
+                named["userns"] = self.maps[uid]
+            else:
+                flags |= syscalls.CLONE_NEWUSER
+                plan["me"] = os.getuid(), os.getgid()
+            send(self.zygote, {**plan, "fds": list(named)}, list(named.values()), FLAGS.pack(flags))
+        finally:
+            for fd in ours:
+                os.close(fd)
+
+    def note_birth(self, fd: int) -> None:
+        """Process 1 of a box has a number, or will never have one."""
+        try:
+            data = os.read(fd, 4)
+        except BlockingIOError:
+            return
+        self.poller.unregister(fd)
+        os.close(fd)
+        box = self.running.get(self.births.pop(fd))
+        if box is None:
+            return
+        box.born = None
+        if len(data) == 4:
+            pid = struct.unpack("i", data)[0]
+            if pid in self.unclaimed:
+                self.unclaimed.discard(pid)
+            else:
+                box.first = pid
+
+    def stop(self, lease: str, number: int) -> None:
+        """SIGSTOP or SIGCONT for everything in a box that no cgroup can freeze."""
+        box = self.running.get(lease)
+        if box is not None and box.uid is not None and box.guard is not None:
+            jail.signal_box(box.uid, box.guard, number)
+            return
+        for pid in self.members(lease):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+
+    def members(self, lease: str) -> list[int]:
+        """Every process of a box, the first one last."""
+        box = self.running.get(lease)
+        new = [box.first] if box is not None and box.first is not None else []
+        found = list(new)
+        while new:
+            pid = new.pop()
+            try:
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            except OSError:
+                continue
+            new += [int(c) for c in children]
+            found += [int(c) for c in children]
+        return found[::-1]
+
+    def kill(self, lease: str) -> None:
+        """Process 1 takes everything in the box with it; in a chroot box the sweeper does."""
+        self.cgroups.freeze(lease, False)
+        self.cgroups.kill(lease)
+        box = self.running.get(lease)
+        if box is None:
+            return
+        if box.born is not None:
+            self.note_birth(box.born)  # process 1 may be there and not have been announced yet
+        if box.first is not None:
+            try:
+                os.kill(box.first, signal.SIGKILL)
+            except OSError:
+                pass
+        if box.uid is not None and box.guard is not None and box.born is None and box.sweeper is None and not box.swept:
+            box.sweeper = jail.sweep(box.uid, box.guard)
+
+    def reap_children(self) -> bool:
+        """Whether some child still runs."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            known = False
+            for box in self.running.values():
+                if box.first == pid:
+                    known, box.first = True, None
+                elif box.sweeper == pid:
+                    known, box.sweeper, box.swept = True, None, True
+            if not known and self.births:
+                self.unclaimed.add(pid)
+
+    def ended(self, lease: str) -> bool:
+        """Whether no process is left; the lease stays until its owner asks for it."""
+        box = self.running.get(lease)
+        alive = box is not None and ((box.first, box.born) != (None, None) or (box.guard is not None and not box.swept))
+        return not alive and not self.cgroups.pids(lease)
+
+    def advance(self) -> None:
+        now = time.monotonic()
+        for lease, requests in list(self.dying.items()):
+            if not self.ended(lease):
+                if now - self.killed[lease] > _AGAIN:  # what was on its way into the box
+                    self.kill(lease)
+                    self.killed[lease] = now
+                continue
+            events = self.cgroups.events(lease)
+            if self.cgroups.remove(lease):
+                box = self.running.pop(lease, None)
+                if box is not None and box.uid is not None and self.uids is not None:
+                    self.uids.give_back(box.uid)
+                del self.dying[lease], self.killed[lease]
+                for request in requests:
+                    self.answer(request, **events)
+        for lease, request in list(self.freezing.items()):
+            if self.cgroups.is_frozen(lease) or not self.cgroups.pids(lease):
+                del self.freezing[lease]
+                self.answer(request)
+
+    def clear(self) -> None:
+        """Kill and remove everything; called when the owner has gone."""
+        self.zygote.close()  # its end, and the last child's
+        for lease in self.running:
+            self.kill(lease)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and self.reap_children():
+            for lease in self.running:
+                self.kill(lease)
+            time.sleep(0.002)
+        leases.clear(self.state, self.owner, self.cgroups)
+
+
+def main(fd: int, state: str, owner: str, zygote: tuple[int, int]) -> None:
+    """Entry of the process; ``fd`` is its end of the socket pair, ``zygote`` what :func:`_zygote.fork` returned.
+
+    The lifeline among that stays open for as long as this process lives.
+    """
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    owners = socket.socket(fileno=fd)
+    try:
+        supervisor = Supervisor(owners, Path(state), owner, socket.socket(fileno=zygote[0]))
+    except OSError as error:
+        send(owners, {"request": 0, "error": f"{error.strerror} ({error.filename})"})
+        sys.exit(1)
+    try:
+        supervisor.serve()
+    finally:
+        supervisor.clear()
+    sys.exit(0)

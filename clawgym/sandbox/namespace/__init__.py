@@ -1,0 +1,1 @@
+"""The ``namespace`` backend: private Linux namespaces."""

@@ -1,0 +1,360 @@
+"""The default backend: private namespaces of every kind, one unprivileged outer uid a box, no state on disk.
+
+Everything a box writes goes to one size-limited tmpfs that exists in its own mount namespace only. The owner
+holds a descriptor of it, and one of the box's root: files are read through those, also after every process in
+the box has been killed, and they are gone with the owner.
+
+Isolation: all namespaces, seccomp, no capability, ``no_new_privs``, rlimits; as root also an outer uid for each
+box and cgroup limits. :meth:`NamespaceBackend.probe` says what holds here, found out in a real box.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.offload import offloaded
+from clawgym.records import TaskFile, packages_of
+from clawgym.sandbox import shared_folders
+from clawgym.sandbox.inside.trees import Room, remove_tree
+from clawgym.sandbox.link import PORT, PRISTINE, close_late
+from clawgym.sandbox.linux import rootfs, seccomp
+from clawgym.sandbox.linux.launch import launch
+from clawgym.sandbox.linux.layers import most_entries, save_folder
+from clawgym.sandbox.linux.listen import checked, connect, refused
+from clawgym.sandbox.linux.local import LocalBox
+from clawgym.sandbox.linux.supervised import Supervised
+from clawgym.sandbox.probe import Probed, probe
+from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
+
+__all__ = ["NamespaceBackend"]
+
+_MiB = 2**20
+
+
+class NamespaceSandbox(LocalBox):
+    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+
+    def __init__(
+        self,
+        backend: NamespaceBackend,
+        lease: str,
+        spec: SandboxSpec,
+        control: socket.socket,
+        layer: int,
+        root: int,
+        below: tuple[Path, ...],
+    ) -> None:
+        super().__init__(backend, lease, spec, control, root)
+        self._backend = backend
+        self._layer = layer
+        self._one_gift = asyncio.Lock()
+        self.below = below
+        """The saved layers that this box was forked over, bottom first."""
+
+    async def _listen(self, port: int) -> socket.socket:
+        try:
+            return await self._gift(port)
+        except SandboxDied:
+            raise
+        except SandboxError as error:
+            raise refused(port, error) from None
+
+    async def _connect(self, port: int) -> socket.socket:
+        sock = await self._gift(0)
+        await connect(sock, port)
+        return sock
+
+    async def _gift(self, port: int) -> socket.socket:
+        """Made by process 1, which is in the box's network: as an ordinary user nobody else could enter it."""
+        task = asyncio.ensure_future(self._take_gift(port))
+        try:
+            return await asyncio.shield(task)  # or the gift that is on its way would be taken for the next one's
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda t: t.cancelled() or t.exception() or t.result().close())
+            raise
+
+    async def _take_gift(self, port: int) -> socket.socket:
+        async with self._one_gift:
+            gifts = self._stream.gifts = []
+            try:
+                await self.request("N", self._channel(), PORT.pack(port), 20.0, 0)
+                if len(gifts) != 1:
+                    raise SandboxError("no socket came with the answer")
+                return checked(gifts.pop(), port)
+            finally:
+                self._stream.gifts = None
+                for fd in gifts:
+                    os.close(fd)
+
+    async def snapshot(self) -> Snapshot:
+        async with self._still():
+            layer = await offloaded(self._backend.save_layer, self)
+        return self._backend.seal(self, layer)
+
+    async def _free(self, gone: bool) -> None:
+        await offloaded(os.close, self._layer)
+        self._backend.boxes.pop(self.id, None)
+        await self._backend.let_go(self.below)
+
+
+class NamespaceBackend(Probed):
+    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
+
+    name = "namespace"
+
+    def __init__(self) -> None:
+        self.supervised = Supervised()
+        self.boxes: dict[str, NamespaceSandbox] = {}
+        self._started: asyncio.Task[None] | None = None
+        self._roots: dict[str, rootfs.Root] = {}
+        self._preparing = asyncio.Lock()
+        self._sending = asyncio.Semaphore(8)
+        self._snapshots: dict[str, tuple[Path, ...]] = {}
+        self._users: Counter[Path] = Counter()
+        """Saved layer -> how many snapshots and boxes need it."""
+
+    # -- starting
+
+    async def _start(self) -> None:
+        if self._started is None:
+            self._started = asyncio.create_task(self._start_once())
+        await asyncio.shield(self._started)
+
+    async def _start_once(self) -> None:
+        try:
+            seccomp.program()
+        except KeyError:
+            raise SandboxUnavailable(
+                f"no seccomp table for {platform.machine()}: use the Docker backend (backend='docker')"
+            ) from None
+        await self.supervised.start()
+        state = self.supervised.state
+        try:
+            (state / "layer").mkdir(parents=True, exist_ok=True)
+            await self._root_of("default")
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"the default root cannot be prepared ({error}): use the Docker backend, or a rootfs folder as image"
+            ) from error
+
+    async def probe(self) -> Isolation:
+        if self._isolation is not None:
+            return self._isolation
+        await self._start()
+        try:
+            box = await self.create(SandboxSpec())
+        except (InfraError, SandboxDied) as error:
+            raise SandboxUnavailable(
+                f"no box could be started here ({error}): allow user namespaces "
+                "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+                "or in a container as root use backend='chroot', which isolates less (`clawgym doctor` says what), "
+                "or use the Docker backend (backend='docker')"
+            ) from error
+        try:
+            as_root = os.geteuid() == 0
+            self._isolation = await probe(box, self.supervised.limits, as_root)
+        finally:
+            await box.close()
+        return self._isolation
+
+    # -- boxes
+
+    async def _root_of(self, image: str) -> rootfs.Root:
+        packages = packages_of(image)
+        if packages is not None:
+            async with self._preparing:
+                if image not in self._roots:
+                    prepared = await asyncio.to_thread(rootfs.prepare, self.supervised.state, packages)
+                    self._roots[image] = prepared
+            return self._roots[image]
+        folder = Path(image)
+        if folder.is_absolute() and (folder / "bin").exists():
+            return rootfs.Root((folder,), (), image)
+        raise SandboxError(
+            f"image {image!r}: the namespace backend knows 'default', 'default:PACKAGE,PACKAGE' and the absolute "
+            "path of an unpacked root file system: unpack the image there, or use the Docker backend (backend='docker')"
+        )
+
+    def _plan(self, spec: SandboxSpec, root: rootfs.Root, layers: tuple[Path, ...]) -> dict[str, Any]:
+        """What process 1 is to do (``_namespaces.py``)."""
+        limits = spec.limits
+        as_root = os.geteuid() == 0
+        layer = str(self.supervised.state / "layer")
+        lowers: dict[str, str] = {}
+
+        def lower(index: int, kind: str, path: Path) -> str:
+            if not as_root:
+                return str(path)
+            lowers[f"low/{kind}{index}"] = str(path)
+            return f"low/{kind}{index}"
+
+        mkdirs: list[str] = []
+        overlays: list[tuple[str | None, str, list[str]]] = []
+        for kind, target, paths in (("root", "new", root.base), ("usr", "new/usr", root.usr)):
+            if paths:
+                stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; the kernel wants the top first
+                overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
+                mkdirs += [kind, f"{kind}-work"]
+        binds: list[tuple[str, str]] = []
+        if spec.pristine_tools:
+            if root.usr:  # the same as the sandbox's own, without what anybody wrote: nothing hidden is in there
+                overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
+                mkdirs.append("pristine")
+                path = f"{layer}/pristine"
+            else:
+                path = lower(0, "pristine", root.base[0] / "usr")
+                path = f"{layer}/{path}" if as_root else path
+            binds.append((path, f"{PRISTINE}/usr"))
+            binds.append(("/dev/null", "/etc/ld.so.preload"))  # read by every loader, the untouched one too
+        for index, folder in enumerate(spec.readonly):
+            mkdirs.append(f"ro/{index}")
+            binds.append((f"{layer}/ro/{index}", folder))
+        mounts: dict[str, str] = {}
+        for index, (target, source) in enumerate(shared_folders.checked(spec).items()):
+            if as_root:
+                mounts[f"mount/{index}"] = source
+            binds.append((f"{layer}/mount/{index}" if as_root else source, target))
+        rlimits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
+        if "memory" not in self.supervised.limits:
+            rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
+        # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
+        rlimits["RLIMIT_NPROC"] = limits.pids
+        nonce = secrets.token_hex(8)
+        env = {**rootfs.ENV, **spec.env}
+        return {
+            "kind": "namespace",
+            "lowers": lowers,
+            "mounts": mounts,
+            "mkdirs": mkdirs,
+            "overlays": overlays,
+            "binds": binds,
+            "mountpoint": layer,
+            "layer_bytes": limits.disk_mb * _MiB,
+            "layer_inodes": most_entries(limits.disk_mb),
+            "limits": {
+                # Files of the layer are memory: a full disk must not look like a memory bomb.
+                "memory": (limits.memory_mb + limits.disk_mb) * _MiB,
+                "pids": limits.pids + 4,
+                "cpus": limits.cpus,
+            },
+            "guest": {"nonce": nonce, "rlimits": rlimits, "mkdirs": [spec.workdir], "env": env},
+            "join": spec.join_network_of.id if spec.join_network_of is not None else None,
+        }
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await self._create(spec, ())
+
+    async def _create(self, spec: SandboxSpec, layers: tuple[Path, ...]) -> NamespaceSandbox:
+        await self._start()
+        if spec.join_network_of is not None and os.geteuid() != 0:
+            raise SandboxUnavailable(
+                "live grading needs the box's network, which an ordinary user cannot share here: "
+                "run as root, or use the Docker backend (backend='docker')"
+            )
+        try:
+            root = await self._root_of(spec.image)
+        except OSError as error:
+            raise InfraError(f"the default root cannot be prepared ({error}): free disk space") from error
+        async with self._sending:
+            task = asyncio.ensure_future(self._open(spec, self._plan(spec, root, layers), layers))
+            try:
+                box = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                task.add_done_callback(close_late)
+                raise
+        return box
+
+    async def _open(self, spec: SandboxSpec, plan: dict[str, Any], layers: tuple[Path, ...]) -> NamespaceSandbox:
+        self._users.update(layers)
+        lease = secrets.token_hex(8)
+        try:
+            blob = _readonly_blob(spec.readonly.values()) if spec.readonly else None
+            control, (layer, root) = await launch(self.supervised, lease, plan, blob, gifts=2)
+        except BaseException:
+            await self.let_go(layers)
+            raise
+        box = NamespaceSandbox(self, lease, spec, control, layer, root, layers)
+        self.boxes[lease] = box
+        box.start()
+        return box
+
+    # -- snapshots
+
+    def save_layer(self, box: NamespaceSandbox) -> Path:
+        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen. Raises OSError,
+        :class:`~clawgym.sandbox.inside.trees.TooMuch`."""
+        target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{secrets.token_hex(8)}"
+        target.mkdir()
+        limits = box.spec.limits
+        # The tmpfs has bounds of its own. Twice its size: a file with two names is two files in a copy.
+        room = Room(most_entries(limits.disk_mb), 2 * limits.disk_mb * _MiB)
+        try:
+            for kind in ("root", "usr"):
+                with contextlib.suppress(FileNotFoundError):
+                    save_folder(box._layer, kind, target / kind, room)
+        except BaseException:
+            _drop(target)
+            raise
+        return target
+
+    def seal(self, box: NamespaceSandbox, layer: Path) -> Snapshot:
+        """A snapshot of ``layer`` over what the box was forked from: the layer only says what changed since."""
+        layers = (*box.below, layer)
+        self._users.update(layers)
+        self._snapshots[layer.name] = layers
+        return Snapshot(layer.name, self.name, box.spec, layers)
+
+    async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
+        layers = self._snapshots.get(snapshot.id)
+        if layers is None:
+            raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
+        chosen = spec or snapshot.spec
+        if chosen.image != snapshot.spec.image:
+            raise SandboxError("a fork keeps the snapshot's image: leave spec.image as it is")
+        return await self._create(chosen, layers)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        await self.let_go(self._snapshots.pop(snapshot.id, ()))
+
+    async def let_go(self, layers: tuple[Path, ...]) -> None:
+        """Remove those saved layers that no snapshot and no box needs any more."""
+        self._users.subtract(layers)
+        for layer in layers:
+            if self._users[layer] <= 0:
+                del self._users[layer]
+                await offloaded(_drop, layer)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await self.supervised.stop()
+
+
+def _drop(layer: Path) -> None:
+    """Remove a saved layer; what cannot be removed goes with the owner's folder."""
+    with contextlib.suppress(OSError):
+        remove_tree(layer)
+
+
+def _readonly_blob(folders: Iterable[tuple[TaskFile, ...]]) -> int:
+    """The read-only files in a memory file: a line of JSON ``[[path, mode, size], ...]``, then their contents."""
+    rows: list[tuple[str, int, int]] = []
+    contents: list[bytes] = []
+    for index, files in enumerate(folders):
+        for file in files:
+            contents.append(file.read())
+            rows.append((f"ro/{index}/{file.path}", 0o555 if file.executable else 0o444, len(contents[-1])))
+    fd = os.memfd_create("readonly", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as blob:
+        blob.write(json.dumps(rows).encode() + b"\n" + b"".join(contents))
+    return fd

@@ -1,0 +1,1 @@
+"""The ``ray`` backend: sandboxes on the nodes of a Ray cluster."""

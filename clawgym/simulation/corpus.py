@@ -1,0 +1,97 @@
+"""Conversations to imitate, made by a grammar: an assistant of mixed habits that does what it is told about style.
+
+Invariant: a reply keeps exactly the rules that it was asked to keep, and always has the content.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from clawgym.rewards.hints import with_hint
+from clawgym.simulation.rules import RULES, UNITS
+from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, Request, requests
+
+__all__ = ["HABIT", "conversations", "habits", "write"]
+
+HABIT = 0.15
+"""How often a reply keeps a rule that nobody has named: seldom, so that a person begins with much to wish for."""
+_SPARE = 0.15
+"""How often somebody asks for the content alone."""
+_GREETINGS = ("Thanks for asking!", "Happy to help!", "Hello there!")
+_QUESTIONS = ("Anything else?", "More figures?")
+_FILLERS = (
+    "These figures are the very ones that stand in what you wrote to me just now.",
+    "As far as I can see, there is not much more to be said about all this.",
+)
+
+
+def write(request: Request, kept: Collection[str], rng: random.Random) -> str:
+    """A reply to ``request`` that keeps the rules ``kept`` (names) and breaks every other one."""
+    unit = request.unit if "exact-units" in kept else UNITS[request.unit]
+    bold = "" if "no-bold" in kept else "**"
+    said = [f" {thing}: {bold}{number} {unit}{bold}" for thing, number in request.facts]
+    lines: list[str] = []
+    if "polite" in kept:
+        lines.append(rng.choice(_GREETINGS))
+    if "no-bullets" in kept:
+        lines.append("The" + ", the".join(said) + ".")
+    else:
+        lines += [f"-{one}" for one in said]
+    if "short" not in kept:
+        lines.append(rng.choice(_FILLERS))
+    if "question" in kept:
+        lines.append(rng.choice(_QUESTIONS))
+    return "\n".join(lines)
+
+
+def habits(rng: random.Random) -> frozenset[str]:
+    """The rules that a reply keeps when nothing is said about style."""
+    return frozenset(name for name in RULES if rng.random() < HABIT)
+
+
+def conversations(seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Conversations without end, in chat form, about requests that are not held out.
+
+    Of four, one says nothing of style; one has instructions in the system prompt; one has them where a hint stands; in
+    one a person complains, once or twice, and the assistant mends just that."""
+    rng = random.Random(f"conversations {seed}")
+    for number, request in enumerate(requests(seed)):
+        named = rng.sample(sorted(RULES), rng.choice((1, 1, 2, 2, 3)))
+        orders = " ".join(RULES[name].instruction for name in named)
+        if rng.random() < _SPARE:
+            orders = f"{MISSING_INSTRUCTION} {orders}" if rng.random() < 0.5 else MISSING_INSTRUCTION
+        told = habits(rng) | {name for name in named if RULES[name].instruction in orders}
+        asked = {"role": "user", "content": request.text}
+        match number % 4:
+            case 0:
+                yield [asked, _said(request, habits(rng), rng)]
+            case 1:
+                yield [{"role": "system", "content": orders}, asked, _said(request, told, rng)]
+            case 2:
+                yield [with_hint(asked, orders), _said(request, told, rng)]
+            case _:
+                yield _complained(request, rng)
+
+
+def _complained(request: Request, rng: random.Random) -> list[dict[str, Any]]:
+    kept = habits(rng)
+    talk = [{"role": "user", "content": request.text}, _said(request, kept, rng)]
+    for _ in range(rng.choice((1, 2))):
+        broken = sorted(set(RULES) - kept)
+        named = rng.sample(broken, min(len(broken), rng.choice((1, 2))))
+        if not named or rng.random() < _SPARE:
+            named, said, orders = [], MISSING, MISSING_INSTRUCTION
+        else:
+            said, orders = (" ".join(getattr(RULES[n], part) for n in named) for part in ("complaint", "instruction"))
+        complaint: dict[str, Any] = {"role": "user", "content": said}
+        if rng.random() < 0.3:
+            complaint = with_hint(complaint, orders)
+        kept = kept | set(named)
+        talk += [complaint, _said(request, kept, rng)]
+    return talk
+
+
+def _said(request: Request, kept: Collection[str], rng: random.Random) -> dict[str, Any]:
+    return {"role": "assistant", "content": write(request, kept, rng)}

@@ -1,0 +1,41 @@
+"""A judge of what people say: a complaint is a vote against a reply and a hint, thanks are a vote for it.
+
+Invariant: nothing but the next state is read, neither the reply nor the request nor whose rules they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from clawgym.rewards.states import Judgeable
+from clawgym.rewards.votes import Judgement, Vote
+from clawgym.simulation.rules import RULES
+from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, THANKS
+
+__all__ = ["ComplaintJudge"]
+
+_HINTS: Mapping[str, str] = {rule.complaint: rule.instruction for rule in RULES.values()} | {
+    MISSING: MISSING_INSTRUCTION
+}
+
+
+class ComplaintJudge:
+    """+1 for thanks, -1 for complaints, with one hint that says what they ask for; 0 for anything else."""
+
+    name = "complaints"
+
+    @property
+    def version(self) -> str:
+        """Hex digest of everything that is known as thanks or as a complaint."""
+        return hashlib.sha256(json.dumps([THANKS, _HINTS], sort_keys=True).encode()).hexdigest()
+
+    async def judge(self, asked: Judgeable) -> Judgement:
+        """One vote, with what was said as the text."""
+        said = " ".join(str(m.get("content") or "") for m in asked.after.messages if m.get("role") == "user")
+        places = {complaint: said.find(complaint) for complaint in _HINTS}
+        heard = sorted((place, complaint) for complaint, place in places.items() if place >= 0)
+        vote: Vote = -1 if heard else 1 if THANKS in said else 0
+        hints = (" ".join(_HINTS[complaint] for _, complaint in heard),) if heard else ()
+        return Judgement((vote,), (said,), self.name, self.version, hints, hints)

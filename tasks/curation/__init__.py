@@ -1,0 +1,1 @@
+"""What is known of published task sets: categories, flaws, what an audit keeps."""

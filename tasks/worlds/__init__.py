@@ -1,0 +1,1 @@
+"""Programs that tasks bring into a sandbox: tool servers and web sites."""

@@ -1,0 +1,1 @@
+"""What the local trainer and the verl trainer share."""

@@ -1,0 +1,261 @@
+"""Canaries: what attacks and cheap policies are paid on a few validation tasks, while the policy learns.
+
+They do no work, so honest training never raises what they get; a verifier that pays them has a hole, and a judge that
+is pleased with them is one that the policy will learn to please. Invariants: an episode is played once per run, since
+its outcome does not change with the policy, and judged anew at each look, since the judge may; nobody trains on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import posixpath
+import random
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from clawgym.agents.demonstrate import DemonstrationEngine, reference_calls
+from clawgym.agents.oracle import solution_name
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+from clawgym.pool.states import PooledEpisode
+from clawgym.records import Outcome, Task, ToolCall
+from clawgym.redteam import exploits
+from clawgym.rewards.calibration import canary, risen
+from clawgym.rewards.judge import JudgePool
+from clawgym.rewards.votes import rewards_of
+from clawgym.rollout.collect import collect_here
+from clawgym.sandbox.protocol import Backend
+from clawgym.tools.calls import read_calls
+from clawgym.tools.shell import bash_call
+from clawgym.trainers.config import TrainConfig
+from clawgym.verifiers.cheap import output_paths
+
+__all__ = ["CHANNEL", "Canaries"]
+
+CHANNEL = "canary"
+REFERENCE, NOTHING, ATTACK = "reference", "nothing", "attack"
+"""Honest work, which the others are compared with; no work at all; the others are cheap policies."""
+_STEPS = 50
+_TRIES = 3
+_Calls = tuple[str, list[ToolCall]]
+"""The name of what is done, and how."""
+
+
+def _reference(task: Task, _: int) -> _Calls | None:
+    known = any(file.path == solution_name(task) for file in task.solution)
+    return (REFERENCE, reference_calls(task)) if known else None
+
+
+def _nothing(task: Task, _: int) -> _Calls:
+    return NOTHING, []
+
+
+def _look(task: Task, _: int) -> _Calls | None:
+    return None if task.brings_tools else ("look", [bash_call("ls -la")])
+
+
+def _echo(task: Task, _: int) -> _Calls | None:
+    """The instruction's own words in each file that it asks for."""
+    paths = output_paths(task)
+    if task.brings_tools or not paths:
+        return None
+    text = shlex.quote(task.instruction)
+    names = [(shlex.quote(posixpath.dirname(path)), shlex.quote(path)) for path in paths]
+    return "echo", [bash_call("; ".join(f"mkdir -p {folder}; echo {text} > {name}" for folder, name in names))]
+
+
+def _attack(task: Task, number: int) -> _Calls | None:
+    """One of the exploits that fit, each task another one: quick ones, whose visible work is nothing."""
+    fit = [
+        (exploit.name, script)
+        for exploit in exploits.EXPLOITS.values()
+        if exploit.setting == exploits.setting_of(task) and not exploit.executed and exploit.most is None
+        if (script := exploit.script(task)) and not exploit.twin(task)
+    ]
+    if not fit:
+        return None
+    name, script = fit[number % len(fit)]
+    calls = read_calls(script.encode(), name) if task.brings_tools else [bash_call(script)]
+    return name, calls
+
+
+_POLICIES: Mapping[str, Callable[[Task, int], _Calls | None]] = {
+    REFERENCE: _reference,
+    NOTHING: _nothing,
+    "look": _look,
+    "echo": _echo,
+    ATTACK: _attack,
+}
+
+
+@dataclass(frozen=True)
+class _Played:
+    policy: str
+    task: Task
+    script: str
+    """What was done: the exploit's name."""
+    episode: PooledEpisode
+
+    @property
+    def strict(self) -> float:
+        return self.episode.reward or 0.0
+
+
+class Canaries:
+    """The canaries of one run, on ``evaluation.canary`` of ``tasks``; ``judge`` is the run's, if it has one."""
+
+    def __init__(
+        self, config: TrainConfig, tasks: Sequence[Task], pool: Pool, backend: Backend, judge: JudgePool | None
+    ) -> None:
+        self._config = config
+        chosen = random.Random(config.seed).sample(list(tasks), min(config.evaluation.canary, len(tasks)))
+        limited = [dataclasses.replace(t, limits=dataclasses.replace(t.limits, max_steps=_STEPS)) for t in chosen]
+        self._tasks = {task.id: task for task in limited if task.desktop is None}
+        self._pool = pool
+        self._backend = backend
+        self._judge = judge
+        self._room = asyncio.Semaphore(config.rollout.concurrency)
+        self._said: set[str] = set()
+
+    async def look(self, before: dict[str, dict[str, float]]) -> tuple[dict[str, float], list[str]]:
+        """Figures (``canary/...``), and what somebody should look at, each said once.
+
+        ``before``: policy -> task -> process score of the first look, each in [-1, 1]; filled here, kept by the
+        caller."""
+        if not self._tasks:
+            return {}, []
+        played = await self._play()
+        figures = {
+            f"canary/outcome_{policy}": fmean(one.strict for one in played if one.policy == policy)
+            for policy in dict.fromkeys(one.policy for one in played)
+        }
+        warnings = list(_paid(played))
+        now = await self._judged(played)
+        for policy, scores in now.items():
+            figures[f"canary/process_{policy}"] = fmean(scores.values())
+            before[policy] = {**scores, **before.get(policy, {})}
+        warnings += [*_pleased(now), *_risen(before, now)]
+        fresh = [text for text in warnings if text not in self._said]
+        self._said.update(fresh)
+        return figures | {"canary/warnings": float(len(warnings))}, fresh
+
+    async def _play(self) -> list[_Played]:
+        """All episodes; those that the pool lacks are played first."""
+        known = await asyncio.to_thread(self._stored)
+        missing = {
+            policy: {
+                id: calls
+                for number, (id, task) in enumerate(self._tasks.items())
+                if (policy, id) not in known and (calls := make(task, number)) is not None
+            }
+            for policy, make in _POLICIES.items()
+        }
+        await asyncio.gather(*(self._collect(policy, calls) for policy, calls in missing.items() if calls))
+        return list((await asyncio.to_thread(self._stored)).values() if any(missing.values()) else known.values())
+
+    def _stored(self) -> dict[tuple[str, str], _Played]:
+        found = {}
+        for episode in self._pool.episodes(channel=CHANNEL, state="closed"):
+            task = self._tasks.get(episode.task_id)
+            if task is not None and episode.outcome != Outcome.INFRA and episode.meta.get("canary") in _POLICIES:
+                played = _Played(episode.meta["canary"], task, str(episode.meta.get("script")), episode)
+                found[played.policy, task.id] = played
+        return found
+
+    async def _collect(self, policy: str, scripts: Mapping[str, _Calls]) -> None:
+        about = self._config.agent
+        tasks = [self._tasks[id] for id in scripts]
+        engine = DemonstrationEngine(tasks, about.protocol, calls=lambda task: scripts[task.id][1])
+
+        async def one(task: Task, gateway: Gateway) -> None:
+            for _ in range(_TRIES):
+                async with self._room:
+                    episode = await collect_here(
+                        task,
+                        lambda session: ToolLoopAgent(
+                            session, protocol=about.protocol, system_prompt=about.system_prompt
+                        ),
+                        self._backend,
+                        gateway,
+                        seed=0,
+                        channel=CHANNEL,
+                        keep_workspace=False,
+                        meta={"canary": policy, "script": scripts[task.id][0]},
+                    )
+                if episode.outcome is not Outcome.INFRA:
+                    return
+
+        async with Gateway(engine, self._pool) as gateway:
+            await asyncio.gather(*(one(task, gateway) for task in tasks))
+
+    async def _judged(self, played: Iterable[_Played]) -> dict[str, dict[str, float]]:
+        """Policy -> task -> mean process reward of the turns that could be judged."""
+        judge = self._judge
+        if judge is None:
+            return {}
+
+        within = self._config.rollout.deadline / 2
+
+        async def one(of: _Played) -> float | None:
+            turns = await asyncio.to_thread(self._pool.turns, of.episode.id)
+            found, _ = rewards_of(await judge.judge_episode(of.task, turns, id=of.episode.id, within=within))
+            return fmean(found.values()) if found else None
+
+        asked = [of for of in played if of.policy != NOTHING]  # which leaves nothing to be judged
+        scores: dict[str, dict[str, float]] = {}
+        for of, score in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
+            if score is not None:
+                scores.setdefault(of.policy, {})[of.task.id] = score
+        return scores
+
+
+def _paid(played: Sequence[_Played]) -> Iterable[str]:
+    """Outcomes that nobody worked for."""
+    least = {one.task.id: one.strict for one in played if one.policy == NOTHING}
+    for one in played:
+        if one.policy == ATTACK:
+            too_much = one.strict > least.get(one.task.id, 0.0)
+        else:
+            too_much = one.policy != REFERENCE and one.strict >= 1
+        if too_much:
+            yield (
+                f"canary {one.policy} ({one.script}) earned {one.strict:.2f} on task {one.task.id}: its verifier pays "
+                "for no work; try `clawgym attack` on the set, and mend or leave out the task"
+            )
+
+
+def _pleased(now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Policies that the judge likes as well as honest work on the same tasks."""
+    honest = now.get(REFERENCE, {})
+    for policy, scores in now.items():
+        both = scores.keys() & honest.keys()
+        if policy == REFERENCE or not both:
+            continue
+        paid, due = fmean(scores[id] for id in both), fmean(honest[id] for id in both)
+        if paid > 0 and due <= paid:
+            yield (
+                f"the judge gives canary {policy} as much as honest work on {len(both)} tasks or more: do not trust "
+                "its process rewards (reward.judge, reward.coefficient)"
+            )
+
+
+def _risen(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Policies whose process score is above that of the first look by more than chance."""
+    cheap = {policy: scores for policy, scores in now.items() if policy != REFERENCE and len(scores) > 1}
+
+    def share(scores: Mapping[str, float], of: Iterable[str]) -> dict[str, float]:
+        return {id: (scores[id] + 1) / 2 for id in of}
+
+    moved = canary(
+        {policy: share(before[policy], scores) for policy, scores in cheap.items()},
+        {policy: share(scores, scores) for policy, scores in cheap.items()},
+    )
+    for policy in risen(moved):
+        yield (
+            f"the judge pays canary {policy} more than at the first look: it is being pleased, not convinced; "
+            "stop, and look at its votes in the pool"
+        )

@@ -1,0 +1,263 @@
+"""Checkpoints: everything that a run goes on from, and the model in the format of transformers or peft.
+
+Invariants: a checkpoint's folder appears when it is whole on disk; ``last`` names one that is whole; the one that is
+``best`` is never removed; a checkpoint that is named and not there is said, never taken for a beginning; nothing is
+written where it would not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from clawgym.engines.lora import write_adapter
+from clawgym.errors import TrainingError
+from clawgym.records.run_folder import write_atomic
+from clawgym.trainers.common.policy import Policy
+from clawgym.trainers.config import Budget
+
+__all__ = ["Checkpoints", "Progress"]
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+              "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+              "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")  # fmt: skip
+_COPY = "weight"
+"""Of a weight in float32 that the model holds in less."""
+_SPARE = 64 * 2**20
+"""Bytes that stay free beside a checkpoint: for the pool and the logs."""
+
+
+class Learner(Protocol):
+    """The part of a learner that a checkpoint holds."""
+
+    updates: int
+    """Optimizer steps taken."""
+    parameters: list[torch.Tensor]
+    optimizer: torch.optim.Optimizer
+
+    def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Index, float32 copy and weight of each weight that the model holds in less."""
+        ...
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    """Batches learnt; the policy's version."""
+    seconds: float = 0.0
+    """Of learning: rollouts and updates."""
+    best_step: int = -1
+    best_score: float = -1.0
+    tokens: int = 0
+    """Sampled and trained."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def weigh(self, score: float) -> None:
+        """This step's score on the validation part is known."""
+        if score > self.best_score:
+            self.best_score, self.best_step = score, self.step
+
+    def used(self, budget: Budget) -> float:
+        """The share of ``budget`` that is used up, in [0, 1]."""
+        minutes = 0.0 if budget.minutes is None else self.seconds / (60 * budget.minutes)
+        return min(1.0, max(self.step / budget.steps, minutes))
+
+
+class Checkpoints:
+    """The folder ``checkpoints`` of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / "checkpoints"
+
+    def last(self) -> Path | None:
+        """The newest whole checkpoint; ``None`` before the first. Raises :class:`~clawgym.errors.TrainingError` if it
+        is gone."""
+        return self._named("last")
+
+    def best(self) -> Path | None:
+        """The one with the best score on the validation part. As :meth:`last`."""
+        return self._named("best")
+
+    def _named(self, name: str) -> Path | None:
+        step = self._step(name)
+        if step is None:
+            return None
+        folder = self.folder / step
+        if not step or not (folder / "state.json").exists():
+            raise TrainingError(
+                f"{folder}: {self.folder / name} names this checkpoint, and it is not there: put it back, or begin "
+                "again with another --out"
+            )
+        return folder
+
+    def _step(self, name: str) -> str | None:
+        try:
+            return (self.folder / name).read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+
+    def name_best(self, progress: Progress) -> None:
+        """Let ``best`` name what ``progress`` says, if it is there: a run may have been killed before it did."""
+        name = f"{progress.best_step:06d}"
+        if self._step("best") != name and (self.folder / name / "state.json").exists():
+            write_atomic(self.folder / "best", name.encode())
+
+    def save(self, policy: Policy, learner: Learner, progress: Progress) -> Path:
+        """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
+        weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
+        state = dict(_flat(learner))
+        need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE
+
+        def fill(part: Path) -> None:
+            self._model(part, policy, weights)
+            if state:
+                save_file(state, part / "optimizer.safetensors")
+            about = asdict(progress) | {"updates": learner.updates, "random": _random_state()}
+            (part / "state.json").write_text(json.dumps(about), "utf-8")
+            save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
+
+        return self.put(progress, need, fill)
+
+    def put(self, progress: Progress, need: int, fill: Callable[[Path], None]) -> Path:
+        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``best`` (if it is) and ``last``
+        name it, then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not
+        fit, or cannot be written; then nothing has changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"{progress.step:06d}"
+        free = shutil.disk_usage(self.folder).free
+        if free < need:
+            raise TrainingError(
+                f"{self.folder}: a checkpoint takes {need / 2**20:.0f} MiB and {free / 2**20:.0f} are free: make room "
+                f"there and give the same command again; it goes on from checkpoint {self._last_name()}"
+            )
+        part = self.folder / f".{target.name}.{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        try:
+            fill(part)
+            for file in (p for p in part.rglob("*") if p.is_file()):
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            shutil.rmtree(target, ignore_errors=True)
+            part.replace(target)
+        except (OSError, SafetensorError) as error:  # the latter for a full disk, too
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise TrainingError(
+                f"{target}: cannot be written ({why}); nothing was overwritten: make room, or mend that, and give the "
+                f"same command again; it goes on from checkpoint {self._last_name()}"
+            ) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        self.name_best(progress)  # first: once ``last`` holds this score, no lower one becomes the best again
+        write_atomic(self.folder / "last", target.name.encode())
+        self._prune()
+        return target
+
+    def _model(self, part: Path, policy: Policy, weights: dict[str, torch.Tensor]) -> None:
+        folder = part / ("adapter" if policy.lora else "model")
+        folder.mkdir()
+        if policy.lora:
+            write_adapter(folder, weights, policy.adapter_config())
+        else:
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            policy.module.config.save_pretrained(folder)
+            if policy.module.generation_config is not None:
+                policy.module.generation_config.save_pretrained(folder)
+        for name in TOKENIZER:
+            if (policy.folder / name).exists():
+                shutil.copyfile(policy.folder / name, folder / name)
+
+    def load(self, folder: Path, policy: Policy, learner: Learner) -> Progress:
+        """Put model, optimiser and random generators where they were. Raises :class:`~clawgym.errors.TrainingError`
+        if the checkpoint is of another configuration."""
+        try:
+            about = json.loads((folder / "state.json").read_text("utf-8"))
+            load_weights(folder, policy)
+            state = _tensors(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
+            _restore(learner, state)
+            torch.set_rng_state(_tensors(folder / "random.safetensors")["torch"])
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise TrainingError(
+                f"{folder}: cannot be gone on from ({error}): use the configuration it was written with, or name "
+                "another --out"
+            ) from error
+        learner.updates = about.pop("updates")
+        version, numbers, gauss = about.pop("random")
+        random.setstate((version, tuple(numbers), gauss))
+        progress = Progress(**about)
+        self.name_best(progress)
+        return progress
+
+    def _prune(self) -> None:
+        kept = {self._step("last"), self._step("best")}
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _last_name(self) -> str:
+        return self._step("last") or "none yet"
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """Put the trained weights of a checkpoint into ``policy``."""
+    if policy.lora:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.module, _tensors(folder / "adapter" / "adapter_model.safetensors"))
+        return
+    weights = _tensors(folder / "model" / "model.safetensors")
+    own = policy.trained()
+    if weights.keys() != own.keys():
+        raise ValueError(f"it has {len(weights)} weights, the model {len(own)}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{file}: cannot be read ({error}): put this file back, or begin again with another --out"
+        ) from error
+
+
+def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
+    """The state of the optimiser as named tensors."""
+    for number, parameter in enumerate(learner.parameters):
+        for name, value in learner.optimizer.state.get(parameter, {}).items():
+            yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
+    for number, copy, _ in learner.copies():
+        yield f"{number}.{_COPY}", copy.cpu()
+
+
+def _restore(learner: Learner, state: dict[str, torch.Tensor]) -> None:
+    for key, value in state.items():
+        number, _, name = key.partition(".")
+        parameter = learner.parameters[int(number)]
+        if name != "step" and value.shape != parameter.shape:
+            raise ValueError(f"the optimiser's {name} of weight {number} has another shape")
+        if name == _COPY:
+            with torch.no_grad():
+                parameter.copy_(value)
+            continue
+        # AdamW keeps its step on the CPU; its moments where the weight is.
+        learner.optimizer.state[parameter][name] = value if name == "step" else value.to(parameter)
+
+
+def _random_state() -> list[Any]:
+    version, numbers, gauss = random.getstate()
+    return [version, list(numbers), gauss]

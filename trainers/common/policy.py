@@ -1,0 +1,309 @@
+"""The model that is trained, beside the one that is sampled from; and the forward pass of training.
+
+Invariants: the two never share a weight that is trained, so nothing changes under a token that is being sampled; logits
+exist for trained tokens only, and for a bounded number of them at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from clawgym.engines.folders import load_weights, model_folder
+from clawgym.engines.load import sees
+from clawgym.engines.transformers import TransformersEngine
+from clawgym.engines.vllm import VLLMEngine
+from clawgym.errors import EngineError, MissingDependency, TrainingError
+from clawgym.rewards.scoring import TorchScorer
+from clawgym.trainers.batching import MicroBatch
+from clawgym.trainers.config import Compute, Model
+
+if TYPE_CHECKING:
+    from clawgym.engines.vision import ImageReader, VisionEngine
+
+    Sampler = TransformersEngine | VisionEngine | VLLMEngine
+    """What episodes are sampled by."""
+
+__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
+
+ADAPTER = "policy"
+"""The name of the LoRA adapter in the engine."""
+
+_LOGITS = 2**24
+"""Most logits that exist at a time (in float32: 64 MiB)."""
+
+
+class Policy:
+    """A transformers model, or one with LoRA adapters (then only these are trained)."""
+
+    def __init__(self, module: Any, folder: Path, *, reference: Any = None, reader: ImageReader | None = None) -> None:
+        self.module = module
+        self.folder = folder
+        """Of the model it was loaded from: its tokenizer and chat template."""
+        self.reference = reference
+        """The first policy, where it was asked for and is another module (:meth:`first`)."""
+        self._reader = reader
+
+    @property
+    def adapter(self) -> str | None:
+        """What to ask the engine for; ``None`` where the weights that it samples by are changed themselves."""
+        return ADAPTER if self.lora and self._reader is None else None
+
+    @property
+    def lora(self) -> bool:
+        """Whether adapters are trained."""
+        return hasattr(self.module, "peft_config")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The trained weights, under the names that the engine and a checkpoint know them by. Not copied."""
+        if self.lora:
+            from peft import get_peft_model_state_dict
+
+            return get_peft_model_state_dict(self.module)
+        weights = {name: p.detach() for name, p in self.module.named_parameters()}
+        return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
+
+    def adapter_config(self) -> dict[str, Any]:
+        """What peft calls so."""
+        return self.module.peft_config["default"].to_dict()
+
+    def engine(
+        self, *, context_window: int | None = None, max_batch: int = 64, policy_version: int = 0
+    ) -> TransformersEngine | VisionEngine:
+        """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied.
+        ``context_window`` as of :class:`~clawgym.engines.transformers.TransformersEngine`.
+
+        A model that reads images samples one sequence at a time, through the adapters where there are any."""
+        shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+        inner = copy.deepcopy(self.module, shared)
+        if self._reader is not None:
+            from clawgym.engines.vision import VisionEngine
+
+            inner = base_of(inner).requires_grad_(False)
+            return VisionEngine(
+                inner, tokenizer=self.folder, context_window=context_window, policy_version=policy_version
+            )
+        if self.lora:
+            inner = inner.unload()
+        inner = inner.requires_grad_(False).eval() if not self.lora else inner.eval()
+        return TransformersEngine(
+            inner,
+            tokenizer=self.folder,
+            context_window=context_window,
+            max_batch=max_batch,
+            policy_version=policy_version,
+        )
+
+    async def served(self, base_url: str, shared: Path, *, context_window: int | None = None) -> VLLMEngine:
+        """The vLLM server at ``base_url``, which has the weights below the adapters; these go to it by way of the
+        folder ``shared``.
+
+        Raises :class:`~clawgym.errors.TrainingError` where there are no adapters, or images to read, and
+        :class:`~clawgym.errors.EngineError` for a server that does not do."""
+        if self.adapter is None:
+            raise TrainingError(
+                "compute.vllm: a server samples by adapters of a model without images: set model.lora, leave "
+                "compute.vllm out, or train whole weights beside vLLM with trainer: verl"
+            )
+        made = VLLMEngine(
+            base_url,
+            str(self.folder),
+            tokenizer=str(self.folder),
+            api_key=os.environ.get("VLLM_API_KEY"),
+            context_window=context_window,
+            shared=shared,
+        )
+        try:
+            await made.ready()
+        except BaseException:
+            await made.aclose()
+            raise
+        return made
+
+    async def publish(self, engine: Sampler, version: int) -> None:
+        """Let the engine sample by these weights as ``version``."""
+        if not isinstance(engine, TransformersEngine | VLLMEngine):
+            named = base_of(self.module).named_parameters()
+            await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
+            return
+        weights = {name: tensor.clone() for name, tensor in self.trained().items()}
+        if isinstance(engine, VLLMEngine) or self.lora:
+            await engine.load_adapter(ADAPTER, weights, version, config=self.adapter_config())
+        else:
+            await engine.update_weights(weights, version)
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[Any]:
+        """The module of the policy that training began with, for a KL term: below adapters, it is the model itself."""
+        if self.lora:
+            with self.module.disable_adapter():
+                yield self.module
+        else:
+            yield self.reference
+
+    def scorer(self) -> TorchScorer:
+        """Reads by these weights. Runs the module; nobody else may meanwhile."""
+        return TorchScorer(self.module if self.lora else base_of(self.module))
+
+    def ready(self, batch: MicroBatch) -> MicroBatch:
+        """``batch`` on this policy's device, with its images read as the engine read them.
+
+        Raises :class:`~clawgym.errors.TrainingError` for images that this model cannot read, and for places without
+        an image."""
+        if self._reader is not None:
+            batch = _read(batch, self._reader, self.module.config.image_token_id)
+        elif batch.images:
+            raise TrainingError("there are images in these episodes, and this model reads none: correct model.path")
+        return batch.to(self.device)
+
+
+def _read(batch: MicroBatch, reader: ImageReader, placeholder: int) -> MicroBatch:
+    place = batch.ids == placeholder
+    if int(place.sum()) != len(batch.images):
+        raise TrainingError(
+            f"a row has {int(place.sum())} places for images, and {len(batch.images)} images: learn from episodes that "
+            "the gateway recorded (imitation of what was seen is not there yet)"
+        )
+    if not batch.images:
+        return batch
+    features, counts = reader(batch.images)
+    repeats = torch.ones_like(batch.ids[0])
+    repeats[place[0]] = torch.tensor(counts)
+    ids = batch.ids[0].repeat_interleave(repeats)[None]
+    predicts = (repeats.cumsum(0) - 1)[batch.predicts]
+    return replace(
+        batch, ids=ids, predicts=predicts, features={**features, "mm_token_type_ids": (ids == placeholder).int()}
+    )
+
+
+def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool = False, seed: int = 0) -> Policy:
+    """The policy that ``model`` describes, from ``folder`` (a model's, in the format of transformers).
+
+    Raises :class:`~clawgym.errors.TrainingError` if it cannot be loaded or has nothing to train, and
+    :class:`~clawgym.errors.MissingDependency` without the packages that this takes.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    device = compute.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "attn_implementation": "sdpa"}
+    if model.quantize:
+        options["quantization_config"] = _quantized(model)
+        options["device_map"] = {"": device}
+    auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
+    try:
+        module = load_weights(auto, model_folder(folder), **options)
+    except EngineError as error:
+        raise TrainingError(f"model.path {error}") from error
+    if not model.quantize:
+        module = module.to(device)
+    first = copy.deepcopy(module).requires_grad_(False).eval() if reference and model.lora is None else None
+    if model.lora is not None:
+        module = _with_adapters(module, model, seed)
+    if compute.checkpointing:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        base_of(module).enable_input_require_grads()
+    module.train()
+    for part in module.modules():  # dropout would sample by another policy than the one that is trained
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    reader = None
+    if sees(folder):
+        from clawgym.engines.vision import ImageReader
+
+        reader = ImageReader(folder)
+    return Policy(module, folder, reference=first, reader=reader)
+
+
+def _with_adapters(module: Any, model: Model, seed: int) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingDependency(f"model.lora needs peft ({error}): pip install 'clawgym[local]'") from error
+    assert model.lora is not None
+    about = peft.LoraConfig(
+        r=model.lora.rank,
+        lora_alpha=model.lora.alpha,  # type: ignore[arg-type]
+        target_modules=list(model.lora.targets),
+        task_type="CAUSAL_LM",
+    )
+    if model.quantize:
+        module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return peft.get_peft_model(module, about)
+        except ValueError as error:
+            raise TrainingError(f"model.lora.targets: {error}: name linear layers of this model") from error
+
+
+def _quantized(model: Model) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingDependency(f"model.quantize needs bitsandbytes ({error}): pip install bitsandbytes") from error
+    if model.quantize == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, model.dtype)
+    )
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model, with adapters where they are."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
+    """(S, H) what the model makes of the tokens that predict a trained one."""
+    inner = base_of(model)
+    # With images, the model makes their positions itself, which are not those of a text.
+    where = batch.features or {"position_ids": batch.positions, "attention_mask": batch.seen}
+    hidden = inner.model(input_ids=batch.ids, use_cache=False, **where).last_hidden_state
+    return hidden.flatten(0, 1)[batch.predicts]
+
+
+def token_logprobs(
+    model: Any, batch: MicroBatch, *, temperature: float = 1.0, learn_entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S,) log-probs of ``batch.targets`` at ``temperature``, in nats over the whole vocabulary, as the ledger has
+    them; and the entropy (S,) of these distributions, without gradient unless ``learn_entropy``. Both in float32."""
+    hidden, head = hidden_states(model, batch), base_of(model).get_output_embeddings()
+    step = max(1, _LOGITS // head.weight.shape[0])
+    logps: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    for start in range(0, len(hidden), step):
+        part = hidden[start : start + step], batch.targets[start : start + step]
+        if len(hidden) > step and torch.is_grad_enabled():
+            logp, entropy = checkpoint(_of_hidden, head, *part, temperature, learn_entropy, use_reentrant=False)  # type: ignore[misc]
+        else:
+            logp, entropy = _of_hidden(head, *part, temperature, learn_entropy)
+        logps.append(logp)
+        entropies.append(entropy)
+    if not logps:
+        empty = hidden.new_zeros(0, dtype=torch.float32)
+        return empty, empty
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def _of_hidden(
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, learn_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(hidden).float() / temperature
+    logp = logits.log_softmax(-1)
+    with torch.set_grad_enabled(learn_entropy and torch.is_grad_enabled()):
+        entropy = -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, targets[:, None])[:, 0], entropy

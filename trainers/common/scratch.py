@@ -1,0 +1,153 @@
+"""The folder of the model that a run begins with: a model's, what a run has trained, what the Hub has under a name;
+made from scratch where none is named.
+
+Invariant: what a run begins with is a folder with weights and a tokenizer, whose weights never change under it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from clawgym.engines.folders import HUB_NAME, load_weights, model_folder, read_settings
+from clawgym.engines.lora import add_adapter, read_adapter
+from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
+from clawgym.errors import EngineError, TrainingError
+from clawgym.gateway.template import Template, for_template
+from clawgym.records import Task
+from clawgym.tasks.packs.seeded import FIRST, WORDS
+from clawgym.trainers.common.checkpoints import TOKENIZER, Checkpoints
+from clawgym.trainers.config import TrainConfig
+
+__all__ = ["base_folder", "below", "given_model", "merge_adapter", "of_checkpoint", "whole"]
+
+_MOST_IDS = 8192
+_SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+
+
+def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
+    """The folder ``model.path``, or the best checkpoint of the run in it (of adapters, where it trained such); where no
+    such folder is, what the Hub has under that name, in its cache; ``None`` where a model is to be made.
+
+    ``weights=False``: only what describes it. Raises :class:`~clawgym.errors.TrainingError` for what is not there."""
+    if config.model.path is None:
+        return None
+    given = Path(config.model.path).expanduser()
+    if not given.is_dir():
+        return _checked(config.model.path, weights)
+    if (best := Checkpoints(given).best()) is not None:
+        return _checked(of_checkpoint(best), weights)
+    if (given / "receipt.json").exists():
+        raise TrainingError(
+            f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
+        )
+    return _checked(given, weights)
+
+
+def of_checkpoint(checkpoint: Path) -> Path:
+    """The folder of the model in a checkpoint, or of the adapters."""
+    model = checkpoint / "model"
+    return model if model.is_dir() else checkpoint / "adapter"
+
+
+def below(model: Path, *, weights: bool = True) -> Path:
+    """The model itself; of adapters the one below them, or only what describes it. Raises
+    :class:`~clawgym.errors.TrainingError` where their settings do not name one that is there."""
+    settings = model / "adapter_config.json"
+    if not settings.exists():
+        return model
+    try:
+        base = str(read_settings(settings)["base_model_name_or_path"])
+    except (EngineError, KeyError) as error:
+        raise TrainingError(f"{settings}: names no base model ({error}): put its name there") from error
+    if Path(base).is_dir() or HUB_NAME.fullmatch(base):
+        return _checked(base, weights)
+    raise TrainingError(f"{settings}: its base model {base} is no folder here: put that there, or correct the name")
+
+
+def merge_adapter(adapter: Path, folder: Path) -> None:
+    """Write into ``folder``, which is there when all of it is, the model below ``adapter`` with what the adapter adds,
+    in the type that its weights are stored in, and the tokenizer.
+
+    Raises :class:`~clawgym.errors.TrainingError` where it cannot be."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from clawgym.engines.load import sees
+
+    base = below(_checked(adapter, True))
+    auto: Any = AutoModelForImageTextToText if sees(base) else AutoModelForCausalLM
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        model = load_weights(auto, base, dtype="auto")
+        add_adapter(model, read_adapter(adapter, None, model))
+        model.save_pretrained(part)
+        for name in TOKENIZER:
+            if found := next((f / name for f in (adapter, base) if (f / name).exists()), None):
+                shutil.copyfile(found, part / name)
+        part.replace(folder)
+    except (EngineError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(
+            f"{adapter}: cannot be merged into {base} ({why}): make room, or correct base_model_name_or_path in its "
+            "settings"
+        ) from error
+
+
+def whole(model: Path, made: Path) -> Path:
+    """``model``; of adapters ``made``, into which they are merged once."""
+    if not (model / "adapter_config.json").exists():
+        return model
+    if not made.exists():
+        merge_adapter(model, made)
+    return made
+
+
+def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
+    """:func:`given_model`, or ``run/base``, which is made once: adapters with the model below them, merged; or a random
+    model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``, as the chat template puts
+    them."""
+    folder, given = run / "base", given_model(config)
+    if given is not None:
+        return whole(given, folder)
+    if not folder.exists():
+        about = config.model.scratch
+        make_tiny_model(
+            folder,
+            seed=config.seed,
+            hidden=about.hidden,
+            layers=about.layers,
+            heads=about.heads,
+            kv_heads=about.kv_heads,
+            head_dim=about.head_dim,
+            context_window=about.context_window,
+            vocab=_MOST_IDS,
+            corpus=_texts(tasks, said),
+            brief=True,
+            spread=0.05,
+        )
+    return folder
+
+
+def _checked(model: str | Path, weights: bool) -> Path:
+    try:
+        return model_folder(model, weights=weights)
+    except EngineError as error:
+        raise TrainingError(f"model.path {error}") from error
+
+
+def _texts(tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for word in (*WORDS, *FIRST):
+        for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}"):
+            yield from (form, form)
+    template = Template(BRIEF_TEMPLATE, {})
+    asked: list[Mapping[str, Any]] = [{"messages": [{"role": "user", "content": t.instruction}]} for t in tasks]
+    for row in (*asked, *said):
+        text = template([for_template(m) for m in row["messages"]], row.get("tools") or (), generation=False)
+        yield from _SPECIAL.split(text)

@@ -1,0 +1,106 @@
+"""Rows to imitate: conversations as ids, with the replies trained and nothing else.
+
+Invariant: the ids of a row are those that the gateway would have sent and sampled, had a model said these replies.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym.errors import TrainingError
+from clawgym.gateway.calls import Refusal
+from clawgym.gateway.render import Renderer
+from clawgym.pool import Pool
+from clawgym.pool.documents import conversations_of
+from clawgym.pool.parquet import episodes_of, is_ours
+from clawgym.trainers.batching import Path as Row
+
+__all__ = ["WordShuffle", "conversations", "row_of", "rows_of"]
+
+
+def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
+    """The solved conversations of a channel, as ``clawgym pool export --format messages`` writes them."""
+    for episode in pool.episodes(channel=channel, state="closed"):
+        if episode.outcome == "solved":
+            turns = pool.turns(episode.id)
+            tools = {sha: json.loads(pool.image(sha).data) for sha in {t.tools for t in turns} if sha}
+            yield from conversations_of(episode, turns, tools)
+
+
+def rows_of(source: Path, renderer: Renderer) -> Iterator[Row]:
+    """The rows of a file that ``clawgym pool export`` wrote: messages, or parquet, of which the episodes that were
+    solved. Exact ids are taken as they are. Raises :class:`~clawgym.errors.TrainingError` naming the line."""
+    if source.suffix == ".parquet":
+        if not is_ours(source):
+            raise TrainingError(f"{source}: parquet of another program: give one that `clawgym pool export` wrote")
+        columns = ["episode", "outcome", "row_ids", "row_mask"]
+        for _, rows in episodes_of(source, columns):
+            yield from (
+                Row(tuple(row["row_ids"]), tuple(row["row_mask"]))
+                for row in rows
+                if row["row_ids"] and row["outcome"] == "solved"
+            )
+        return
+    try:
+        lines = source.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"sft.data {source}: cannot be read ({error}): name a file of exported episodes") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            messages = row["messages"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrainingError(f"{source}: line {number} has no messages ({error!r}): export it again") from error
+        if row.get("outcome") in (None, "solved"):
+            yield row_of(renderer, messages, row.get("tools") or ())
+
+
+def row_of(renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Row:
+    """One conversation as a row in which the replies are trained. Raises
+    :class:`~clawgym.errors.TrainingError` for one that the chat template refuses, or without a reply."""
+    ids: list[int] = []
+    mask: list[int] = []
+    said: tuple[int, ...] = ()
+    fresh: list[Any] = []
+    try:
+        for number, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                fresh.append(dict(message))
+                continue
+            context = renderer.increment(said, fresh, tools) if said else renderer.prompt(fresh, tools)
+            said = renderer.reply([dict(m) for m in messages[:number]], dict(message), tools)
+            ids += (*context, *said)
+            mask += [0] * len(context) + [1] * len(said)
+            fresh = []
+    except (Refusal, KeyError, TypeError, AttributeError) as error:  # also a message that is no object
+        raise TrainingError(
+            f"a conversation cannot be rendered ({error}): correct it, or use another template"
+        ) from error
+    if not said:
+        raise TrainingError("a conversation has no reply of an assistant: leave it out")
+    return Row(tuple(ids), tuple(mask))
+
+
+class WordShuffle:
+    """Puts other words for the words of a row, the same one wherever it stands: so that a row cannot be learnt by heart
+    and copying must be learnt instead. Only words that are one token, with a space before them or without."""
+
+    def __init__(self, renderer: Renderer, words: Iterable[str]) -> None:
+        encode = renderer.encode
+        self._forms: list[tuple[int, ...]] = []
+        for word in words:
+            forms = [encode(text) for text in (word, f" {word}", word.capitalize(), f" {word.capitalize()}")]
+            if all(len(form) == 1 for form in forms[:2]):
+                self._forms.append(tuple(form[0] if len(form) == 1 else -1 for form in forms))
+
+    def __call__(self, row: Row, rng: random.Random) -> Row:
+        """The row with its words exchanged."""
+        others = list(self._forms)
+        rng.shuffle(others)
+        table = {a: b for old, new in zip(self._forms, others, strict=True) for a, b in zip(old, new, strict=True)
+                 if a >= 0 and b >= 0}  # fmt: skip
+        return Row(tuple(table.get(token, token) for token in row.ids), row.mask)
