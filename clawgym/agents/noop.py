@@ -6,10 +6,12 @@ from typing import Any
 
 from clawgym.agents._calls import VERSION
 from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.registry import agents
 
 __all__ = ["NoopAgent"]
 
 
+@agents.register("noop")
 class NoopAgent:
     """Submits the untouched workspace."""
 

@@ -8,6 +8,7 @@ from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError
 from clawgym.records import Task
+from clawgym.registry import agents
 from clawgym.tools.calls import read_calls
 from clawgym.tools.shell import bash_call
 
@@ -22,9 +23,13 @@ def solution_name(task: Task) -> str:
     return "solve.json" if task.brings_tools else "solve.sh"
 
 
+@agents.register("oracle")
 class OracleAgent:
-    """Puts the solution into the box, runs ``bash solve.sh`` in the workspace, and takes it out again. For a task with
-    tools, makes the calls of ``solve.json``."""
+    """Runs the task's reference solution.
+
+    Puts it into the sandbox, runs ``bash solve.sh`` in the workspace, and takes it out again. For a task with tools,
+    makes the calls of ``solve.json``.
+    """
 
     name = "oracle"
     version = VERSION

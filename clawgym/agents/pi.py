@@ -21,6 +21,7 @@ from clawgym.agents.openclaw.config import model_provider
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
 from clawgym.errors import AgentError
 from clawgym.records import TaskFile
+from clawgym.registry import agents
 from clawgym.sandbox.protocol import Sandbox, SandboxSpec
 
 __all__ = ["Pi", "RunningPi"]
@@ -42,8 +43,9 @@ _ARGUMENTS = [
 ]
 
 
+@agents.register("pi")
 class Pi:
-    """The pi that is in the installation of OpenClaw ``version`` (:class:`~clawgym.agents.blackbox.Claw`).
+    """The coding agent pi that OpenClaw is built on (:class:`~clawgym.agents.blackbox.Claw`).
 
     Raises :class:`~clawgym.errors.AgentError` if that is not installed, or has none.
     """

@@ -10,13 +10,16 @@ from clawgym.agents.oracle import OracleAgent, solution_name
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import AgentError
+from clawgym.registry import agents
 
 __all__ = ["SloppyAgent"]
 
 
+@agents.register("sloppy")
 class SloppyAgent:
-    """For each episode tosses a seeded coin, and runs the task's own reference solution or one of its own wrong
-    solutions. It exists so that reports, reruns and leaderboards have something imperfect to show without a
+    """Runs, by a seeded coin, the task's reference solution or one of its wrong solutions.
+
+    It exists so that reports, reruns and leaderboards have something imperfect to show without a
     model; its score says nothing about anything."""
 
     name = "sloppy"

@@ -16,6 +16,7 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
+from clawgym.registry import agents
 from clawgym.tools import Refused, closing
 
 __all__ = ["SYSTEM_PROMPT", "TOOLS_PROMPT", "ToolLoopAgent"]
@@ -36,8 +37,9 @@ _ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
 _DIALECTS: dict[str, type[Dialect]] = {"tools": ToolsDialect, "text": TextDialect}
 
 
+@agents.register("tool-loop")
 class ToolLoopAgent:
-    """Asks ``engine`` what to do, does it, and shows the result, until the model submits or a budget ends.
+    """Lets a model call tools until it submits or a budget ends.
 
     ``protocol`` is ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool
     calls, on tasks without tools of their own). ``system_prompt`` replaces :data:`SYSTEM_PROMPT` and, for tasks with

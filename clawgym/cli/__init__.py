@@ -14,6 +14,7 @@ from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
 from clawgym.cli.gateway import gateway_command
+from clawgym.cli.listing import list_command
 from clawgym.cli.train import train_command
 from clawgym.cli.verify import verify_command
 from clawgym.cli.watch import watch_command
@@ -38,6 +39,7 @@ app.command("attack")(attack)
 app.command("audit")(audit_command)
 app.command("doctor")(doctor)
 app.command("gateway")(gateway_command)
+app.command("list")(list_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(bench.app, name="bench")
 app.add_typer(leaderboard.app, name="leaderboard")

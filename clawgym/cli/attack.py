@@ -123,12 +123,12 @@ def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
     from clawgym.console import Console, progress
     from clawgym.redteam import escape
     from clawgym.redteam.escape.table import lines, table
-    from clawgym.sandbox import BACKENDS
     from clawgym.sandbox import backend as make_backend
+    from clawgym.sandbox import local_names
 
-    names = list(dict.fromkeys(names or BACKENDS))
+    names = list(dict.fromkeys(names or local_names()))
     for name in names:
-        if name not in BACKENDS:
+        if name not in local_names():
             make_backend(name)  # says what there is
             raise typer.BadParameter(f"{name}: attack the sandboxes of a node there: `clawgym attack --sandbox`")
     console = Console(stderr=True)

@@ -174,13 +174,13 @@ def _desktops() -> Finding:
 
 def examine() -> list[Finding]:
     """Everything the doctor looks at, in order."""
-    from clawgym.sandbox import BACKENDS
+    from clawgym.sandbox import local_names
 
     linux = sys.platform == "linux"
     checks: list[Callable[[], list[Finding]]] = [
         lambda: [_python()],
         _namespaces,
-        *(partial(_backend, name) for name in BACKENDS),
+        *(partial(_backend, name) for name in local_names()),
         _cluster,
         lambda: [_checker_libraries()] if linux else [],
         lambda: [_package("openai", "openai", "model endpoints")],

@@ -114,7 +114,8 @@ class Episode:
     cause: str | None = None
     """Why it was not solved; ``None`` for solved and for checks that simply failed."""
     error: str = ""
-    """For ``infra``: the whole message, which ends with what to do."""
+    """For ``infra``: the whole message, which ends with what to do. For an exception of the agent's own code (``cause``
+    ``agent-exception``): its traceback."""
     result: VerifierResult | None = None
     """``None`` only for ``infra``."""
     steps: tuple[Step, ...] = ()

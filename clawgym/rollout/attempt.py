@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
+import traceback
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -21,6 +23,7 @@ from clawgym.agents.protocol import ResidentAgent
 from clawgym.errors import (
     AgentError,
     BudgetExceeded,
+    ClawGymError,
     GradingError,
     InfraError,
     SandboxDied,
@@ -44,6 +47,10 @@ _TAKING = 120.0
 """Seconds that taking the workspace, and putting it into the boxes that grade it, may take beside the grading."""
 _PIECE = 1 << 20
 """Bytes that are compressed before others have their turn."""
+_HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
+"""Errors that say that the host is full, whoever meets them."""
+_TRACEBACK = 20_000
+"""Characters of a traceback that are kept, from its end."""
 
 
 def utc_now() -> str:
@@ -178,7 +185,12 @@ class Attempt:
             raise
 
     async def work(self, agent: Callable[[], Any]) -> None:
-        """Run the agent within its budget and note how it ended. Cancellation and its own errors pass through."""
+        """Run the agent within its budget and note how it ended.
+
+        An exception of the agent's own code fails the episode, with the traceback in :attr:`Episode.error`.
+        Cancellation, :class:`~clawgym.errors.ClawGymError` and errors of a host that is out of memory, disk space or
+        descriptors pass through.
+        """
         try:
             async with self.phase(Phase.AGENT):
                 await agent()
@@ -188,6 +200,13 @@ class Attempt:
             self.stop, self.cause = "budget", error.cause
         except SandboxDied as error:
             self.stop, self.cause = "error", error.cause
+        except ClawGymError:
+            raise
+        except Exception as error:
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) in _HOST_ERRORS:
+                raise
+            self.stop, self.cause = "error", "agent-exception"
+            self._error = "".join(traceback.format_exception(error))[-_TRACEBACK:]
 
     async def finish(self, *, floor: float | None = None, keep_workspace: bool = True) -> Episode:
         """Stop the box, grade what is left, close everything; never raises for what the agent did."""
@@ -318,7 +337,7 @@ class Attempt:
             agent=self.agent,
             outcome=outcome,
             cause=cause,
-            error=self._error if outcome is Outcome.INFRA else "",
+            error=self._error if outcome in (Outcome.INFRA, Outcome.FAILED) else "",
             result=result,
             steps=tuple(self.steps),
             turns=tuple(self.turns),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from clawgym.agents import NAMES, Agent, ToolLoopAgent, make_agent
+from clawgym.agents import Agent, ToolLoopAgent, make_agent
 from clawgym.engines import Prices, ReplayEngine
 from clawgym.errors import AgentError
+from clawgym.registry import agents
 
 
 @pytest.mark.usefixtures("openclaw")
@@ -26,7 +27,7 @@ def test_every_name_makes_an_agent(tmp_path: Path):
         "openclaw-dense": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "prompt": "slim"},
         "pi": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
     }
-    for name in NAMES:
+    for name in agents.names():
         agent = make_agent(name, **options.get(name, {}))
         assert isinstance(agent, Agent)
         assert agent.name == name
@@ -41,19 +42,20 @@ def test_any_engine_will_do():
     ("name", "options", "message"),
     [
         ("orcale", {}, "Did you mean 'oracle'"),
-        ("zzz", {}, "Agents: noop, openclaw, openclaw-dense, oracle"),
+        ("zzz", {}, "Known agents: noop, openclaw, openclaw-dense, oracle"),
         ("oracle", {"model": "m"}, "does not take model: it takes no options"),
         ("replay", {"model": "m"}, "it takes source"),
-        ("replay", {}, "needs source="),
-        ("script", {}, "needs source="),
+        ("replay", {}, "needs source: give source="),
+        ("script", {}, "needs source: give source="),
         ("script", {"source": "/nowhere.sh"}, "check the path"),
         ("tool-loop", {}, "needs model="),
         ("tests.agents.nowhere:Claw", {}, "was not found .*PYTHONPATH"),
         ("json:Claw", {}, "was not found"),
         (":Claw", {}, "was not found"),
-        ("json:loads", {}, "is no Claw"),
-        ("json:JSONDecoder", {}, "is no Claw"),
-        ("json:JSONDecoder", {"version": "1"}, "does not take version"),
+        ("tool-loop", {"model": "m", "protocol": "x"}, "option protocol='x': Input should be"),
+        ("tool-loop", {"model": "m", "protcol": "text"}, "does not take protcol.*Did you mean 'protocol'"),
+        ("json:loads", {"s": "1"}, "is no agent, but int"),
+        ("json:JSONDecoder", {}, "is no agent: give it run"),
         ("tool-loop", {"engine": ReplayEngine([]), "prices": Prices(1, 1)}, "already says prices"),
     ],
 )

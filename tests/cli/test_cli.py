@@ -66,7 +66,7 @@ def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_doctor_fails_where_no_sandbox_works(tmp_path: Path) -> None:
-    before = "import clawgym.sandbox as s; s.BACKENDS = ()"
+    before = "import clawgym.sandbox as s; s.local_names = lambda: ()"
     done = clawgym("doctor", "--json", cwd=tmp_path, before=before)
     assert done.returncode == 1
     (finding,) = [f for f in json.loads(done.stdout) if f["what"] == "somewhere to run tasks"]

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from clawgym.errors import InfraError, SandboxUnavailable
-from clawgym.sandbox import BACKENDS, SandboxSpec, backend, leases
+from clawgym.sandbox import SandboxSpec, backend, leases, local_names
 from clawgym.sandbox.docker import removal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -36,7 +36,7 @@ ENGINE = 2.0
 AT_ONCE = 3
 _SCRIPT = str(Path(__file__).with_name("owner_to_kill.py"))
 _HOARDERS = str(Path(__file__).with_name("owner_of_hoarders.py"))
-_LOCAL = [name for name in BACKENDS if name != "docker"]
+_LOCAL = [name for name in local_names() if name != "docker"]
 _BOX_UIDS = range(0x60000000, 0x71000000)
 
 

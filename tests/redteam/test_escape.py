@@ -23,7 +23,7 @@ from clawgym.redteam.escape import BLOCKED, OPEN, ROWS, SKIPPED, Column, Finding
 from clawgym.redteam.escape.declared import declared_open
 from clawgym.redteam.escape.host_ends import alive
 from clawgym.redteam.escape.table import lines, table
-from clawgym.sandbox import BACKENDS, Backend, Isolation
+from clawgym.sandbox import Backend, Isolation, local_names
 from clawgym.sandbox import backend as make_backend
 
 from .leaky import Leaky
@@ -40,7 +40,7 @@ def _host() -> dict[str, str]:
 
 def _params() -> list:
     marks = {"docker": pytest.mark.docker}
-    return [pytest.param(name, marks=marks.get(name, ())) for name in BACKENDS]
+    return [pytest.param(name, marks=marks.get(name, ())) for name in local_names()]
 
 
 @pytest.mark.timeout(600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import gzip
 import io
 import tarfile
@@ -174,12 +175,23 @@ async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
     assert (episode.outcome, episode.cause) == (Outcome.INFRA, "control-crash")
 
 
-async def test_a_bug_of_the_agent_passes_through_and_leaves_no_box(backend: Backend) -> None:
+async def test_exception_in_agent_code_fails_the_episode_with_its_traceback(backend: Backend) -> None:
     async def buggy(context: AgentContext) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("a bug of the agent")
 
-    with pytest.raises(ZeroDivisionError):
-        await run_episode(task(), Custom(buggy), backend, seed=0)
+    episode = await run_episode(task(), Custom(buggy), backend, seed=0)
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "agent-exception")
+    assert "in buggy" in episode.error
+    assert episode.error.endswith("ZeroDivisionError: a bug of the agent\n")
+    assert not boxes(backend)
+
+
+async def test_full_host_is_not_blamed_on_the_agent(backend: Backend) -> None:
+    async def unlucky(context: AgentContext) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with pytest.raises(OSError, match="Too many open files"):
+        await run_episode(task(), Custom(unlucky), backend, seed=0)
     assert not boxes(backend)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from clawgym.cli.doctor import examine
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
-from clawgym.sandbox import BACKENDS, Isolation, SandboxSpec, backend, leases
+from clawgym.sandbox import Isolation, SandboxSpec, backend, leases, local_names
 from clawgym.sandbox.ray.backend import _weakest
 from clawgym.sandbox.ray.layers import PART, Parcels, Shelf, pack
 
@@ -139,16 +139,16 @@ async def test_no_cluster_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_doctor_seeks_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("clawgym.sandbox.BACKENDS", {})
+    monkeypatch.setattr("clawgym.sandbox.local_names", lambda: ())
     findings = {finding.what: finding for finding in await asyncio.to_thread(examine)}
     assert findings["sandbox: ray"].detail.startswith("not asked for")
     assert "somewhere to run tasks" in findings, "what is not asked for is no place to run"
 
 
 async def test_backends_of_nodes_are_named() -> None:
-    assert "ray" not in BACKENDS  # those are this machine's: the doctor and the attacks try each
+    assert "ray" not in local_names()  # those are this machine's: the doctor and the attacks try each
     for name in ("ray:namespace", "ray:ray", "rai"):
-        with pytest.raises(SandboxUnavailable, match=r"Choose one of: .*ray, ray:chroot, ray:docker"):
+        with pytest.raises(SandboxUnavailable, match=r"Known sandboxes: chroot, docker, namespace, ray"):
             backend(name)
 
 

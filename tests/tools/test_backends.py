@@ -7,7 +7,7 @@ import pytest
 from clawgym.agents import OracleAgent
 from clawgym.records import Outcome
 from clawgym.rollout import run_episode
-from clawgym.sandbox import BACKENDS
+from clawgym.sandbox import local_names
 
 from ..conftest import usable
 from .conftest import boxes, opened
@@ -17,7 +17,7 @@ pytest.importorskip("mcp")
 TASK = noting(tiny("two", "b_"))
 
 
-@pytest.mark.parametrize("name", [n for n in BACKENDS if n not in ("namespace", "ray")])
+@pytest.mark.parametrize("name", [n for n in local_names() if n != "namespace"])
 async def test_an_episode(name: str, request: pytest.FixtureRequest) -> None:
     """``namespace`` has the other tests."""
     if name == "docker":

@@ -21,6 +21,7 @@ from clawgym.agents.openclaw.image import Layout, inspect_image, rootfs_of_envir
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
 from clawgym.errors import AgentError, InfraError, SandboxError
 from clawgym.records import TaskFile, packages_of
+from clawgym.registry import agents
 from clawgym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
 
 __all__ = ["OpenClaw", "RunningOpenClaw"]
@@ -38,8 +39,9 @@ _SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size
 """A third less memory. Seen to hold a conversation of 1.5 MB, some 390,000 tokens; more than that is not known."""
 
 
+@agents.register("openclaw")
 class OpenClaw:
-    """One version of OpenClaw (:class:`~clawgym.agents.blackbox.protocol.Claw`).
+    """OpenClaw as its users have it: a program in the sandbox (:class:`~clawgym.agents.blackbox.protocol.Claw`).
 
     From the installation of this machine, or from an ``image`` of boxes that has one (``$OPENCLAW_ROOTFS`` names one
     too). Raises :class:`~clawgym.errors.AgentError` if it is not there.

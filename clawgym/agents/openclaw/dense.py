@@ -39,6 +39,7 @@ from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, Sa
 from clawgym.gateway.server import Address, Gateway
 from clawgym.gateway.sessions import Opened, reserve
 from clawgym.records import Limits, TaskFile
+from clawgym.registry import agents
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
 __all__ = ["DenseOpenClaw"]
@@ -56,8 +57,9 @@ _DOORS = 4
 """Agents that begin at once: each waits for a lock on a list of containers, and gives up after ten seconds."""
 
 
+@agents.register("openclaw-dense")
 class DenseOpenClaw(OpenClaw):
-    """One version of OpenClaw, started once for all tasks (:class:`~clawgym.agents.blackbox.boxes.BoxSource`).
+    """OpenClaw, started once for all tasks: weaker isolation (:class:`~clawgym.agents.blackbox.boxes.BoxSource`).
 
     Needs a backend whose boxes have a loopback. Raises as :class:`OpenClaw` does.
     """

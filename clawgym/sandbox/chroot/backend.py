@@ -22,6 +22,7 @@ from typing import Any
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.offload import offloaded
 from clawgym.records import packages_of
+from clawgym.registry import sandboxes
 from clawgym.sandbox import shared_folders
 from clawgym.sandbox.chroot import rootdir
 from clawgym.sandbox.chroot.clones import LEFT_OUT, Store, store_of, store_of_usr
@@ -95,8 +96,12 @@ class ChrootSandbox(LocalBox):
         self._backend.boxes.pop(self.id, None)
 
 
+@sandboxes.register("chroot")
 class ChrootBackend(Probed):
-    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
+    """Sandboxes for containers that may neither make namespaces nor mount; isolates less than the others.
+
+    See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
+    """
 
     name = "chroot"
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.offload import offloaded
+from clawgym.registry import sandboxes
 from clawgym.sandbox.docker.container import Attached, DockerSandbox, Started, inside
 from clawgym.sandbox.docker.engine import LEASE_LABEL, NOT_SHARED, Engine, Image
 from clawgym.sandbox.inside.trees import remove_tree
@@ -37,8 +38,11 @@ _MiB = 2**20
 _T = TypeVar("_T")
 
 
+@sandboxes.register("docker")
 class DockerBackend(Probed):
-    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
+    """Sandboxes as hardened containers of a Docker engine.
+
+    See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
 
     ``default_image`` (or ``CLAWGYM_DOCKER_IMAGE``) stands for the image ``default`` where this machine's /usr cannot
     be shared with the engine. Any other image must be on the engine already, with python3, bash and tar in it.

@@ -25,6 +25,7 @@ from typing import Any
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.offload import offloaded
 from clawgym.records import TaskFile, packages_of
+from clawgym.registry import sandboxes
 from clawgym.sandbox import shared_folders
 from clawgym.sandbox.inside.trees import Room, remove_tree
 from clawgym.sandbox.link import PORT, PRISTINE, close_late
@@ -108,8 +109,12 @@ class NamespaceSandbox(LocalBox):
         await self._backend.let_go(self.below)
 
 
+@sandboxes.register("namespace")
 class NamespaceBackend(Probed):
-    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop."""
+    """Sandboxes in Linux namespaces, one unprivileged user id each: the default on Linux.
+
+    See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
+    """
 
     name = "namespace"
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawgym.errors import InfraError, MissingDependency, SandboxError, SandboxUnavailable
+from clawgym.registry import sandboxes
 from clawgym.sandbox import shared_folders
 from clawgym.sandbox.link import close_late
 from clawgym.sandbox.machine import Machine
@@ -39,8 +40,15 @@ _NO_CLUSTER = (
 )
 
 
+@sandboxes.register("ray")
 class RayBackend(Probed):
-    """See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop. ``on`` is what makes boxes on a node."""
+    """Sandboxes on the nodes of a Ray cluster.
+
+    See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
+
+    Args:
+        on: the backend that makes the sandboxes on a node.
+    """
 
     def __init__(self, on: str = "namespace") -> None:
         self.name = "ray" if on == "namespace" else f"ray:{on}"

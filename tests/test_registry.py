@@ -1,0 +1,198 @@
+"""Every kind of the registry: added from a package outside the tree, used from Python and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawgym.errors import AgentError, SandboxUnavailable
+from clawgym.registry import KINDS, Registry, agents, sandboxes
+
+AGENT = '''
+from clawgym.agents import AgentReport
+
+
+class WritesAnswer:
+    """Writes a number into output/answer.txt.
+
+    Args:
+        number: what it writes.
+    """
+
+    name = "writes-answer"
+    version = "1"
+
+    def __init__(self, number: int = 42) -> None:
+        self.number = number
+
+    async def run(self, context):
+        await context.sandbox.exec(["bash", "-c", f"mkdir -p output && echo {self.number} > output/answer.txt"])
+        return AgentReport(final_message="written")
+
+    def receipt(self):
+        return {"name": self.name, "version": self.version, "number": self.number}
+
+    async def aclose(self) -> None: ...
+'''
+SANDBOX = '''
+from dataclasses import replace
+
+from clawgym.sandbox.namespace.backend import NamespaceBackend
+
+
+class Renamed(NamespaceBackend):
+    """The namespace backend by another name."""
+
+    name = "renamed"
+
+    async def probe(self):
+        return replace(await super().probe(), backend=self.name)
+'''
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "scratch"
+version = "1.2"
+
+[project.entry-points."clawgym.agents"]
+writes-answer = "scratch.agent:WritesAnswer"
+broken = "scratch.nowhere:Broken"
+
+[project.entry-points."clawgym.sandboxes"]
+renamed = "scratch.sandbox:Renamed"
+
+[tool.setuptools]
+packages = ["scratch"]
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the scratch package is installed."""
+    folder = tmp_path_factory.mktemp("scratch")
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "scratch").mkdir()
+    for name, text in {"__init__": "", "agent": AGENT, "sandbox": SANDBOX}.items():
+        (folder / "scratch" / f"{name}.py").write_text(text)
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*argv, "--target", str(folder / "site"), str(folder)], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def python(code: str, site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` where the scratch package is installed."""
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=150
+    )
+
+
+def clawgym(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return python("from clawgym.cli import main; main()", site, cwd, *words)
+
+
+def test_entry_points_are_listed_with_their_package(installed: Path, tmp_path: Path) -> None:
+    done = clawgym(installed, tmp_path, "list", "--json")
+    entries = {(entry["kind"], entry["name"]): entry for entry in json.loads(done.stdout)}
+    assert entries["agent", "writes-answer"] == {
+        "kind": "agent",
+        "name": "writes-answer",
+        "target": "scratch.agent:WritesAnswer",
+        "source": "scratch 1.2",
+        "summary": "Writes a number into output/answer.txt.",
+    }
+    assert entries["agent", "broken"]["summary"] == "", "listing must not import"
+    assert entries["sandbox", "renamed"]["summary"] == "The namespace backend by another name."
+    assert entries["agent", "noop"]["source"] == "built in"
+    done = clawgym(installed, tmp_path, "list", "agents", "writes-answer", "--json")
+    assert json.loads(done.stdout) == [{"name": "number", "type": "int", "default": "42", "about": "what it writes."}]
+
+
+def test_agent_and_sandbox_of_a_package_run_an_evaluation(installed: Path, tmp_path: Path) -> None:
+    done = clawgym(installed, tmp_path, "tasks", "new", "task")
+    assert done.returncode == 0, done.stderr
+    words = ["--bench", "task", "--agent", "writes-answer", "--backend", "renamed", "--out", "run"]
+    done = clawgym(installed, tmp_path, "eval", *words)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run/receipt.json").read_text())
+    assert manifest["agent"] == {"name": "writes-answer", "version": "1", "number": 42}
+    assert manifest["isolation"]["backend"] == "renamed"
+
+
+def test_agent_class_is_used_by_its_path(installed: Path, tmp_path: Path) -> None:
+    code = "import clawgym; print(clawgym.make_agent('scratch.agent:WritesAnswer', number='7').number + 1)"
+    done = python(code, installed, tmp_path)
+    assert (done.stdout.strip(), done.stderr) == ("8", "")
+
+
+def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, tmp_path: Path) -> None:
+    done = clawgym(installed, tmp_path, "eval", "--bench", "terminal-basic", "--agent", "broken")
+    assert done.returncode == 2
+    assert "agent 'broken' of scratch cannot be imported" in done.stderr
+    assert "repair or uninstall scratch" in done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_built_in_name_has_a_summary_and_can_be_imported(kind: str) -> None:
+    registry = KINDS[kind]
+    for entry in registry.entries():
+        if entry.source == "built in":
+            assert entry.summary.endswith("."), entry
+            registry.options(entry.name)
+
+
+def test_registered_class_is_known_in_this_process() -> None:
+    registry = Registry("agent", "clawgym.agents", [], AgentError)
+
+    @registry.register("mine")
+    class Mine:
+        """Does what I want."""
+
+        def __init__(self, size: int, *, colour: str = "red") -> None:
+            self.size, self.colour = size, colour
+
+    made = registry.make("mine", size="3")
+    assert (made.size, made.colour) == (3, "red")
+    (entry,) = [entry for entry in registry.entries() if entry.name == "mine"]
+    assert (entry.source, entry.summary) == ("registered here", "Does what I want.")
+    for options, message in [
+        ({}, "agent 'mine' needs size: give size=..."),
+        ({"size": "big"}, r"option size='big': Input should be a valid integer"),
+        ({"size": 1, "color": "x"}, r"does not take color: it takes colour, size Did you mean 'colour'\?"),
+    ]:
+        with pytest.raises(AgentError, match=message):
+            registry.make("mine", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("namspace", "there is no sandbox 'namspace'. Did you mean 'namespace'"),
+        ("nowhere:Backend", "was not found .*PYTHONPATH"),
+        ("json:", "was not found"),
+    ],
+)
+def test_unknown_name_is_refused_with_a_hint(name: str, message: str) -> None:
+    with pytest.raises(SandboxUnavailable, match=message):
+        sandboxes.get(name)
+    assert name not in sandboxes
+
+
+def test_looking_for_one_agent_does_not_import_the_others() -> None:
+    code = (
+        "import sys; from clawgym.registry import sandboxes; sandboxes.get('namespace'); print('docker' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+    assert "noop" in agents
