@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable
+from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable, TaskSetNotFound
 
 __all__ = ["KINDS", "Entry", "Option", "Registry"]
 
@@ -352,5 +352,7 @@ def _did_you_mean(name: str, known: typing.Iterable[str]) -> str:
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
 
-KINDS: Mapping[str, Registry] = {one.plural: one for one in (agents, sandboxes)}
+packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
+
+KINDS: Mapping[str, Registry] = {one.plural: one for one in (agents, packs, sandboxes)}
 """Plural -> registry."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
+from clawgym.registry import packs
 from clawgym.tasks import _hub
 from clawgym.tasks.curation import clean
 from clawgym.tasks.formats import read
-from clawgym.tasks.packs import PACKS, SPLITS, pack
+from clawgym.tasks.packs import SPLITS, pack
 
 __all__ = ["PUBLISHED", "SUBSETS", "Published", "about", "available", "load", "names"]
 
@@ -54,7 +55,7 @@ _SOURCES = ("ClawGym-Train", "ClawGym-Task")
 
 def names() -> tuple[str, ...]:
     """Every name that :func:`load` knows, published sets first."""
-    return (*PUBLISHED, *SUBSETS, *PACKS)
+    return (*PUBLISHED, *SUBSETS, *packs.names())
 
 
 def about(name: str) -> str:
@@ -63,15 +64,16 @@ def about(name: str) -> str:
         return PUBLISHED[name].about
     if name in SUBSETS:
         return SUBSETS[name]
-    what = getattr(pack(name), "ABOUT", "made from seeds")
-    return f"{what}, version {pack(name).VERSION}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
+    what = next((entry.summary for entry in packs.entries() if entry.name == name), "").rstrip(".")
+    return f"{what}, version {pack(name).version}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
 
 
 def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
     """The task set called ``name``, or at the path ``name``.
 
     Args:
-        name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file.
+        name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
+            or ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
             of a subset a prefix of its content hash.
         limit: stop after this many tasks.
@@ -87,7 +89,7 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
     base, _, version = name.partition("@")
     version, _, split = (version or base).partition(":") if version else ("", "", base.partition(":")[2])
     base = base.partition(":")[0]
-    if base in PACKS:
+    if base in packs:
         tasks = _pack(base, version, split)
     elif base in PUBLISHED and not split:
         tasks = _published(base, version, stop)
@@ -95,6 +97,9 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
         tasks = _subset(base, version)
     elif _is_path(name):
         tasks = read(Path(name).expanduser(), limit=stop)
+    elif split and not version and base.replace(".", "_").isidentifier():
+        thing, _, split = split.partition(":")
+        tasks = _pack(f"{base}:{thing}", version, split)
     else:
         raise _unknown(name, base)
     if wanted is not None:
@@ -104,8 +109,8 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
 
 def available(name: str) -> str:
     """Where ``name`` would be loaded from, in a few words: ``not here: ...`` if from the Hub, or from nowhere."""
-    if name in PACKS:
-        return getattr(pack(name), "WHERE", "built in")
+    if name in packs:
+        return getattr(pack(name), "where", "built in")
     if name in SUBSETS:
         return available(_source())
     if local := _local(PUBLISHED[name]):
@@ -130,8 +135,8 @@ def _unknown(name: str, base: str) -> TaskSetNotFound:
 
 def _pack(name: str, version: str, split: str) -> TaskSet:
     module = pack(name)
-    if version and version != module.VERSION:
-        raise TaskSetNotFound(f"{name} has version {module.VERSION} here, not {version!r}: use {name}@{module.VERSION}")
+    if version and version != module.version:
+        raise TaskSetNotFound(f"{name} has version {module.version} here, not {version!r}: use {name}@{module.version}")
     for known in SPLITS:
         if split in (known, ""):
             return module.load(known) if split else module.load()

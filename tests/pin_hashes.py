@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from clawgym.records import Task, TaskFile
+from clawgym.registry import packs
 from clawgym.tasks import load
-from clawgym.tasks.packs import PACKS, SPLITS, pack
+from clawgym.tasks.packs import SPLITS, pack
 
 __all__ = ["PINS", "PUBLIC", "SEEDED", "library_files", "read_pins"]
 
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "data" / "pinned_hashes"
 SOURCES = ("clawgym", "tasks", "verifiers", "leaderboards", "trainers", "src")
 """Where the library's files are, now or later."""
-SEEDED = tuple(name for name in PACKS if name != "swe-basic")
+SEEDED = tuple(name for name in packs.names() if name != "swe-basic")
 """The packs that are made from seeds."""
 PUBLIC = {"clawgym_train": "ClawGym-Train", "clawgym_eval": "ClawGym-Bench"}
 """Folder of the public data -> name of the set."""
@@ -163,7 +164,7 @@ def of_files() -> Iterator[str]:
     ``_osworld_checks.py`` is named here, since no pack has a task in OSWorld's format.
     """
     copied: set[bytes] = set()
-    for name in PACKS:
+    for name in packs.names():
         for task in load(f"{name}:train").tasks:
             site = task.desktop.site.files if task.desktop and task.desktop.site else ()
             served = (file for server in task.tools for file in server.files)
@@ -178,7 +179,7 @@ def of_files() -> Iterator[str]:
 
 
 PINS: dict[str, Callable[[], Iterator[str]]] = {
-    **{name: lambda name=name: of_pack(name) for name in PACKS},
+    **{name: lambda name=name: of_pack(name) for name in packs.names()},
     "seeds": of_seeds,
     **{folder: lambda folder=folder: of_public(folder) for folder in PUBLIC},
     "formats": of_formats,

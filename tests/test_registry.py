@@ -53,6 +53,27 @@ class Renamed(NamespaceBackend):
     async def probe(self):
         return replace(await super().probe(), backend=self.name)
 '''
+PACK = '''
+from clawgym import Task, TaskFile, TaskSet, VerifierSpec
+from clawgym.verifiers.stock import stock_reward_sh
+
+CHECK = b"""
+import json, pathlib, sys
+answer = pathlib.Path(sys.argv[1], "output/answer.txt")
+print(json.dumps({"answer": float(answer.exists() and answer.read_text().strip() == "42")}))
+"""
+
+
+class Answers:
+    """One task: write 42."""
+
+    version = "1"
+
+    def load(self, split="heldout", seeds=None):
+        files = (TaskFile("reward.sh", stock_reward_sh(), executable=True), TaskFile("check.py", CHECK))
+        task = Task("answer", "Write 42 into output/answer.txt.", VerifierSpec("reward_sh", files))
+        return TaskSet(f"answers:{split}", (task,), self.version)
+'''
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -65,6 +86,9 @@ version = "1.2"
 [project.entry-points."clawgym.agents"]
 writes-answer = "scratch.agent:WritesAnswer"
 broken = "scratch.nowhere:Broken"
+
+[project.entry-points."clawgym.packs"]
+answers = "scratch.pack:Answers"
 
 [project.entry-points."clawgym.sandboxes"]
 renamed = "scratch.sandbox:Renamed"
@@ -80,7 +104,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scratch")
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "scratch").mkdir()
-    for name, text in {"__init__": "", "agent": AGENT, "sandbox": SANDBOX}.items():
+    for name, text in {"__init__": "", "agent": AGENT, "pack": PACK, "sandbox": SANDBOX}.items():
         (folder / "scratch" / f"{name}.py").write_text(text)
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
@@ -119,12 +143,12 @@ def test_entry_points_are_listed_with_their_package(installed: Path, tmp_path: P
     assert json.loads(done.stdout) == [{"name": "number", "type": "int", "default": "42", "about": "what it writes."}]
 
 
-def test_agent_and_sandbox_of_a_package_run_an_evaluation(installed: Path, tmp_path: Path) -> None:
-    done = clawgym(installed, tmp_path, "tasks", "new", "task")
-    assert done.returncode == 0, done.stderr
-    words = ["--bench", "task", "--agent", "writes-answer", "--backend", "renamed", "--out", "run"]
+def test_agent_pack_and_sandbox_of_a_package_run_an_evaluation(installed: Path, tmp_path: Path) -> None:
+    words = ["--bench", "answers:train", "--agent", "writes-answer", "--backend", "renamed", "--out", "run"]
     done = clawgym(installed, tmp_path, "eval", *words)
     assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, (tmp_path / "run/results.jsonl").read_text().splitlines())
+    assert (row["task_id"], row["outcome"]) == ("answer", "solved")
     manifest = json.loads((tmp_path / "run/receipt.json").read_text())
     assert manifest["agent"] == {"name": "writes-answer", "version": "1", "number": 42}
     assert manifest["isolation"]["backend"] == "renamed"
@@ -134,6 +158,20 @@ def test_agent_class_is_used_by_its_path(installed: Path, tmp_path: Path) -> Non
     code = "import clawgym; print(clawgym.make_agent('scratch.agent:WritesAnswer', number='7').number + 1)"
     done = python(code, installed, tmp_path)
     assert (done.stdout.strip(), done.stderr) == ("8", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["answers", "answers@1", "answers:train", "scratch.pack:Answers", "scratch.pack:Answers:train"]
+)
+def test_pack_is_loaded_by_name_and_by_path(name: str, installed: Path, tmp_path: Path) -> None:
+    done = python(f"import clawgym; print(clawgym.load({name!r}).name)", installed, tmp_path)
+    assert done.stdout.strip() == ("answers:train" if name.endswith("train") else "answers:heldout"), done.stderr
+
+
+def test_environment_plays_a_pack_of_a_package(installed: Path, tmp_path: Path) -> None:
+    made = "gymnasium.make('ClawGym/terminal-v0', tasks='answers')"
+    code = f"import gymnasium, clawgym; env = {made}; print(env.reset()[0]); env.close()"
+    assert "Write 42" in python(code, installed, tmp_path).stdout
 
 
 def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, tmp_path: Path) -> None:

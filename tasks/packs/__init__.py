@@ -1,38 +1,44 @@
-"""Our own tasks. A pack is a module with ``NAME``, ``VERSION`` and ``load(split, seeds) -> TaskSet``."""
+"""Task sets that are made by code: our own packs, and those of installed packages."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
+from functools import lru_cache
+from typing import Literal, Protocol, runtime_checkable
 
+from clawgym.errors import TaskSetNotFound
 from clawgym.records import TaskSet
+from clawgym.registry import packs
 
-__all__ = ["PACKS", "SPLITS", "Pack", "Split", "pack"]
+__all__ = ["SPLITS", "Pack", "Split", "pack"]
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
-PACKS: dict[str, str] = {
-    "gui-basic": "clawgym.tasks.packs.gui_basic",
-    "swe-basic": "clawgym.tasks.packs.swe_basic",
-    "terminal-basic": "clawgym.tasks.packs.terminal_basic",
-    "toolcall-basic": "clawgym.tasks.packs.toolcall_basic",
-}
-"""Pack name -> module, imported only when the pack is used."""
 
-
+@runtime_checkable
 class Pack(Protocol):
-    """What a pack module offers."""
+    """A task set made by code, registered as ``clawgym.registry.packs`` says.
 
-    NAME: str
-    VERSION: str
+    A pack may also have ``where``, a few words on where its files come from, and ``make(generator, seed)`` with
+    ``generators`` if its tasks are made from integer seeds (:class:`~clawgym.tasks.packs.seeded.SeededPack`).
+    """
+
+    version: str
+    """Changes with the tasks."""
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        """The pack's tasks; without ``seeds``, the pack's own choice."""
+        """The tasks of a split; without ``seeds``, the pack's own choice of them."""
         ...
 
 
+@lru_cache(maxsize=32)
 def pack(name: str) -> Pack:
-    """The pack module of this name. Raises :class:`KeyError` if there is none."""
-    return cast(Pack, importlib.import_module(PACKS[name]))
+    """The pack called ``name``, or at ``package.module:thing``. Raises :class:`TaskSetNotFound` if there is none."""
+    made = packs.make(name)
+    if not isinstance(made, Pack):
+        raise TaskSetNotFound(
+            f"pack {name!r} is no pack, but {type(made).__name__}: give it version and load(split, seeds) "
+            "(docs/new-task.md)"
+        )
+    return made

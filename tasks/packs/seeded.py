@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskSet
 
-__all__ = ["FIRST", "WORDS", "Generator", "Pack", "Split", "csv_text", "draft_of", "generator", "split_of"]
+__all__ = ["FIRST", "WORDS", "Generator", "SeededPack", "Split", "csv_text", "draft_of", "generator", "split_of"]
 
 
 class Instructed(Protocol):
@@ -109,7 +109,7 @@ def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
 
 
 @dataclass(frozen=True)
-class Pack(Generic[D]):
+class SeededPack(Generic[D]):
     """A task set that is made from seeds."""
 
     name: str

@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from clawgym import registry
 from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
 from clawgym.tasks import _hub, available, load, names, packs, write
@@ -201,10 +202,7 @@ def test_packs_have_splits_and_versions(monkeypatch):
         calls.append(split)
         return TaskSet(f"p:{split}", (starter("a"),), version="1")
 
-    monkeypatch.setitem(packs.PACKS, "p-pack", "x")
-    monkeypatch.setattr(
-        "clawgym.tasks.sets.pack", lambda name: types.SimpleNamespace(NAME="p-pack", VERSION="1", load=pack_load)
-    )
+    monkeypatch.setitem(registry.packs._here, "p-pack", lambda: types.SimpleNamespace(version="1", load=pack_load))
     for name in ("p-pack", "p-pack:train", "p-pack@1", "p-pack@1:train", "p-pack:heldout"):
         assert len(load(name)) == 1
     assert calls == ["heldout", "train", "heldout", "train", "heldout"]
@@ -215,7 +213,7 @@ def test_packs_have_splits_and_versions(monkeypatch):
 
 def test_terminal_basic_is_a_pack():
     tasks = load("terminal-basic", limit=3)
-    assert (tasks.version, len(tasks)) == (packs.pack("terminal-basic").VERSION, 3)
+    assert (tasks.version, len(tasks)) == (packs.pack("terminal-basic").version, 3)
     assert all(task.solution and task.unsupported is None for task in tasks.tasks)
 
 

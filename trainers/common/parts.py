@@ -16,8 +16,9 @@ from typing import Any
 from clawgym.agents.oracle import solution_name
 from clawgym.errors import TrainingError
 from clawgym.records import Task
+from clawgym.registry import packs
 from clawgym.tasks import sets
-from clawgym.tasks.packs import PACKS, pack
+from clawgym.tasks.packs import pack
 from clawgym.tasks.packs.seeded import WORDS
 from clawgym.trainers.config import AgentPart, Seeds, Tasks
 
@@ -106,11 +107,11 @@ def _limited(task: Task, agent: AgentPart) -> Task:
 
 def _slice(tasks: Tasks, name: str) -> Iterator[Task]:
     seeds: Seeds = getattr(tasks, name)
-    if tasks.set in PACKS and getattr(pack(tasks.set), "make", None) is not None:
-        module: Any = pack(tasks.set)
+    module: Any = pack(tasks.set) if tasks.set in packs else None
+    if getattr(module, "make", None) is not None:
         odd = name in ("heldout", "validation")
         wanted = range(seeds.first, seeds.first + seeds.count)
-        for generator in tasks.generators or module.GENERATORS:
+        for generator in tasks.generators or module.generators:
             yield from (module.make(generator, 2 * n + odd) for n in wanted)
         return
     if tasks.generators:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clawgym.tasks.packs.seeded import Generator, Pack
+from clawgym.registry import packs
+from clawgym.tasks.packs.seeded import Generator, SeededPack
 
 from ._build import build
 from .board import BOARD
@@ -38,6 +39,12 @@ GENERATORS: dict[str, Generator[Any]] = {
 }
 """Name -> generator, family by family."""
 
-_PACK = Pack(NAME, VERSION, GENERATORS, build)
+_PACK = SeededPack(NAME, VERSION, GENERATORS, build)
 make = _PACK.make
 load = _PACK.load
+
+
+@packs.register("gui-basic")
+def gui_basic() -> SeededPack[Any]:
+    """Tasks for web pages and desktop programs, made from integer seeds."""
+    return _PACK

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Literal
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
+from clawgym.registry import packs
 
 if TYPE_CHECKING:
     from clawgym.tasks.layers import Progress
     from clawgym.tasks.swe.recipes import Recipe
 
-__all__ = ["ABOUT", "NAME", "PACKAGES", "VERSION", "WHERE", "load", "recipe", "taskset"]
+__all__ = ["NAME", "PACKAGES", "VERSION", "SweBasic", "load", "recipe", "taskset"]
 
 NAME = "swe-basic"
 VERSION = "1"
-ABOUT = "bugs in the repositories of packages"
-WHERE = "recipes built in, packages downloaded at first use"
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "train": ("h11", "inflection", "munch", "parse", "tinydb", "voluptuous", "xmltodict"),
@@ -92,3 +91,15 @@ def _shown() -> Iterator[Progress]:
     finally:
         if started:
             status.stop()
+
+
+@packs.register("swe-basic")
+class SweBasic:
+    """Bugs in the repositories of Python packages."""
+
+    version = VERSION
+    where = "recipes built in, packages downloaded at first use"
+
+    def load(self, split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
+        """See :func:`load`."""
+        return load(split, seeds)

@@ -9,7 +9,8 @@ Even seeds are for training, odd seeds are held out; no instruction text is on b
 
 from __future__ import annotations
 
-from clawgym.tasks.packs.seeded import Generator, Pack
+from clawgym.registry import packs
+from clawgym.tasks.packs.seeded import Generator, SeededPack
 
 from ._build import Draft, build
 from .data import DATA
@@ -25,6 +26,12 @@ VERSION = "3"
 GENERATORS: dict[str, Generator[Draft]] = {**FILES, **DATA, **SHELL, **PROGRAMS}
 """Name -> generator, family by family."""
 
-_PACK = Pack(NAME, VERSION, GENERATORS, build)
+_PACK = SeededPack(NAME, VERSION, GENERATORS, build)
 make = _PACK.make
 load = _PACK.load
+
+
+@packs.register("terminal-basic")
+def terminal_basic() -> SeededPack[Draft]:
+    """Tasks for a shell, made from integer seeds."""
+    return _PACK

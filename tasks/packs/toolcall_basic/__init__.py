@@ -9,7 +9,8 @@ sides, whatever the seed. ``docs/toolcall.md`` describes the families.
 
 from __future__ import annotations
 
-from clawgym.tasks.packs.seeded import Generator, Pack
+from clawgym.registry import packs
+from clawgym.tasks.packs.seeded import Generator, SeededPack
 
 from ._build import Draft, build
 from .bank import BANK
@@ -38,6 +39,12 @@ GENERATORS: dict[str, Generator[Draft]] = {
 }
 """Name -> generator, family by family."""
 
-_PACK = Pack(NAME, VERSION, GENERATORS, build)
+_PACK = SeededPack(NAME, VERSION, GENERATORS, build)
 make = _PACK.make
 load = _PACK.load
+
+
+@packs.register("toolcall-basic")
+def toolcall_basic() -> SeededPack[Draft]:
+    """Tasks for agents that call tools, made from integer seeds."""
+    return _PACK
