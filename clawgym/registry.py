@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable, TaskSetNotFound
+from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable, TaskSetNotFound, TrainingError
 
 __all__ = ["KINDS", "Entry", "Option", "Registry"]
 
@@ -298,7 +298,7 @@ def _first_line(doc: str | None) -> str:
     """The first sentence of a docstring, as plain text."""
     line = " ".join((doc or "").strip().partition("\n\n")[0].split())
     line = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`|``([^`]*)``", lambda found: found[1] or found[2], line)
-    return re.split(r"(?<=\.)\s", line, maxsplit=1)[0]
+    return re.split(r"(?<=[^.]{3}\.)\s", line, maxsplit=1)[0]
 
 
 def _signature(thing: Any) -> inspect.Signature:
@@ -350,9 +350,11 @@ def _did_you_mean(name: str, known: typing.Iterable[str]) -> str:
 
 
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
+advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], TrainingError)
+judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
 
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
 
-KINDS: Mapping[str, Registry] = {one.plural: one for one in (agents, packs, sandboxes)}
+KINDS: Mapping[str, Registry] = {one.plural: one for one in (advantages, agents, judges, packs, sandboxes)}
 """Plural -> registry."""

@@ -74,6 +74,26 @@ class Answers:
         task = Task("answer", "Write 42 into output/answer.txt.", VerifierSpec("reward_sh", files))
         return TaskSet(f"answers:{split}", (task,), self.version)
 '''
+JUDGE = '''
+from clawgym.rewards.votes import Judgement
+
+
+class Content:
+    """Votes +1 on every turn."""
+
+    name, version = "content", "0"
+
+    def __init__(self, votes: int = 1) -> None:
+        self.votes = votes
+
+    async def judge(self, asked):
+        return Judgement((1,) * self.votes, ("",) * self.votes, self.name, self.version)
+'''
+ADVANTAGE = '''
+def plain(rewards, groups):
+    """The reward itself, without a baseline."""
+    return rewards
+'''
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -86,6 +106,12 @@ version = "1.2"
 [project.entry-points."clawgym.agents"]
 writes-answer = "scratch.agent:WritesAnswer"
 broken = "scratch.nowhere:Broken"
+
+[project.entry-points."clawgym.judges"]
+content = "scratch.judge:Content"
+
+[project.entry-points."clawgym.advantages"]
+plain = "scratch.advantage:plain"
 
 [project.entry-points."clawgym.packs"]
 answers = "scratch.pack:Answers"
@@ -104,7 +130,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scratch")
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "scratch").mkdir()
-    for name, text in {"__init__": "", "agent": AGENT, "pack": PACK, "sandbox": SANDBOX}.items():
+    for name, text in {
+        "__init__": "",
+        "advantage": ADVANTAGE,
+        "agent": AGENT,
+        "judge": JUDGE,
+        "pack": PACK,
+        "sandbox": SANDBOX,
+    }.items():
         (folder / "scratch" / f"{name}.py").write_text(text)
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
@@ -172,6 +205,42 @@ def test_environment_plays_a_pack_of_a_package(installed: Path, tmp_path: Path) 
     made = "gymnasium.make('ClawGym/terminal-v0', tasks='answers')"
     code = f"import gymnasium, clawgym; env = {made}; print(env.reset()[0]); env.close()"
     assert "Write 42" in python(code, installed, tmp_path).stdout
+
+
+TRAIN = """
+import sys
+from clawgym.trainers.config import load_config
+from clawgym.trainers.credit import Attempt, turn_advantages
+
+
+config = load_config("demo", sys.argv[1:])
+attempts = [Attempt("g", score, "failed", 1, 1, 1, turns=(0,)) for score in (1.0, 0.0)]
+print(turn_advantages(attempts, config, seed=0)[0])
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "scratch.advantage:plain"])
+def test_advantage_of_a_package_is_used_in_training(name: str, installed: Path, tmp_path: Path) -> None:
+    done = python(TRAIN, installed, tmp_path, f"algorithm.advantage={name}", "reward.judge=null")
+    assert done.stdout.strip() == "{(0, 0): 1.0, (1, 0): -1.0}", done.stderr
+
+
+def test_judge_of_a_package_is_made_with_the_settings_it_takes(installed: Path, tmp_path: Path) -> None:
+    code = """
+import asyncio
+from clawgym.trainers.common.judging import judging
+from clawgym.trainers.config import load_config
+
+async def main():
+    for name in ("content", "scratch.judge:Content"):
+        config = load_config("demo", [f"reward.judge={name}", "reward.votes=5"])
+        async with judging(config, None) as made:
+            print(made.pool._judge.votes)
+
+asyncio.run(main())
+"""
+    done = python(code, installed, tmp_path)
+    assert done.stdout.split() == ["5", "5"], done.stderr
 
 
 def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, tmp_path: Path) -> None:

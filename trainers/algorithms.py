@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clawgym.registry import advantages
 from clawgym.trainers._baselines import (
     centred,
     check_episodes,
@@ -35,12 +36,14 @@ from clawgym.trainers._baselines import (
 
 __all__ = [
     "Aggregation",
+    "centred_advantages",
     "combined",
     "distillation_advantages",
     "entropy",
     "group_advantages",
     "integrated_advantages",
     "kl",
+    "no_outcome_advantages",
     "policy_loss",
     "reinforce_pp_advantages",
     "rloo_advantages",
@@ -61,6 +64,7 @@ common, and a float32 would overflow."""
 # --- advantages -------------------------------------------------------------------------------------------------------
 
 
+@advantages.register("grpo")
 def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6) -> Tensor:
     """GRPO: A_e = (r_e - mean_g) / (std_g + eps), with the unbiased standard deviation of its group.
 
@@ -71,6 +75,25 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: 
     return z_score(values, group, 1 / count_by(group), std, eps).to(dtype_of(rewards))
 
 
+@advantages.register("dr-grpo")
+def centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """GRPO without the division by the standard deviation (Dr. GRPO): A_e = r_e - mean_g. (E,), (E,) -> (E,).
+
+    Source: arXiv 2503.20783.
+    """
+    return group_advantages(rewards, groups, std=False)
+
+
+@advantages.register("binary")
+def no_outcome_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Binary RL: no advantage from the outcome; the judge's majority on a turn is its advantage. (E,), (E,) -> (E,).
+
+    Source: binary RL of arXiv 2603.10165.
+    """
+    return torch.zeros_like(rewards)
+
+
+@advantages.register("rloo")
 def rloo_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """RLOO: A_e = r_e - mean of the other episodes of its group = n / (n - 1) * (r_e - mean_g). (E,), (E,) -> (E,).
 
@@ -81,6 +104,7 @@ def rloo_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     return (centred(values, group, 1 / n) * n / (n - 1).clamp(min=1)).to(dtype_of(rewards))
 
 
+@advantages.register("reinforce++")
 def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-6) -> Tensor:
     """REINFORCE++ with the group's mean as baseline, then divided by the standard deviation over the batch.
 

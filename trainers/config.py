@@ -11,9 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from clawgym.errors import MissingDependency, TrainingError
+from clawgym.registry import advantages, judges
 
 __all__ = ["TrainConfig", "load_config", "recipes"]
 
@@ -131,8 +132,8 @@ class Reward(_Part):
 
     score: Literal["strict", "official"] = "strict"
     judge: str | None = None
-    """``rule``, ``model``, ``policy``, ``complaints`` (of simulated people), ``head:FILE``, or
-    ``package.module:function``, which gives a judge; left out, the outcome alone."""
+    """One of ``clawgym list judges`` (``head`` as ``head:FILE``), or ``package.module:thing``, a class or function that
+    makes a judge; left out, the outcome alone. It is given those of these settings that it takes as options."""
     votes: PositiveInt = 3
     count_zeros: bool = True
     """A vote of 0 is part of the mean; else it is left out, as in the reference implementation of arXiv 2603.10165."""
@@ -167,11 +168,8 @@ class Reward(_Part):
         if self.length and not (self.longest and self.slack and self.slack <= self.longest):
             raise ValueError("length: set reward.longest, and reward.slack up to that, in tokens")
         kind, _, rest = (self.judge or "").partition(":")
-        if self.judge is not None and kind not in ("rule", "policy", "model", "complaints") and not rest:
-            raise ValueError(
-                f"judge: there is no judge {self.judge!r}: choose rule, policy, model, complaints, head:FILE or "
-                "package.module:function"
-            )
+        if self.judge is not None and not rest and (kind not in judges or kind == "head"):
+            raise ValueError("judge: write head:FILE" if kind == "head" else f"judge: {judges.unknown(kind)}")
         if kind == "model" and not self.model:
             raise ValueError("judge is 'model': name it with reward.model, and reward.base_url")
         return self
@@ -194,9 +192,18 @@ class Distillation(_Part):
 class Algorithm(_Part):
     """See :mod:`clawgym.trainers.algorithms`."""
 
-    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "binary"] = "grpo"
-    """``binary``: the majority of the judge's votes on a turn is the advantage of that turn, as it stands: no outcome,
-    no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has 0."""
+    @field_validator("advantage")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in advantages and ":" not in name:
+            raise ValueError(str(advantages.unknown(name)))
+        return name
+
+    advantage: str = "grpo"
+    """One of ``clawgym list advantages``, or ``package.module:function``: rewards and groups of the episodes, (E,)
+    each, to their advantages (E,). ``binary``: the majority of the judge's votes on a turn is the advantage of that
+    turn, as it stands: no outcome, no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has
+    0."""
     aggregation: Literal["token", "episode", "sequence"] = "episode"
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
@@ -331,12 +338,9 @@ class TrainConfig(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
-        kind, _, own = (self.reward.judge or "").partition(":")
-        if self.distillation.hints and (kind == "head" or not (own or kind in ("policy", "model", "complaints"))):
-            raise ValueError(
-                "distillation.hints: only the judges policy and model give hints, complaints, and your own: set "
-                "reward.judge"
-            )
+        kind = (self.reward.judge or "").partition(":")[0]
+        if self.distillation.hints and (self.reward.judge is None or kind in ("rule", "head")):
+            raise ValueError("distillation.hints: rule and head give no hints: set reward.judge to a judge that does")
         if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
             raise ValueError(
                 "compute.vllm: is for adapters in the local trainer: set model.lora, or train whole weights beside "

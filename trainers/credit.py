@@ -14,6 +14,7 @@ from statistics import fmean
 
 import torch
 
+from clawgym.registry import advantages
 from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import Distillation, TrainConfig
@@ -153,13 +154,7 @@ def scores_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) ->
 
 
 def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig) -> torch.Tensor:
-    match config.algorithm.advantage:
-        case "rloo":
-            return algorithms.rloo_advantages(outcome, groups)
-        case "reinforce++":
-            return algorithms.reinforce_pp_advantages(outcome, groups)
-        case kind:
-            return algorithms.group_advantages(outcome, groups, std=kind == "grpo")
+    return advantages.get(config.algorithm.advantage)(outcome, groups)
 
 
 def _dealt_anew(values: Sequence[float | None], seed: int) -> list[float | None]:

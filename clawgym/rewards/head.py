@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from clawgym.errors import ClawGymError
+from clawgym.registry import judges
 from clawgym.rewards.rules import failures
 from clawgym.rewards.states import Judgeable, Message
 from clawgym.rewards.votes import Judgement, Vote
@@ -160,3 +161,13 @@ def train_head(examples: Sequence[tuple[Judgeable, bool]], *, l2: float = 1e-3, 
 
 def _sigmoid(z: float) -> float:
     return 0.5 * (1 + math.tanh(z / 2))
+
+
+@judges.register("head")
+def head_judge(file: Path) -> HeadJudge:
+    """Logistic regression on hashed words of the turn, trained beforehand.
+
+    Args:
+        file: what :meth:`HeadJudge.save` wrote.
+    """
+    return HeadJudge.load(file.expanduser())

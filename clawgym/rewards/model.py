@@ -12,11 +12,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from clawgym.engines.openai import OpenAIEngine
+from clawgym.engines.openai import OpenAIEngine, RateLimits
 from clawgym.engines.protocol import Completion, Engine, Sampling
 from clawgym.records import Outcome
+from clawgym.registry import judges
 from clawgym.rewards._prompt import EXAMPLE, new_marker, render
 from clawgym.rewards.rules import fraction_of
 from clawgym.rewards.states import Judgeable, Setting
@@ -120,3 +121,71 @@ async def policy_engine(gateway: Gateway, *, channel: str = "judge") -> AsyncIte
     finally:
         await engine.aclose()
         await gateway.close_session(opened.id, outcome=Outcome.SOLVED)
+
+
+@judges.register("model")
+class EndpointJudge(ModelJudge):
+    """A model behind an OpenAI-compatible endpoint votes, and may write hints.
+
+    Args:
+        model: the model, as its endpoint names it.
+        base_url: the endpoint.
+        votes: verdicts on each turn.
+        hints: candidate hints of each turn.
+        max_tokens: of one answer.
+        pictures: show the model the screens, too.
+        concurrency: turns that are judged at once.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        *,
+        votes: int = 3,
+        hints: int = 0,
+        max_tokens: int = 1024,
+        pictures: bool = False,
+        concurrency: int = 16,
+    ) -> None:
+        # The time limit of a turn runs while its calls wait for a place at the engine: there is one for each.
+        limits = RateLimits(concurrent=concurrency * (votes + hints))
+        engine = OpenAIEngine(model, base_url=base_url, limits=limits)
+        super().__init__(engine, votes=votes, hints=hints, max_tokens=max_tokens, pictures=pictures)
+
+    async def aclose(self) -> None:
+        """Close the connections to the endpoint."""
+        await self._engine.aclose()
+
+
+@judges.register("policy")
+class PolicyJudge:
+    """The policy as its own judge: each turn in a session of its own, which nobody trains on.
+
+    Args:
+        gateway: where the policy is sampled.
+        votes: verdicts on each turn.
+        hints: candidate hints of each turn.
+        max_tokens: of one answer.
+        pictures: show the policy the screens, too.
+    """
+
+    name = "policy"
+    version = "policy"
+
+    def __init__(
+        self, gateway: Gateway, *, votes: int = 3, hints: int = 0, max_tokens: int = 1024, pictures: bool = False
+    ) -> None:
+        self._gateway = gateway
+        self._about: dict[str, Any] = {
+            "votes": votes,
+            "hints": hints,
+            "max_tokens": max_tokens,
+            "pictures": pictures,
+        }
+
+    async def judge(self, asked: Judgeable) -> Judgement:
+        """See :class:`~clawgym.rewards.votes.Judge`."""
+        weights = str(getattr(self._gateway.engine, "policy_version", ""))
+        async with policy_engine(self._gateway) as engine:
+            return await ModelJudge(engine, weights=weights, **self._about).judge(asked)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from clawgym.registry import judges
 from clawgym.rewards.states import Judgeable, Message
 from clawgym.rewards.votes import Judge, Judgement, Vote
 
@@ -56,6 +57,7 @@ def went_wrong(result: Message) -> bool:
     return False
 
 
+@judges.register("rule")
 class RuleJudge:
     """-1 for a malformed call or a call that failed (one of several is enough); else what ``progress`` says; else 0.
 

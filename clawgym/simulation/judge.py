@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from clawgym.registry import judges
 from clawgym.rewards.states import Judgeable
 from clawgym.rewards.votes import Judgement, Vote
 from clawgym.simulation.rules import RULES
@@ -21,6 +22,7 @@ _HINTS: Mapping[str, str] = {rule.complaint: rule.instruction for rule in RULES.
 }
 
 
+@judges.register("complaints")
 class ComplaintJudge:
     """+1 for thanks, -1 for complaints, with one hint that says what they ask for; 0 for anything else."""
 

@@ -11,24 +11,16 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from clawgym.engines import OpenAIEngine
-from clawgym.engines.openai import RateLimits
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.records import Episode, Task
+from clawgym.registry import judges
 from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
-from clawgym.rewards.head import HeadJudge
 from clawgym.rewards.judge import JudgePool
-from clawgym.rewards.model import ModelJudge, policy_engine
-from clawgym.rewards.rules import RuleJudge
-from clawgym.rewards.states import Judgeable
-from clawgym.rewards.votes import Judge, Judgement, rewards_of
-from clawgym.simulation.judge import ComplaintJudge
+from clawgym.rewards.votes import Judge, rewards_of
 from clawgym.trainers.common.batch import PROCESS, UNSCORED
 from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import Attempt, judged_of
@@ -91,23 +83,6 @@ class Judging:
         ]
 
 
-class _OfPolicy:
-    """The policy as its own judge: each turn in a session of its own, which nobody trains on."""
-
-    name = "policy"
-    version = "policy"
-
-    def __init__(self, gateway: Gateway, **about: Any) -> None:
-        self._gateway = gateway
-        self._about = about
-
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """See :class:`~clawgym.rewards.votes.Judge`."""
-        weights = str(getattr(self._gateway.engine, "policy_version", ""))
-        async with policy_engine(self._gateway) as engine:
-            return await ModelJudge(engine, weights=weights, **self._about).judge(asked)
-
-
 @contextlib.asynccontextmanager
 async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judging | None]:
     """The judge that ``reward.judge`` names; ``None`` where none is wanted. Raises
@@ -124,45 +99,30 @@ async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judgin
 
 
 def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitStack) -> Judge:
-    about, hints = config.reward, config.distillation.hints
-    kind, _, rest = (about.judge or "").partition(":")
-    told: dict[str, Any] = {"votes": about.votes, "hints": hints, "max_tokens": about.max_tokens}
-    told["pictures"] = about.pictures
-    match kind:
-        case "rule":
-            return RuleJudge()
-        case "complaints":
-            return ComplaintJudge()
-        case "policy":
-            return _OfPolicy(gateway, **told)
-        case "head":
-            try:
-                return HeadJudge.load(Path(rest).expanduser())
-            except ValueError as error:
-                raise TrainingError(f"reward.judge: {error}") from error
-        case "model":
-            # A turn's seconds run while its calls wait for a place at the engine: there is one for each.
-            limits = RateLimits(concurrent=_PLACES * (about.votes + hints))
-            engine = OpenAIEngine(about.model or "", base_url=about.base_url, limits=limits)
-            stack.push_async_callback(engine.aclose)
-            return ModelJudge(engine, **told)
-    return _own(kind, rest)
-
-
-def _own(module: str, name: str) -> Judge:
-    """What somebody's function gives."""
+    """The judge, made with those settings of ``reward`` that it takes."""
+    about = config.reward
+    name = about.judge or ""
+    kind, _, file = name.partition(":")
+    if kind in judges:
+        name = kind
+    settings: dict[str, Any] = {"votes": about.votes, "hints": config.distillation.hints, "pictures": about.pictures}
+    settings |= {"max_tokens": about.max_tokens, "model": about.model, "base_url": about.base_url}
+    settings |= {"gateway": gateway, "concurrency": _PLACES, "file": file or None}
     try:
-        made = getattr(import_module(module), name)()
-    except Exception as error:  # whatever somebody's function raises
+        takes = {option.name for option in judges.options(name)}
+        made = judges.make(name, **{key: settings[key] for key in takes & settings.keys() if settings[key] is not None})
+    except Exception as error:  # whatever the constructor of somebody's judge raises
         raise TrainingError(
-            f"reward.judge: {module}:{name} gave no judge ({error or type(error).__name__}): write "
-            "package.module:function, a function without arguments, and let Python find the module (PYTHONPATH=folder)"
+            f"reward.judge: {about.judge} gave no judge ({error or type(error).__name__}): choose one of `clawgym list "
+            "judges`, or write package.module:thing, and let Python find the module (PYTHONPATH=folder)"
         ) from error
     if not isinstance(made, Judge):
         raise TrainingError(
-            f"reward.judge: {module}:{name} gave {type(made).__name__}, no judge: give it name, version and judge() "
+            f"reward.judge: {about.judge} gave {type(made).__name__}, no judge: give it name, version and judge() "
             "(docs/rewards.md)"
         )
+    if (close := getattr(made, "aclose", None)) is not None:
+        stack.push_async_callback(close)
     return made
 
 

@@ -280,7 +280,7 @@ async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_pa
             assert all(entry["judge"] == "rule" and entry["votes"] for entry in about.values())
         assert not any(pool.turn_rewards(episode.id) for episode in pool.episodes(channel="validation"))
     for wrong, said in (
-        ({"judge": "oracle"}, "there is no judge 'oracle': choose rule"),
+        ({"judge": "oracle"}, "there is no judge 'oracle'.*Known judges: complaints, head, model, policy, rule"),
         ({"judge": "model"}, "name it"),
     ):
         with pytest.raises(ValidationError, match=said):
@@ -324,7 +324,7 @@ async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkey
     assert any(1.0 in found.values() for found in rewards)
     for number, (name, message) in enumerate(
         (
-            ("pleased_judge:absent", "has no attribute 'absent'.*write package.module:function"),
+            ("pleased_judge:absent", "has no attribute 'absent'.*write package.module:thing"),
             ("pleased_judge:number", "gave int, no judge"),
             ("no_such_module:make", "No module named 'no_such_module'"),
         )
