@@ -43,7 +43,9 @@ class Learner(Protocol):
     updates: int
     """Optimizer steps taken."""
     parameters: list[torch.Tensor]
-    optimizer: torch.optim.Optimizer
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Index, float32 copy and weight of each weight that the model holds in less."""
