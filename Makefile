@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint lock unit openclaw soak system clean
+.PHONY: demo test check lint lock unit properties openclaw soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -20,8 +20,10 @@ test: lint unit
 
 # All other tests of the library.
 check: openclaw
-	$(PARALLEL) -m "check and not alone"
-	$(BIN)/pytest -m alone
+	@failed=0; set -x; \
+	$(PARALLEL) -m "check and not alone" || failed=1; \
+	$(BIN)/pytest -m alone || failed=1; \
+	exit $$failed
 
 # Only files whose hashes are in the lock are installed, and nothing that is not in it: --no-deps, and no build fetches
 # anything (--no-build-isolation). `pip check` says whether something is missing.
@@ -60,10 +62,14 @@ PARALLEL = $(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --n
 unit: $(VENV)/.installed
 	$(PARALLEL) --hypothesis-profile=quick -m "not check and not alone"
 
+# The property tests of `make test` again, with all their examples.
+properties: $(VENV)/.installed
+	$(PARALLEL) -m "hypothesis and not check and not alone"
+
 # The invariants and the fuzzing at full length, and mutations of what changed since the last release: hours. Their last
 # figures are kept in docs/soak.md and docs/results. Before there is a release: since what is published, or all.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-list --max-parents=0 HEAD | tail -1)
-soak: openclaw
+soak: openclaw properties
 	cd tests && ../$(BIN)/python -m fuzz --seconds 180 --keep
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 	$(BIN)/python benchmarks/mutations.py --since $(SINCE) --count 60

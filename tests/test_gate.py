@@ -88,7 +88,7 @@ def _parts() -> list[str]:
     """What the recipes of the Makefile's test and check select: the expressions after ``-m``."""
     rules = re.findall(r"^(unit|check):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
     assert sorted(name for name, _ in rules) == ["check", "unit"]
-    found = [re.search(r" -m (?:\"(.+?)\"|(\w+))$", line) for _, recipe in rules for line in recipe.splitlines()]
+    found = [re.search(r" -m (?:\"(.+?)\"|(\w+))", line) for _, recipe in rules for line in recipe.splitlines()]
     return [match[1] or match[2] for match in found if match]
 
 
