@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all their own set-up: they need Python >= 3.11.5, make and the package registries.
+# `make demo`, `make test` and `make check` do all their own set-up: they need Python >= 3.11.5, make and the package registries.
 FIT := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11, 5))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(FIT)' 2>/dev/null && { command -v $$p; break; }; done)
@@ -10,12 +10,20 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint lock unit openclaw soak system clean
+.PHONY: demo test check lint lock unit properties openclaw soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
 
+# What a newcomer runs: the tests that need nothing but Python and Linux.
 test: lint unit
+
+# All other tests of the library.
+check: openclaw
+	@failed=0; set -x; \
+	$(PARALLEL) -m "check and not alone" || failed=1; \
+	$(BIN)/pytest -m alone || failed=1; \
+	exit $$failed
 
 # Only files whose hashes are in the lock are installed, and nothing that is not in it: --no-deps, and no build fetches
 # anything (--no-build-isolation). `pip check` says whether something is missing.
@@ -47,16 +55,21 @@ lint: $(VENV)/.installed
 openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 
-# Of thousands of tests on real processes, those in SLOW_MACHINE (tests/conftest.py) are tried once more where they fail.
+# tests/conftest.py lists the tests of `make check`, and those that are tried once more where they fail (SLOW_MACHINE).
 # Those marked `alone` would slow the others down: they run afterwards, one at a time.
-unit: openclaw
-	$(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest tests/invariants -m alone
+PARALLEL = $(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+unit: $(VENV)/.installed
+	$(PARALLEL) --hypothesis-profile=quick -m "not check and not alone"
+
+# The property tests of `make test` again, with all their examples.
+properties: $(VENV)/.installed
+	$(PARALLEL) -m "hypothesis and not check and not alone"
 
 # The invariants and the fuzzing at full length, and mutations of what changed since the last release: hours. Their last
 # figures are kept in docs/soak.md and docs/results. Before there is a release: since what is published, or all.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-list --max-parents=0 HEAD | tail -1)
-soak: openclaw
+soak: openclaw properties
 	cd tests && ../$(BIN)/python -m fuzz --seconds 180 --keep
 	CLAWGYM_SOAK=10000 $(BIN)/pytest tests/invariants --timeout=0 -s
 	$(BIN)/python benchmarks/mutations.py --since $(SINCE) --count 60

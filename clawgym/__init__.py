@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from clawgym._version import __version__
 from clawgym.envs import register_ours as _register
 from clawgym.errors import ClawGymError
 from clawgym.records import (
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from clawgym.rollout import run_episode
     from clawgym.sandbox import SandboxSpec, backend
     from clawgym.tasks.sets import load
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ClawGymError",

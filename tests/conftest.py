@@ -29,7 +29,100 @@ __all__ = ["pytest_runtest_makereport", "pytest_sessionfinish", "pytest_sessions
 
 # A slow machine is no fault of a test.
 settings.register_profile("clawgym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make test` chooses it with --hypothesis-profile=quick. It also bounds tests that ask for more examples themselves.
+settings.register_profile("quick", settings.get_profile("clawgym"), max_examples=25)
 settings.load_profile("clawgym")
+
+CHECK = (
+    "agents/openclaw/test_dense",
+    "agents/openclaw/test_image.py",
+    "agents/openclaw/test_install.py",
+    "agents/openclaw/test_real_tasks.py",
+    "cli/test_cli.py::test_the_demo_ranks_three_agents_and_trains_a_model",
+    "cli/test_openclaw.py",
+    "cli/test_verify.py",
+    "engines/test_folders.py::test_what_lies_about_its_size_takes_no_memory",
+    "engines/test_transformers.py::test_it_ends_with_the_interpreter",
+    "engines/test_transformers.py::test_no_memory_fails_one_request_not_the_engine",
+    "engines/test_vllm_real.py",
+    "envs/test_many.py",
+    "envs/test_openclaw.py",
+    "evaluation/test_shown_on_real_input.py",
+    "fuzz/test_fuzz.py::test_new_inputs_find_nothing",
+    "gateway/test_openclaw",
+    "invariants/test_bounded_memory.py",
+    "invariants/test_desktops_hold.py",
+    "invariants/test_faults_box.py",
+    "invariants/test_faults_engine.py",
+    "invariants/test_faults_gateway.py",
+    "invariants/test_faults_host.py",
+    "invariants/test_faults_loop.py",
+    "invariants/test_gateway_kills.py",
+    "invariants/test_hostile_workspaces.py",
+    "invariants/test_ledger.py",
+    "invariants/test_nothing_left.py",
+    "invariants/test_pool_kills.py",
+    "invariants/test_ray_nodes.py",
+    "invariants/test_tests_hold.py",
+    "invariants/test_texts_of_others.py",
+    "invariants/test_tools_hold.py",
+    "invariants/test_training_",
+    "redteam/",
+    "sandbox/test_chroot.py",
+    "sandbox/test_docker.py",
+    "sandbox/test_ordinary_user.py",
+    "sandbox/test_ray.py",
+    "sandbox/test_what_is_shown.py",
+    "tasks/packs/test_gui_",
+    "tasks/packs/test_terminal_basic.py::test_cheap_policies_are_worth_little",
+    "tasks/packs/test_terminal_basic.py::test_checker_survives_garbage",
+    "tasks/swe/test_make.py",
+    "test_docs.py::test_python_examples_run",
+    "test_examples.py",
+    "test_gate.py::test_a_",
+    "test_gate.py::test_each_part_is_collected_once",
+    "test_gate.py::test_too_many_skips_fail_the_run_and_are_listed",
+    "test_stored_0_1.py::test_training_is_resumed",
+    "test_wheel.py",
+    "tools/test_real_server.py",
+    "trainers/common/test_canary.py",
+    "trainers/common/test_checkpoints.py",
+    "trainers/common/test_collector.py",
+    "trainers/local/test_personal.py",
+    "trainers/local/test_programs.py",
+    "trainers/local/test_train.py",
+    "trainers/local/test_vision.py",
+    "trainers/verl/test_end_to_end.py",
+    "trainers/verl/test_host.py",
+    "trainers/verl/test_servers.py",
+)
+"""Where the tests of `make check` are: the beginnings of their names, below ``tests/``. `make test` runs all others
+but those marked ``alone``. A test belongs here if it takes long, or needs more than Python and Linux."""
+CHECK_FIXTURES = frozenset({"docker_engine", "openclaw", "programs", "ray_cluster"})
+"""What uses one of these belongs to `make check` too. So does a test of a sandbox backend other than ``namespace``."""
+
+
+def belongs_to_check(item: pytest.Item) -> bool:
+    """Whether `make check` runs this test, and `make test` does not."""
+    name = item.nodeid.removeprefix("tests/")
+    fixtures = CHECK_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()  # type: ignore[attr-defined]
+    other = any(getattr(value, "name", value) in ("chroot", "docker", "ray") for value in values)
+    return name.startswith(CHECK) or bool(fixtures) or other
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if belongs_to_check(item):
+        item.add_marker(pytest.mark.check)
+
+
+def _bound_examples(item: pytest.Item, most: int) -> None:
+    """Let a Hypothesis test draw at most so many examples, whatever its own settings say."""
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    if own is not None and own.max_examples > most:
+        test._hypothesis_internal_use_settings = settings(own, max_examples=most)
 
 
 SLOW_MACHINE = (
@@ -74,6 +167,11 @@ LONGEST = (
     "invariants/test_ray_nodes.py",
     "sandbox/test_ordinary_user.py",
     "cli/test_cli.py",
+    "tasks/packs/test_terminal_basic.py",
+    "tasks/packs/test_toolcall_basic.py",
+    "evaluation/test_audit.py",
+    "evaluation/test_verify.py",
+    "engines/test_transformers.py",
 )
 """These begin first: what begins last is waited for alone."""
 
@@ -86,6 +184,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
+        if item.config.getoption("--hypothesis-profile") == "quick":
+            _bound_examples(item, settings.get_profile("quick").max_examples)
         name = item.path.as_posix()
         if any(f"/tests/{slow}" in name for slow in SLOW_MACHINE) and not SECURITY.search(name):
             item.add_marker(pytest.mark.slow_machine)
@@ -174,7 +274,7 @@ def benchmark(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def openclaw() -> Installation:
-    """The real OpenClaw, as `make test` installs it."""
+    """The real OpenClaw, as `make check` installs it."""
     try:
         return installed()
     except AgentError as error:

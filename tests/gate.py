@@ -2,7 +2,8 @@
 
 ``CLAWGYM_REQUIRE=namespace,docker,...`` names what must be there (:data:`LACKS`): a test that is skipped for lack of it
 fails, and a sandbox backend that cannot start ends the run before its first test. ``CLAWGYM_MOST_SKIPS`` bounds the
-skips that are left.
+skips that are left. Where ``CLAWGYM_SKIPS_SO_FAR`` names a file, it bounds the skips of all runs with that file: each
+adds its own number to it. Every run shows what was missing here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,21 +100,40 @@ def _skips(config: pytest.Config) -> list[Any]:
     return [] if reporter is None else reporter.stats.get("skipped", [])
 
 
+def _skips_before() -> int:
+    """The skips of earlier runs of the same gate."""
+    path = os.environ.get("CLAWGYM_SKIPS_SO_FAR")
+    return sum(map(int, Path(path).read_text().split())) if path and Path(path).exists() else 0
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     most = os.environ.get("CLAWGYM_MOST_SKIPS")
-    if most and not hasattr(session.config, "workerinput") and len(_skips(session.config)) > int(most):
+    if hasattr(session.config, "workerinput"):
+        return
+    skips = len(_skips(session.config))
+    if most and _skips_before() + skips > int(most):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    found, most = _skips(config), os.environ.get("CLAWGYM_MOST_SKIPS")
+    found, most, before = _skips(config), os.environ.get("CLAWGYM_MOST_SKIPS"), _skips_before()
     if found and (most or required()):
         terminalreporter.section(f"{len(found)} skipped" + (f", at most {most} allowed" if most else ""))
         reasons = Counter(f"{report.nodeid.partition('::')[0]}: {reason_of(report)}" for report in found)
         for reason, times in reasons.most_common():
             terminalreporter.line(f"{times:5} {reason[:200]}")
-        if most and len(found) > int(most):
+        if before:
+            terminalreporter.line(f"{before:5} in earlier parts")
+        if most and before + len(found) > int(most):
             terminalreporter.line("Too many tests are skipped: install what they lack (make system).", red=True)
+    if missing := Counter(name for report in found if (name := lacks(reason_of(report)))):
+        terminalreporter.section("missing here")
+        for name, times in missing.most_common():
+            terminalreporter.line(f"{times:5} skipped for lack of: {name}")
+        terminalreporter.line("`sudo make system` and `make openclaw` install what can be installed.")
+    if path := os.environ.get("CLAWGYM_SKIPS_SO_FAR"):
+        with Path(path).open("a") as file:
+            file.write(f"{len(found)}\n")
     if again := terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"{len(again)} run again")
         for report in again:

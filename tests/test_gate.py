@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from .conftest import CHECK
 from .gate import LACKS, lacks
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +38,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def _pytest(*argv: str, before: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *argv]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=150)
+    env = {**os.environ, "CLAWGYM_SKIPS_SO_FAR": "", **env}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=150)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="a filter for the system calls of one processor")
@@ -60,6 +67,72 @@ def test_too_many_skips_fail_the_run_and_are_listed() -> None:
         assert done.returncode == code
         assert f"skipped, at most {most} allowed" in done.stdout
         assert "tests/desktop/test_desktop.py: no Xvfb" in done.stdout
+
+
+def test_skips_of_earlier_parts_count(tmp_path: Path) -> None:
+    so_far = tmp_path / "skips"
+    for number, code in enumerate((pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)):
+        env = {
+            "CLAWGYM_MOST_SKIPS": "1",
+            "CLAWGYM_REQUIRE": "",
+            "CLAWGYM_SKIPS_SO_FAR": str(so_far),
+            "PATH": "/nowhere",
+        }
+        done = _pytest("tests/desktop/test_desktop.py", "-k", "test_a_text_is_typed_and_saved", **env)
+        assert done.returncode == code, done.stdout
+        assert "1 skipped for lack of: desktop" in re.sub(" +", " ", done.stdout)
+        assert len(so_far.read_text().split()) == number + 1
+
+
+def _parts() -> list[str]:
+    """What the recipes of the Makefile's test and check select: the expressions after ``-m``."""
+    rules = re.findall(r"^(unit|check):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert sorted(name for name, _ in rules) == ["check", "unit"]
+    found = [re.search(r" -m (?:\"(.+?)\"|(\w+))", line) for _, recipe in rules for line in recipe.splitlines()]
+    return [match[1] or match[2] for match in found if match]
+
+
+def test_every_test_is_in_one_part() -> None:
+    parts = [Expression.compile(part) for part in _parts()]
+    assert len(parts) == 3
+    for marks in itertools.product((False, True), repeat=2):
+        has = dict(zip(("check", "alone"), marks, strict=True))
+        assert sum(part.evaluate(lambda name, /, **_: has[name]) for part in parts) == 1, has  # noqa: B023
+
+
+def test_each_part_is_collected_once() -> None:
+    def collected(*argv: str) -> list[str]:
+        done = _pytest("tests", "--collect-only", *argv, CLAWGYM_REQUIRE="", CLAWGYM_MOST_SKIPS="")
+        assert done.returncode == 0, done.stdout
+        return sorted(line for line in done.stdout.splitlines() if "::" in line)
+
+    parts = [collected("-m", part) for part in _parts()]
+    assert all(len(part) > 5 for part in parts)
+    assert sorted(itertools.chain(*parts)) == collected()
+
+
+def test_what_make_check_names_is_there() -> None:
+    for entry in CHECK:
+        place, _, name = entry.partition("::")
+        found = [*(ROOT / "tests").glob(f"{place}*" if not place.endswith("/") else f"{place}*.py")]
+        assert found, f"{entry}: no such file"
+        assert not name or f"def {name}" in found[0].read_text(), f"{entry}: no such test"
+
+
+DRAWN: list[int] = []
+
+
+@settings(max_examples=60)
+@given(st.integers())
+def test_the_quick_profile_bounds_a_test_of_its_own_settings(number: int) -> None:
+    DRAWN.append(number)
+
+
+def test_examples_that_were_drawn(request: pytest.FixtureRequest) -> None:
+    if not DRAWN:
+        pytest.skip("the test before was not run")
+    quick = request.config.getoption("--hypothesis-profile") == "quick"
+    assert (len(DRAWN) <= 25) == quick
 
 
 def test_an_unknown_requirement_is_refused() -> None:
