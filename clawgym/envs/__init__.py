@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     from clawgym.envs._vector import TaskVectorEnv
     from clawgym.envs.kit import EnvKit
 
-__all__ = ["OURS", "make", "make_vector", "register", "register_ours"]
+__all__ = ["OURS", "TaskEnv", "TaskVectorEnv", "make", "make_vector", "register", "register_ours"]
 
 OURS = {
-    "ClawGym/terminal-v0": ("clawgym.envs.terminal:TerminalKit", "terminal-basic"),
-    "ClawGym/openclaw-v0": ("clawgym.envs.openclaw:OpenClawKit", "terminal-basic"),
-    "ClawGym/swe-v0": ("clawgym.envs.swe:SweKit", "swe-basic"),
-    "ClawGym/gui-v0": ("clawgym.envs.gui:GuiKit", "gui-basic"),
-    "ClawGym/toolcall-v0": ("clawgym.envs.toolcall:ToolCallKit", "toolcall-basic"),
+    "ClawGym/terminal-v0": ("clawgym.envs.terminal:TerminalKit", "terminal-basic:train"),
+    "ClawGym/openclaw-v0": ("clawgym.envs.openclaw:OpenClawKit", "terminal-basic:train"),
+    "ClawGym/swe-v0": ("clawgym.envs.swe:SweKit", "swe-basic:train"),
+    "ClawGym/gui-v0": ("clawgym.envs.gui:GuiKit", "gui-basic:train"),
+    "ClawGym/toolcall-v0": ("clawgym.envs.toolcall:ToolCallKit", "toolcall-basic:train"),
 }
-"""Id -> its kit, which has the options of its own, and the tasks that it plays unless told otherwise."""
+"""Id -> its kit, which has the options of its own, and the tasks that it plays by default: a training split."""
 
 
 def register(id: str, kit: str | Callable[..., EnvKit], tasks: str | TaskSet) -> None:
@@ -78,7 +79,7 @@ def make(
         return make_vector(num_envs, kit=kit, tasks=tasks, backend=backend, render_mode=render_mode, **options)
     from clawgym.envs._single import TaskEnv
 
-    return TaskEnv(_found(kit)(**options), tasks, backend=backend, render_mode=render_mode)
+    return TaskEnv(_made(kit, options, _SINGLE), tasks, backend=backend, render_mode=render_mode)
 
 
 def make_vector(
@@ -95,7 +96,7 @@ def make_vector(
     from clawgym.envs._vector import TaskVectorEnv
 
     return TaskVectorEnv(
-        _found(kit)(**options),
+        _made(kit, options, (*_SINGLE, "num_envs", "autoreset_mode")),
         num_envs,
         tasks,
         backend=backend,
@@ -104,8 +105,34 @@ def make_vector(
     )
 
 
-def _found(kit: str | Callable[..., EnvKit]) -> Callable[..., EnvKit]:
-    if not isinstance(kit, str):
-        return kit
-    module, _, name = kit.partition(":")
-    return getattr(import_module(module), name)
+_SINGLE = ("tasks", "backend", "render_mode")
+
+
+def _made(kit: str | Callable[..., EnvKit], options: dict[str, Any], known: Sequence[str]) -> EnvKit:
+    """A kit with ``options``. Raises ValueError for an option that neither it has nor ``known`` names."""
+    from clawgym.envs._checks import check_reward, suggestion
+
+    found = kit
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(import_module(module), name)
+    taken = inspect.signature(found).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in taken):
+        names = [*known, *(one.name for one in taken)]
+        for option in options:
+            if option == "autoreset_mode":
+                raise ValueError("autoreset_mode is an option of a batch: give num_envs too (num_envs=1 is a batch)")
+            if option not in names:
+                raise ValueError(f"unknown option {option!r}: use {', '.join(names)}.{suggestion(option, names)}")
+    if "reward" in options:
+        check_reward(options["reward"])
+    return found(**options)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_LATE = {"TaskEnv": "clawgym.envs._single", "TaskVectorEnv": "clawgym.envs._vector"}

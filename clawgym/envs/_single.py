@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from clawgym.envs._checks import check_action, check_options
 from clawgym.envs._human import Human
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
@@ -30,7 +31,8 @@ def single_modes(kit: EnvKit) -> list[str]:
 class TaskEnv(gym.Env[dict[str, Any], Any]):
     """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
 
-    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it.
+    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it. Other options,
+    and actions that are not in the action space, raise ValueError.
     ``render_mode="human"`` shows each frame on a page of this machine, whose address is printed at the first reset.
     """
 
@@ -66,6 +68,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        check_options(options, ("task_ids",), 1)
         super().reset(seed=seed)
         task = self.choice.pick(self.np_random, options, 0)
         episode_seed = int(self.np_random.integers(2**31))
@@ -78,6 +81,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        check_action(self.action_space, action)
         result = self._runtime.run(self._worker.step(action))
         screen = self._kit.screen(result[0])
         self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) else screen

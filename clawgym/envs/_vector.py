@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 
 from clawgym.envs._answers import Answers
+from clawgym.envs._checks import autoreset_mode_of, check_options, one_action_each
 from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
@@ -61,7 +62,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self.num_envs = num_envs
         self.render_mode = checked_mode(kit, render_mode)
         self.closed = False
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = autoreset_mode_of(autoreset_mode)
         self.choice = TaskChoice(tasks)
         self.single_action_space = kit.action_space
         self.single_observation_space = kit.observation_space
@@ -102,8 +103,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start every environment, or those in ``options['reset_mask']`` (bool array of shape (N,)).
 
-        ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow.
+        ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow. Raises ValueError
+        for other options.
         """
+        check_options(options, ("task_ids", "reset_mask"), self.num_envs)
         if self._busy:
             raise gym.error.AlreadyPendingCallError("reset while steps are under way: recv() them first", "reset")
         mask = np.ones(self.num_envs, dtype=np.bool_)
@@ -143,12 +146,12 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
         self, actions: Any
     ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action for each environment (a sequence, or what the batched action space samples); waits for all."""
-        if isinstance(actions, Mapping):
-            actions = list(iterate(self.action_space, actions))
-        if len(actions) != self.num_envs:
-            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: give one for each")
-        self.send(actions, range(self.num_envs))
+        """One action for each environment (a sequence, or what the batched action space samples); waits for all.
+
+        Raises ValueError for anything else, before any environment has acted.
+        """
+        ids = range(self.num_envs)
+        self._send(one_action_each(actions, ids, self.single_action_space, self.action_space), ids)
         env_ids, observation, rewards, terminated, truncated, info = self.recv(self.num_envs)
         assert len(env_ids) == self.num_envs
         return observation, rewards, terminated, truncated, info
@@ -158,13 +161,17 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def send(self, actions: Sequence[Any], env_ids: Sequence[int]) -> None:
         """Start one action in each of ``env_ids``; returns at once.
 
-        Raises :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
+        Raises ValueError for an action that is not in the space of one environment, or an index that no environment
+        has, and :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
         """
-        if len(actions) != len(env_ids):
-            raise ValueError(f"{len(actions)} actions for {len(env_ids)} env_ids: give one for each")
+        ids = [int(i) for i in env_ids]
+        if unknown := [i for i in ids if not 0 <= i < self.num_envs]:
+            raise ValueError(f"env_ids {unknown} are not environments: use 0 to {self.num_envs - 1}")
+        self._send(one_action_each(actions, ids, self.single_action_space), ids)
+
+    def _send(self, actions: Sequence[Any], ids: Sequence[int]) -> None:
         if not self._rngs:
             raise gym.error.ResetNeeded("call reset() before the first step")
-        ids = [int(i) for i in env_ids]
         if twice := self._busy.intersection(ids):
             raise gym.error.AlreadyPendingCallError(
                 f"environments {sorted(twice)} still work: recv() them first", "send"

@@ -27,7 +27,18 @@ _WHEEL = 50
 _SECONDS = 10.0
 
 
-def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
+class ComputerSpace(gym.spaces.Dict):
+    """Actions of :func:`computer_space`, or a dict of arguments as a model writes them: ``action`` is then no index."""
+
+    def contains(self, x: Any) -> bool:
+        return _as_a_model_writes(x) or super().contains(x)
+
+
+def _as_a_model_writes(action: Any) -> bool:
+    return isinstance(action, Mapping) and not isinstance(action.get("action"), int | np.integer)
+
+
+def computer_space(width: int, height: int, unit: Unit) -> ComputerSpace:
     """Actions of ``computer_use`` (:func:`clawgym.desktop.schema`) for a screen of this size.
 
     ``action``: index in :data:`clawgym.desktop.KINDS`; ``coordinate`` and ``start_coordinate``: float32 of shape (2,),
@@ -37,7 +48,7 @@ def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
     """
     high = (width - 1, height - 1) if unit == "pixel" else (1000, 1000)
     point = gym.spaces.Box(np.zeros(2, np.float32), np.array(high, np.float32))
-    return gym.spaces.Dict(
+    return ComputerSpace(
         {
             "action": gym.spaces.Discrete(len(KINDS)),
             "coordinate": point,
@@ -124,14 +135,11 @@ class GuiWorker:
         await self._play.drop()
 
 
-def arguments_of(action: Any) -> dict[str, Any]:
-    """The arguments of ``computer_use`` for an action of :func:`computer_space`, or as a model wrote them."""
-    if not isinstance(action, Mapping):
-        return {"action": str(action)[:100]}
-    kind = action.get("action")
-    if isinstance(kind, str):
+def arguments_of(action: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``computer_use`` for an action of :func:`computer_space`."""
+    if _as_a_model_writes(action):
         return dict(action)
-    name = KINDS[int(kind)] if kind is not None and 0 <= int(kind) < len(KINDS) else str(kind)
+    name = KINDS[int(action["action"])]
     return {
         "action": name,
         "coordinate": [float(n) for n in action["coordinate"]],

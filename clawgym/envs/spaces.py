@@ -9,6 +9,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import create_shared_memory
+
+from clawgym.errors import ClawGymError
 
 __all__ = [
     "AnyText",
@@ -78,6 +81,17 @@ def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
             "step": counter(),
             "remaining_steps": counter(),
         }
+    )
+
+
+@create_shared_memory.register(AnyText)
+def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
+    """Called by Gymnasium's ``AsyncVectorEnv``, whose shared memory holds text of a fixed set of characters only."""
+    raise ClawGymError(
+        "vectorization_mode='async' cannot share the text of these environments between processes. They are vectorised "
+        "in one process, where no environment waits for another: leave vectorization_mode out, as in "
+        "gym.make_vec(id, num_envs=8). For a process of each environment's own: "
+        "vector_kwargs={'shared_memory': False}"
     )
 
 
