@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from clawgym.envs.kit import Reward
+from clawgym.envs.env import Reward
 
 __all__ = ["autoreset_mode_of", "check_action", "check_options", "check_reward", "one_action_each", "suggestion"]
 
@@ -28,7 +28,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def check_reward(reward: object) -> None:
-    """``reward`` names a :data:`~clawgym.envs.kit.Reward`."""
+    """``reward`` names a :data:`~clawgym.envs.env.Reward`."""
     known = get_args(Reward)
     if reward not in known:
         names = ", ".join(map(repr, known))

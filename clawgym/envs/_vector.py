@@ -1,4 +1,4 @@
-"""N environments over one kit in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
+"""N environments in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
 
 Both a ``gym.Env`` (which ``gym.make`` insists on) and a ``VectorEnv`` (so that ``gymnasium.wrappers.vector`` takes it).
 One slow environment stalls nobody: with ``send`` / ``recv`` whoever is ready is served.
@@ -21,7 +21,8 @@ from clawgym.envs._checks import autoreset_mode_of, check_options, one_action_ea
 from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
-from clawgym.envs.kit import EnvKit, StepResult
+from clawgym.envs._worker import Kit, StepResult
+from clawgym.envs.env import Reward
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
 
@@ -29,10 +30,11 @@ __all__ = ["TaskVectorEnv"]
 
 
 class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
-    """N environments of one kit.
+    """N environments: what ``gym.make(id, num_envs=N)`` and ``gym.make_vec`` return.
 
     Args:
-        kit: what they are made of.
+        kit: what makes them.
+        reward: what the last step of an episode pays.
         num_envs: how many; 1 is a batch of one.
         autoreset_mode: ``NEXT_STEP`` (default): the step after an episode's end ignores its action and returns the
             first observation of the next one; ``SAME_STEP``: the last step returns it at once, the final observation
@@ -49,11 +51,12 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
 
     def __init__(
         self,
-        kit: EnvKit,
+        kit: Kit,
         num_envs: int,
         tasks: str | TaskSet,
         *,
         backend: str,
+        reward: Reward,
         autoreset_mode: AutoresetMode | str,
         render_mode: str | None,
     ) -> None:
@@ -77,7 +80,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             self._runtime.release(backend)
             raise
         self._backend_name: str | None = backend
-        self._workers = [kit.worker() for _ in range(num_envs)]
+        self._workers = [kit.worker(reward) for _ in range(num_envs)]
         self._runtime.users.add(self)
         isolation = self._runtime.run(made.probe()).as_dict()
         self.metadata = {
@@ -305,12 +308,24 @@ def _seeds(seed: int | list[int | None] | None, count: int) -> list[int | None]:
     return list(seed)
 
 
+_KINDS: dict[type, type] = {bool: np.bool_, float: np.float64, int: np.int64}
+
+
+def _kind(value: Any) -> type:
+    """The dtype of an info array that holds ``value``."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return object
+    return _KINDS.get(type(value), object)
+
+
 def _add(infos: dict[str, Any], info: dict[str, Any], row: int, count: int) -> None:
     """Put one environment's info into arrays of shape (count,) with their masks."""
     for key, value in info.items():
+        kind = _kind(value)
         if key not in infos:
-            kind = {bool: np.bool_, float: np.float64, int: np.int64}.get(type(value), object)
             infos[key] = np.zeros(count, dtype=kind) if kind is not object else np.full(count, None, dtype=object)
             infos[f"_{key}"] = np.zeros(count, dtype=np.bool_)
+        elif infos[key].dtype != kind:  # environments disagree
+            infos[key] = infos[key].astype(object)
         infos[key][row] = value
         infos[f"_{key}"][row] = True
