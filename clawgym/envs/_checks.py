@@ -73,7 +73,7 @@ def check_action(space: gym.Space[Any], action: Any) -> None:
 
 def one_action_each(
     actions: Any, ids: Sequence[int], single: gym.Space[Any], batched: gym.Space[Any] | None = None
-) -> Sequence[Any]:
+) -> list[Any]:
     """One action of ``single`` for each environment in ``ids``: ``actions`` is a sequence of them, or a member of
     ``batched`` that is a dict of arrays."""
     count = len(ids)
@@ -93,7 +93,7 @@ def one_action_each(
     for i, action in zip(ids, actions, strict=True):
         if not single.contains(action):
             raise ValueError(f"the action of environment {i} must be one of {single}; got {_shown(action)}")
-    return actions
+    return list(actions)
 
 
 def _shown(value: object) -> str:

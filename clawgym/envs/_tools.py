@@ -31,7 +31,7 @@ class ToolsEnv(SandboxEnv):
     def __init__(self, *, action_format: ActionFormat = "message") -> None:
         if action_format not in get_args(ActionFormat):
             raise ValueError(f"action_format={action_format!r}: use 'message', 'hermes' or 'qwen3-coder'")
-        self.action_space: gym.spaces.Text = AssistantText(action_format, tools=_SAMPLES)
+        self.action_space = AssistantText(action_format, tools=_SAMPLES)
         self.observation_space = tools_observation_space()
         self._form: ActionFormat = action_format
 

@@ -243,11 +243,12 @@ class EnvWorker:
             action = str(action)
         env.steps, env.info, env._recorded = self._count, {}, False
         seen: str | None = None
+        left = self._deadline - time.monotonic()
+        budget = asyncio.timeout(left + _GRACE)
         try:
-            left = self._deadline - time.monotonic()
             if left > 0:
                 env.seconds = min(left, attempt.task.limits.command_seconds)
-                async with asyncio.timeout(left + _GRACE) as budget:
+                async with budget:
                     observation = await env.act(attempt.box, action)
                 self._seen = self._checked(observation)
                 if not env._recorded:

@@ -115,7 +115,7 @@ class GuiEnv(SandboxEnv):
         self.unit: Unit = unit
         self.width, self.height = width, height
         self.accessibility_tree = accessibility_tree
-        self.action_space: gym.Space[Any] = computer_space(width, height, unit)
+        self.action_space = computer_space(width, height, unit)
         self.observation_space = gym.spaces.Dict(
             {
                 "screenshot": gym.spaces.Box(0, 255, (height, width, 3), np.uint8),

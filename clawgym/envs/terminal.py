@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from clawgym.envs.env import SandboxEnv
@@ -32,7 +31,7 @@ class TerminalEnv(SandboxEnv):
     """
 
     def __init__(self, *, max_output: int = 65536 + 64) -> None:
-        self.action_space: gym.spaces.Text = terminal_action_space()
+        self.action_space = terminal_action_space()
         self.observation_space = terminal_observation_space(max_output)
         self._max_output = max_output
 
