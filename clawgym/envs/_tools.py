@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
-import gymnasium as gym
-
 from clawgym.envs._replies import ActionFormat, message_of, reply_of
 from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import AssistantText, tools_observation_space
