@@ -30,7 +30,12 @@ class ComputerSpace(gym.spaces.Dict):
     """Actions of :func:`computer_space`, or a dict of arguments as a model writes them: ``action`` is then no index."""
 
     def contains(self, x: Any) -> bool:
-        return _as_a_model_writes(x) or super().contains(x)
+        if _as_a_model_writes(x):
+            return True
+        # Box warns of the scalars that it samples itself.
+        return isinstance(x, dict) and super().contains(
+            {k: np.asarray(v) if isinstance(v, np.number) else v for k, v in x.items()}
+        )
 
 
 def _as_a_model_writes(action: Any) -> bool:
