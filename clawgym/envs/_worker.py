@@ -161,9 +161,14 @@ class EnvWorker:
         self.attempt: Attempt | None = None
         """The running one."""
         self._fields = fields
+        self._fitted = tuple((name, _fitted(name, space)) for name, space in fields)
+        self._acting: asyncio.Task[Any] | None = None
+        """What carries out an action just now."""
+        self._cancelled: asyncio.Task[Any] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._reward: Reward = reward
         self._count = self._most = 0
-        self._deadline = 0.0
+        self._deadline = self._command_seconds = 0.0
         self._floor: float | None = None
         self._traceback = ""
         self._seen: dict[str, Any] = {}
@@ -177,6 +182,7 @@ class EnvWorker:
         """See :class:`Worker`. Raises what :meth:`~clawgym.envs.env.SandboxEnv.check` raises."""
         self.env.check(task)
         await self._gone()
+        self._disarm()
         old, self.attempt = self.attempt, None
         try:
             info = await self._begin(task, seed, floor)
@@ -206,7 +212,10 @@ class EnvWorker:
             except BaseException:
                 await self._interrupted(attempt)
                 raise
-        self._deadline = time.monotonic() + task.limits.agent_seconds
+        limits = task.limits
+        self._deadline, self._command_seconds = time.monotonic() + limits.agent_seconds, limits.command_seconds
+        # One timer for the episode: one for each action would cost as much as the rest of a step here.
+        self._alarm = asyncio.get_running_loop().call_later(limits.agent_seconds + _GRACE, self._overdue)
         return info
 
     async def _open(self, attempt: Attempt, info: dict[str, Any]) -> None:
@@ -244,12 +253,14 @@ class EnvWorker:
         env.steps, env.info, env._recorded = self._count, {}, False
         seen: str | None = None
         left = self._deadline - time.monotonic()
-        budget = asyncio.timeout(left + _GRACE)
         try:
             if left > 0:
-                env.seconds = min(left, attempt.task.limits.command_seconds)
-                async with budget:
+                env.seconds = min(left, self._command_seconds)
+                self._acting = asyncio.current_task()
+                try:
                     observation = await env.act(attempt.box, action)
+                finally:
+                    self._acting = None
                 self._seen = self._checked(observation)
                 if not env._recorded:
                     shown = env.render(observation)
@@ -268,13 +279,18 @@ class EnvWorker:
             await self._interrupted(attempt)
             raise
         except Exception as error:
-            if isinstance(error, TimeoutError) and budget.expired():
-                attempt.stop, attempt.cause = "budget", "time"
-            else:
+            if self._cancelled is None:
                 self._failed(attempt, "act", error)
         except BaseException:
-            await self._interrupted(attempt)
-            raise
+            if self._cancelled is None or self._cancelled.uncancel():
+                await self._interrupted(attempt)
+                raise
+            self._cancelled = None
+            attempt.stop, attempt.cause = "budget", "time"
+        if self._cancelled is not None:  # act() made something else of it
+            self._cancelled.uncancel()
+            self._cancelled = None
+            attempt.stop, attempt.cause = "budget", "time"
         if not env._recorded:
             results = () if seen is None else (Seen(seen),)
             attempt.steps.append(Step("agent", _text(action), utc_now(), observations=results))
@@ -285,22 +301,15 @@ class EnvWorker:
             return await self._end(env.info)
         return self._observe(), 0.0, False, False, env.info
 
+    def _overdue(self) -> None:
+        """The time of the task was over a while ago: end the action that still runs."""
+        if self._acting is not None:
+            self._cancelled = self._acting
+            self._acting.cancel()
+
     def _checked(self, observation: Observation) -> dict[str, Any]:
         """``observation`` as the space has it. Raises ValueError where it cannot be put into a batch."""
-        seen: dict[str, Any] = {}
-        for name, space in self._fields:
-            value = observation[name]
-            if isinstance(space, gym.spaces.Text):
-                if not isinstance(value, str) or len(value) > space.max_length:
-                    what = f"text of {len(value)} characters" if isinstance(value, str) else repr(value)[:60]
-                    raise ValueError(f"observation[{name!r}] must be in {space}; it is {what}")
-            elif isinstance(space, gym.spaces.Discrete):
-                value = space.dtype.type(value)
-            else:
-                value = np.asarray(value, dtype=space.dtype)
-                if value.shape != space.shape:
-                    raise ValueError(f"observation[{name!r}] must have the shape {space.shape}; it has {value.shape}")
-            seen[name] = value
+        seen = {name: fitted(observation[name]) for name, fitted in self._fitted}
         if len(seen) != len(observation):
             extra = sorted(observation.keys() - seen.keys())
             raise ValueError(f"the observation has {extra}, which observation_space does not have")
@@ -317,6 +326,7 @@ class EnvWorker:
 
     async def _end(self, info: dict[str, Any]) -> StepResult:
         """Grade what is there."""
+        self._disarm()
         attempt, self.attempt = self.running(), None
         if attempt.failed_infra:
             self.last = await attempt.abandon()
@@ -337,6 +347,7 @@ class EnvWorker:
 
     async def _interrupted(self, attempt: Attempt) -> None:
         """Ctrl-C in the middle of something: what state it is in nobody knows, so the episode is over."""
+        self._disarm()
         if self.attempt is attempt:
             self.attempt = None
         await attempt.abandon()
@@ -349,6 +360,7 @@ class EnvWorker:
 
     async def close(self) -> None:
         """See :class:`Worker`."""
+        self._disarm()
         try:
             if self.attempt is not None:
                 attempt, self.attempt = self.attempt, None
@@ -356,10 +368,37 @@ class EnvWorker:
         finally:
             await self._gone()
 
+    def _disarm(self) -> None:
+        self._cancelled = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
     async def _gone(self) -> None:
         dropping, self._dropping = self._dropping, None
         if dropping is not None:
             await dropping
+
+
+def _fitted(name: str, space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """What makes a value of ``observation[name]`` one of ``space``, or raises ValueError."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, str) and len(value) <= longest:
+            return value
+        what = f"text of {len(value)} characters" if isinstance(value, str) else repr(value)[:60]
+        raise ValueError(f"observation[{name!r}] must be in {space}; it is {what}")
+
+    def array(value: Any) -> np.ndarray:
+        made = np.asarray(value, dtype=space.dtype)
+        if made.shape != space.shape:
+            raise ValueError(f"observation[{name!r}] must have the shape {space.shape}; it has {made.shape}")
+        return made
+
+    if isinstance(space, gym.spaces.Text):
+        longest = space.max_length
+        return text
+    return space.dtype.type if isinstance(space, gym.spaces.Discrete) else array
 
 
 def _text(action: Any) -> str:

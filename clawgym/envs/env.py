@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import gymnasium as gym
 
+from clawgym.records import Step
+from clawgym.rollout.attempt import utc_now
+
 if TYPE_CHECKING:
     from clawgym.records import Observation as Seen
     from clawgym.records import Task, ToolCall
@@ -110,9 +113,6 @@ class SandboxEnv:
     ) -> None:
         """Write the present action into the transcript as a message with tool calls and their results. Without this
         call the transcript has the action and what :meth:`render` shows of the observation, as text."""
-        from clawgym.records import Step
-        from clawgym.rollout.attempt import utc_now
-
         self._recorded = True
         self._attempt.steps.append(Step("agent", message, utc_now(), tuple(calls), tuple(seen), reasoning))
 

@@ -43,17 +43,16 @@ class TerminalEnv(SandboxEnv):
         if action.strip() == SUBMIT:
             self.submit()
             return self._see("", 0, self.task.workspace)
-        seen = self._see("", 1, self.task.workspace)
+        call = ToolCall(f"step-{self.steps}", "bash", {"command": action})
         try:
             done = await self._shell.run(action, timeout=self.seconds)
             seen = self._see(done.text, done.exit_code, done.cwd)
         except SandboxDied:
+            self.record("", (call,), (Observation("", call.id),))
             raise
         except SandboxError as error:  # refused (a NUL character, for one): the sandbox still works
             seen = self._see(f"[error: {error}]", 1, self.task.workspace)
-        finally:
-            call = ToolCall(f"step-{self.steps}", "bash", {"command": action})
-            self.record("", (call,), (Observation(seen["output"], call.id),))
+        self.record("", (call,), (Observation(seen["output"], call.id),))
         return seen
 
     def render(self, observation: Any) -> str:

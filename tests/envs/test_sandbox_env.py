@@ -67,6 +67,16 @@ class Scripts(SandboxEnv):
                 raise MissingDependency("install it")
             case "stop":
                 await asyncio.Event().wait()
+            case "stop and raise":
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError as error:
+                    raise RuntimeError("interrupted") from error
+            case "stop and return":
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    return seen
             case "info":
                 self.info["about"] = "text" if self.seed % 2 else 10**30
                 return seen
@@ -171,14 +181,18 @@ def test_a_missing_package_is_raised(env: gym.Env[Any, Any]) -> None:
     assert env.step("echo on")[0]["text"] == "on\n"
 
 
-def test_an_action_that_never_ends_is_cut_off_by_the_tasks_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("action", ["stop", "stop and raise", "stop and return"])
+def test_an_action_that_never_ends_is_cut_off_by_the_tasks_time(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     monkeypatch.setattr("clawgym.envs._worker._GRACE", 0.2)
     hurry = TaskSet("hurry", (task(limits=LIMITS.__class__(max_steps=4, verify_seconds=10, agent_seconds=1)),))
     batch: Any = gym.make("Tests/scripts-v0", num_envs=2, tasks=hurry)
     batch.reset(seed=0)
-    *_, truncated, info = batch.step(["stop", "true"])
+    *_, truncated, info = batch.step([action, "true"])
     assert truncated.tolist() == [True, False]
     assert (info["outcome"][0], info["cause"][0]) == ("truncated", "time")
+    observation, *_ = batch.step(["ignored", "true"])
+    assert observation["step"].tolist() == [0, 2]
+    assert batch.step(["echo on", "submit"])[0]["text"][0] == "on\n"
     batch.close()
 
 
