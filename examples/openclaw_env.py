@@ -21,12 +21,12 @@ def call(name: str, **arguments: Any) -> str:
 def policy(messages: list[dict[str, Any]]) -> str:
     """What a model would say: here, two lines of a script."""
     if messages[-1]["role"] == "user":
-        return call("write", path="brick.txt", content="coral\n")
+        return call("write", path="cliff.txt", content="planet\n")
     return "I wrote it."
 
 
-env = gym.make("ClawGym/openclaw-v0", tasks="terminal-basic", spare=0)
-observation, info = env.reset(options={"task_ids": ["write-word-h0001"]})
+env = gym.make("ClawGym/openclaw-v0", spare=0)
+observation, info = env.reset(options={"task_ids": ["write-word-t0000"]})
 print(info["instruction"])
 terminated, truncated, reward = False, False, 0.0
 while not (terminated or truncated):

@@ -1,4 +1,4 @@
-"""One environment over any kit, as Gymnasium wants it."""
+"""One environment over any :class:`~clawgym.envs._worker.Kit`, as Gymnasium wants it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from typing import Any
 
 import gymnasium as gym
 
+from clawgym.envs._checks import check_action, check_options
 from clawgym.envs._human import Human
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
-from clawgym.envs.kit import EnvKit
+from clawgym.envs._worker import Kit
+from clawgym.envs.env import Reward
 from clawgym.records import Episode, TaskSet
 
 __all__ = ["TaskEnv", "checked_mode"]
 
 
-def checked_mode(kit: EnvKit, mode: str | None) -> str | None:
+def checked_mode(kit: Kit, mode: str | None) -> str | None:
     """Raises ValueError for a mode of rendering that ``kit`` does not have."""
     if mode not in (None, kit.render_mode):
         raise ValueError(f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out (`clawgym watch` shows it)")
     return mode
 
 
-def single_modes(kit: EnvKit) -> list[str]:
+def single_modes(kit: Kit) -> list[str]:
     """The modes of rendering of one environment: ``human`` too where it has pictures."""
     return ["human", kit.render_mode] if kit.render_mode == "rgb_array" else [kit.render_mode]
 
@@ -30,13 +32,16 @@ def single_modes(kit: EnvKit) -> list[str]:
 class TaskEnv(gym.Env[dict[str, Any], Any]):
     """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
 
-    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it.
+    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it. Other options,
+    and actions that are not in the action space, raise ValueError.
     ``render_mode="human"`` shows each frame on a page of this machine, whose address is printed at the first reset.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
 
-    def __init__(self, kit: EnvKit, tasks: str | TaskSet, *, backend: str, render_mode: str | None) -> None:
+    def __init__(
+        self, kit: Kit, tasks: str | TaskSet, *, backend: str, reward: Reward, render_mode: str | None
+    ) -> None:
         modes = single_modes(kit)
         self.render_mode = render_mode if render_mode in modes else checked_mode(kit, render_mode)
         self._human = Human() if self.render_mode == "human" else None
@@ -53,7 +58,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
             self._runtime.release(backend)
             raise
         self._backend_name = backend
-        self._worker = kit.worker()
+        self._worker = kit.worker(reward)
         self._runtime.users.add(self)
         self.metadata = {"render_modes": modes, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen: Any = None
@@ -66,25 +71,31 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        check_options(options, ("task_ids",), 1)
         super().reset(seed=seed)
         task = self.choice.pick(self.np_random, options, 0)
         episode_seed = int(self.np_random.integers(2**31))
         floor = self.choice.floor(task)
         observation, info = self._runtime.run(self._worker.reset(task, episode_seed, floor))
-        self._screen = self._kit.screen(observation)
+        self._show(observation, None)
         if self._human is not None:
             self._task, self._steps = task.id, 0
             self._human.show(self._task, 0, None, self._screen)
         return observation, info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        check_action(self.action_space, action)
         result = self._runtime.run(self._worker.step(action))
-        screen = self._kit.screen(result[0])
-        self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) else screen
+        self._show(result[0], action)
         if self._human is not None:
             self._steps += 1
             self._human.show(self._task, self._steps, action, self._screen)
         return result
+
+    def _show(self, observation: dict[str, Any], action: Any) -> None:
+        if self.render_mode is not None:
+            screen = self._kit.screen(observation)
+            self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) and action is not None else screen
 
     def render(self) -> Any:
         return self._screen if self.render_mode not in (None, "human") else None

@@ -30,8 +30,6 @@ class TaskChoice:
         ids = (options or {}).get("task_ids")
         if ids is None:
             return self._able[int(rng.integers(len(self._able)))]
-        if isinstance(ids, str) or not len(ids):
-            raise TaskError("options['task_ids'] must be a list of task ids, one for each environment")
         name = str(ids[index % len(ids)])
         task = self.task_set.by_id.get(name)
         if task is None:

@@ -1,4 +1,4 @@
-"""N environments over one kit in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
+"""N environments in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
 
 Both a ``gym.Env`` (which ``gym.make`` insists on) and a ``VectorEnv`` (so that ``gymnasium.wrappers.vector`` takes it).
 One slow environment stalls nobody: with ``send`` / ``recv`` whoever is ready is served.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 
 from clawgym.envs._answers import Answers
+from clawgym.envs._checks import autoreset_mode_of, check_options, one_action_each
 from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
-from clawgym.envs.kit import EnvKit, StepResult
+from clawgym.envs._worker import Kit, StepResult
+from clawgym.envs.env import Reward
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
 
@@ -28,10 +30,11 @@ __all__ = ["TaskVectorEnv"]
 
 
 class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
-    """N environments of one kit.
+    """N environments: what ``gym.make(id, num_envs=N)`` and ``gym.make_vec`` return.
 
     Args:
-        kit: what they are made of.
+        kit: what makes them.
+        reward: what the last step of an episode pays.
         num_envs: how many; 1 is a batch of one.
         autoreset_mode: ``NEXT_STEP`` (default): the step after an episode's end ignores its action and returns the
             first observation of the next one; ``SAME_STEP``: the last step returns it at once, the final observation
@@ -48,11 +51,12 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
 
     def __init__(
         self,
-        kit: EnvKit,
+        kit: Kit,
         num_envs: int,
         tasks: str | TaskSet,
         *,
         backend: str,
+        reward: Reward,
         autoreset_mode: AutoresetMode | str,
         render_mode: str | None,
     ) -> None:
@@ -61,7 +65,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self.num_envs = num_envs
         self.render_mode = checked_mode(kit, render_mode)
         self.closed = False
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = autoreset_mode_of(autoreset_mode)
         self.choice = TaskChoice(tasks)
         self.single_action_space = kit.action_space
         self.single_observation_space = kit.observation_space
@@ -76,7 +80,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             self._runtime.release(backend)
             raise
         self._backend_name: str | None = backend
-        self._workers = [kit.worker() for _ in range(num_envs)]
+        self._workers = [kit.worker(reward) for _ in range(num_envs)]
         self._runtime.users.add(self)
         isolation = self._runtime.run(made.probe()).as_dict()
         self.metadata = {
@@ -102,8 +106,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start every environment, or those in ``options['reset_mask']`` (bool array of shape (N,)).
 
-        ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow.
+        ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow. Raises ValueError
+        for other options.
         """
+        check_options(options, ("task_ids", "reset_mask"), self.num_envs)
         if self._busy:
             raise gym.error.AlreadyPendingCallError("reset while steps are under way: recv() them first", "reset")
         mask = np.ones(self.num_envs, dtype=np.bool_)
@@ -143,12 +149,12 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
         self, actions: Any
     ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action for each environment (a sequence, or what the batched action space samples); waits for all."""
-        if isinstance(actions, Mapping):
-            actions = list(iterate(self.action_space, actions))
-        if len(actions) != self.num_envs:
-            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: give one for each")
-        self.send(actions, range(self.num_envs))
+        """One action for each environment (a sequence, or what the batched action space samples); waits for all.
+
+        Raises ValueError for anything else, before any environment has acted.
+        """
+        ids = range(self.num_envs)
+        self._send(one_action_each(actions, ids, self.single_action_space, self.action_space), ids)
         env_ids, observation, rewards, terminated, truncated, info = self.recv(self.num_envs)
         assert len(env_ids) == self.num_envs
         return observation, rewards, terminated, truncated, info
@@ -158,13 +164,17 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def send(self, actions: Sequence[Any], env_ids: Sequence[int]) -> None:
         """Start one action in each of ``env_ids``; returns at once.
 
-        Raises :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
+        Raises ValueError for an action that is not in the space of one environment, or an index that no environment
+        has, and :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
         """
-        if len(actions) != len(env_ids):
-            raise ValueError(f"{len(actions)} actions for {len(env_ids)} env_ids: give one for each")
+        ids = [int(i) for i in env_ids]
+        if unknown := [i for i in ids if not 0 <= i < self.num_envs]:
+            raise ValueError(f"env_ids {unknown} are not environments: use 0 to {self.num_envs - 1}")
+        self._send(one_action_each(actions, ids, self.single_action_space), ids)
+
+    def _send(self, actions: Sequence[Any], ids: Sequence[int]) -> None:
         if not self._rngs:
             raise gym.error.ResetNeeded("call reset() before the first step")
-        ids = [int(i) for i in env_ids]
         if twice := self._busy.intersection(ids):
             raise gym.error.AlreadyPendingCallError(
                 f"environments {sorted(twice)} still work: recv() them first", "send"
@@ -298,12 +308,24 @@ def _seeds(seed: int | list[int | None] | None, count: int) -> list[int | None]:
     return list(seed)
 
 
+_KINDS: dict[type, type] = {bool: np.bool_, float: np.float64, int: np.int64}
+
+
+def _kind(value: Any) -> type:
+    """The dtype of an info array that holds ``value``."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return object
+    return _KINDS.get(type(value), object)
+
+
 def _add(infos: dict[str, Any], info: dict[str, Any], row: int, count: int) -> None:
     """Put one environment's info into arrays of shape (count,) with their masks."""
     for key, value in info.items():
+        kind = _kind(value)
         if key not in infos:
-            kind = {bool: np.bool_, float: np.float64, int: np.int64}.get(type(value), object)
             infos[key] = np.zeros(count, dtype=kind) if kind is not object else np.full(count, None, dtype=object)
             infos[f"_{key}"] = np.zeros(count, dtype=np.bool_)
+        elif infos[key].dtype != kind:  # environments disagree
+            infos[key] = infos[key].astype(object)
         infos[key][row] = value
         infos[f"_{key}"][row] = True

@@ -82,6 +82,8 @@ def _check_step(env: Any, answer: Any, n: int) -> None:
 
 
 def _check_info(info: dict[str, Any], n: int) -> None:
+    errors = [str(error) for error in info.get("error", ()) if error]
+    _expect(not errors, f"an episode ended by an error: {errors[:1]}")
     for key, value in info.items():
         _expect(len(value) == n, f"info[{key!r}] has {len(value)} rows, not {n}")
         if not key.startswith("_"):

@@ -11,15 +11,14 @@ import numpy as np
 
 from clawgym.desktop import COMPUTER_USE, KINDS, Unit
 from clawgym.desktop.spares import SpareDesktops
-from clawgym.envs.kit import Reward, StepResult
-from clawgym.envs.play import Play
-from clawgym.envs.spaces import AnyText, counter
+from clawgym.envs.env import SandboxEnv
+from clawgym.envs.spaces import AnyText
 from clawgym.errors import TaskError
-from clawgym.records import Episode, Observation, Task, ToolCall
-from clawgym.sandbox import Backend
+from clawgym.records import Observation, Task, ToolCall
+from clawgym.sandbox import Backend, Sandbox
 from clawgym.tools.computer import ComputerTools
 
-__all__ = ["GuiKit", "GuiWorker", "computer_space"]
+__all__ = ["ComputerSpace", "GuiEnv", "computer_space"]
 
 _MAX_TEXT = 10_000
 _MAX_TREE = 200_000
@@ -27,7 +26,23 @@ _WHEEL = 50
 _SECONDS = 10.0
 
 
-def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
+class ComputerSpace(gym.spaces.Dict):
+    """Actions of :func:`computer_space`, or a dict of arguments as a model writes them: ``action`` is then no index."""
+
+    def contains(self, x: Any) -> bool:
+        if _as_a_model_writes(x):
+            return True
+        # Box warns of the scalars that it samples itself.
+        return isinstance(x, dict) and super().contains(
+            {k: np.asarray(v) if isinstance(v, np.number) else v for k, v in x.items()}
+        )
+
+
+def _as_a_model_writes(action: Any) -> bool:
+    return isinstance(action, Mapping) and not isinstance(action.get("action"), int | np.integer)
+
+
+def computer_space(width: int, height: int, unit: Unit) -> ComputerSpace:
     """Actions of ``computer_use`` (:func:`clawgym.desktop.schema`) for a screen of this size.
 
     ``action``: index in :data:`clawgym.desktop.KINDS`; ``coordinate`` and ``start_coordinate``: float32 of shape (2,),
@@ -37,7 +52,7 @@ def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
     """
     high = (width - 1, height - 1) if unit == "pixel" else (1000, 1000)
     point = gym.spaces.Box(np.zeros(2, np.float32), np.array(high, np.float32))
-    return gym.spaces.Dict(
+    return ComputerSpace(
         {
             "action": gym.spaces.Discrete(len(KINDS)),
             "coordinate": point,
@@ -51,87 +66,11 @@ def computer_space(width: int, height: int, unit: Unit) -> gym.spaces.Dict:
     )
 
 
-class GuiWorker:
-    """One environment (:class:`~clawgym.envs.kit.EnvWorker`)."""
-
-    def __init__(self, kit: GuiKit, backend: Backend) -> None:
-        self._kit = kit
-        self._play = Play(backend, kit.reward)
-        self._seen = kit.nothing()
-
-    @property
-    def last(self) -> Episode | None:
-        """The finished episode."""
-        return self._play.last
-
-    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A fresh desktop for ``task``. See :class:`~clawgym.envs.kit.EnvWorker`."""
-        self._kit.check(task)
-        self._seen = self._kit.nothing()
-        info = await self._play.begin(task, seed, floor, lambda attempt: self._look())
-        return self._observe(), info
-
-    async def step(self, action: Any) -> StepResult:
-        """One action."""
-        attempt = self._play.running()
-        if attempt.failed_infra:
-            return await self._end()
-        self._play.count += 1
-        arguments = {"unit": self._kit.unit, **arguments_of(action)}
-        call = ToolCall(f"call{self._play.count}", COMPUTER_USE, arguments)
-        seen: list[Observation] = []
-
-        async def work(left: float) -> None:
-            seconds = min(left, attempt.task.limits.command_seconds)
-            seen.append(await self._tools().act(call, timeout=seconds))
-            await self._look()
-
-        over = await self._play.act(work)
-        self._play.record("", (call,), tuple(seen))
-        info = {"message": seen[0].content if seen else ""}
-        if ended := arguments["action"] in ("done", "fail"):
-            attempt.final_message = str(arguments.get("text", ""))
-        if over or ended or self._play.spent():
-            observation, paid, terminated, truncated, about = await self._end()
-            return observation, paid, terminated, truncated, info | about
-        return self._observe(), 0.0, False, False, info
-
-    async def _look(self) -> None:
-        tools = self._tools()
-        seen: dict[str, Any] = {"screenshot": await tools.desktop.picture()}
-        if self._kit.accessibility_tree:
-            seen["accessibility_tree"] = (await tools.tree())[:_MAX_TREE]
-        self._seen = seen
-
-    def _tools(self) -> ComputerTools:
-        tools = self._play.running().tools
-        assert isinstance(tools, ComputerTools)
-        return tools
-
-    async def _end(self) -> StepResult:
-        paid, terminated, truncated, info = await self._play.end()
-        return self._observe(), paid, terminated, truncated, info
-
-    def _observe(self) -> dict[str, Any]:
-        return {**self._seen, **self._play.counts()}
-
-    def forget(self) -> None:
-        """Let go of everything, where the loop that could close it is gone."""
-        self._play.forget()
-
-    async def close(self) -> None:
-        """Drop the running attempt, if any."""
-        await self._play.drop()
-
-
-def arguments_of(action: Any) -> dict[str, Any]:
-    """The arguments of ``computer_use`` for an action of :func:`computer_space`, or as a model wrote them."""
-    if not isinstance(action, Mapping):
-        return {"action": str(action)[:100]}
-    kind = action.get("action")
-    if isinstance(kind, str):
+def arguments_of(action: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``computer_use`` for an action of :func:`computer_space`."""
+    if _as_a_model_writes(action):
         return dict(action)
-    name = KINDS[int(kind)] if kind is not None and 0 <= int(kind) < len(KINDS) else str(kind)
+    name = KINDS[int(action["action"])]
     return {
         "action": name,
         "coordinate": [float(n) for n in action["coordinate"]],
@@ -144,18 +83,17 @@ def arguments_of(action: Any) -> dict[str, Any]:
     }
 
 
-class GuiKit:
+class GuiEnv(SandboxEnv):
     """One environment with a desktop.
 
     Args:
-        reward: what the last step pays; ``checks`` is the sum over the named checks.
         width, height: of the screen, in pixels; tasks of another size are refused.
         unit: of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
         accessibility_tree: whether observations have it too.
 
     Actions: see :func:`computer_space`; also a dict of arguments as a model writes them, ``{"action": "left_click",
     "coordinate": [10, 20]}``. ``done`` says that the task is done, ``fail`` that it cannot be done; nothing else does.
-    No action raises: what is wrong with one is in ``info["message"]``, and a step all the same.
+    No arguments raise: what is wrong with one is in ``info["message"]``, and a step all the same.
 
     Observation: ``screenshot``, uint8 of shape (height, width, 3), red, green, blue, with the pointer, taken when the
     screen has settled; ``accessibility_tree``, if asked for, str, as of
@@ -172,7 +110,6 @@ class GuiKit:
     def __init__(
         self,
         *,
-        reward: Reward = "official",
         width: int = 1024,
         height: int = 768,
         unit: Unit = "pixel",
@@ -181,23 +118,15 @@ class GuiKit:
         if unit not in ("pixel", "relative"):
             raise ValueError(f"unit={unit!r}: use 'pixel' or 'relative'")
         self.unit: Unit = unit
-        self.reward: Reward = reward
         self.width, self.height = width, height
         self.accessibility_tree = accessibility_tree
-        self.action_space: gym.Space[Any] = computer_space(width, height, unit)
+        self.action_space = computer_space(width, height, unit)
         self.observation_space = gym.spaces.Dict(
             {
                 "screenshot": gym.spaces.Box(0, 255, (height, width, 3), np.uint8),
                 **({"accessibility_tree": AnyText(_MAX_TREE)} if accessibility_tree else {}),
-                "step": counter(),
-                "remaining_steps": counter(),
             }
         )
-
-    def nothing(self) -> dict[str, Any]:
-        """What is seen where there is no screen."""
-        blank = np.zeros((self.height, self.width, 3), dtype=np.uint8)
-        return {"screenshot": blank, **({"accessibility_tree": ""} if self.accessibility_tree else {})}
 
     def check(self, task: Task) -> None:
         """Raises :class:`~clawgym.errors.TaskError` for a task without a desktop of this size."""
@@ -210,15 +139,38 @@ class GuiKit:
                 f"width={desktop.width}, height={desktop.height}"
             )
 
-    async def open(self, backend: Backend, num_envs: int) -> None:
-        """See :class:`~clawgym.envs.kit.EnvKit`: desktops are made ahead, as many as the machine makes at once."""
-        self._backend = SpareDesktops(backend, self.width, self.height, max(2, min(num_envs, os.cpu_count() or 1)))
+    def sandboxes(self, backend: Backend, num_envs: int) -> Backend:
+        """Desktops are made ahead, as many as the machine makes at once."""
+        return SpareDesktops(backend, self.width, self.height, max(2, min(num_envs, os.cpu_count() or 1)))
 
-    def worker(self) -> GuiWorker:
-        return GuiWorker(self, self._backend)
+    async def open(self, sandbox: Sandbox) -> dict[str, Any]:
+        return await self._look()
 
-    def screen(self, observation: dict[str, Any]) -> np.ndarray:
+    async def act(self, sandbox: Sandbox, action: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {"unit": self.unit, **arguments_of(action)}
+        call = ToolCall(f"call{self.steps}", COMPUTER_USE, arguments)
+        seen: list[Observation] = []
+        self.info["message"] = ""
+        try:
+            seen.append(await self._computer().act(call, timeout=self.seconds))
+            self.info["message"] = seen[0].content
+            observation = await self._look()
+        finally:
+            self.record("", (call,), seen)
+        if arguments.get("action") in ("done", "fail"):
+            self.submit(str(arguments.get("text", "")))
+        return observation
+
+    def render(self, observation: Any) -> np.ndarray:
         return observation["screenshot"]
 
-    async def aclose(self) -> None:
-        await self._backend.aclose()
+    async def _look(self) -> dict[str, Any]:
+        tools = self._computer()
+        seen: dict[str, Any] = {"screenshot": await tools.desktop.picture()}
+        if self.accessibility_tree:
+            seen["accessibility_tree"] = (await tools.tree())[:_MAX_TREE]
+        return seen
+
+    def _computer(self) -> ComputerTools:
+        assert isinstance(self.tools, ComputerTools)
+        return self.tools

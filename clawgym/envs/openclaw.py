@@ -28,8 +28,8 @@ from clawgym.agents.openclaw.config import Prompt
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.envs._replies import ActionFormat, deltas_of, reply_of
 from clawgym.envs._turnstile import Asked, Seat, Turnstile
-from clawgym.envs.kit import Reward, StepResult
-from clawgym.envs.play import ending
+from clawgym.envs._worker import StepResult, ending
+from clawgym.envs.env import Reward
 from clawgym.envs.spaces import AssistantText, openclaw_observation_space
 from clawgym.errors import ClawGymError
 from clawgym.gateway.server import Gateway
@@ -83,7 +83,7 @@ class _Seated:
 
 
 class OpenClawWorker:
-    """One environment (:class:`~clawgym.envs.kit.EnvWorker`)."""
+    """One environment (:class:`~clawgym.envs._worker.Worker`)."""
 
     def __init__(
         self, backend: Backend, agent: BlackBoxAgent, turnstile: Turnstile, form: ActionFormat, reward: Reward
@@ -101,7 +101,7 @@ class OpenClawWorker:
         self._steps = self._most = 0
 
     async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start the episode; returns with its first request. See :class:`~clawgym.envs.kit.EnvWorker`."""
+        """Start the episode; returns with its first request. See :class:`~clawgym.envs._worker.Worker`."""
         await self.close()
         self._steps, self._most = 0, task.limits.max_steps
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
@@ -173,12 +173,12 @@ class OpenClawWorker:
         }
 
     def forget(self) -> None:
-        """See :class:`~clawgym.envs.kit.EnvWorker`."""
+        """See :class:`~clawgym.envs._worker.Worker`."""
         self._play = self._shown = None
         del self._backend, self._agent, self._turnstile
 
     async def close(self) -> None:
-        """See :class:`~clawgym.envs.kit.EnvWorker`."""
+        """See :class:`~clawgym.envs._worker.Worker`."""
         play, self._play, self._shown = self._play, None, None
         if play is not None:
             play.cancel()
@@ -186,10 +186,9 @@ class OpenClawWorker:
 
 
 class OpenClawKit:
-    """OpenClaws whose model is the policy (:class:`~clawgym.envs.kit.EnvKit`).
+    """OpenClaws whose model is the policy (:class:`~clawgym.envs._worker.Kit`).
 
     Args:
-        reward: what the last step pays.
         version: of OpenClaw, as installed (``clawgym openclaw install``); default: the one that is known to work,
             or that of ``$OPENCLAW_ROOTFS``.
         prompt: ``reference``, what OpenClaw makes of its defaults, or ``slim``, a third of the tokens.
@@ -223,7 +222,6 @@ class OpenClawKit:
     def __init__(
         self,
         *,
-        reward: Reward = "official",
         version: str | None = None,
         prompt: Prompt = "reference",
         action_format: ActionFormat = "message",
@@ -237,7 +235,6 @@ class OpenClawKit:
         self.observation_space = openclaw_observation_space()
         self._claw = OpenClaw(version, prompt=prompt)
         self._form: ActionFormat = action_format
-        self._reward: Reward = reward
         self._max_tokens = max_tokens
         self._turnstile = Turnstile(context_window)
         self._spare = spare
@@ -259,8 +256,8 @@ class OpenClawKit:
             raise
         self._agent = BlackBoxAgent(self._claw, gateway=gateway, spare=spare, max_tokens=self._max_tokens)
 
-    def worker(self) -> OpenClawWorker:
-        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._form, self._reward)
+    def worker(self, reward: Reward) -> OpenClawWorker:
+        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._form, reward)
 
     def screen(self, observation: dict[str, Any]) -> str:
         messages = json.loads(observation["messages"])

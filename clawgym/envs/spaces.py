@@ -9,11 +9,15 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import create_shared_memory
+
+from clawgym.errors import ClawGymError
 
 __all__ = [
     "AnyText",
     "AssistantText",
     "JsonList",
+    "blank",
     "counter",
     "openclaw_observation_space",
     "terminal_action_space",
@@ -40,6 +44,9 @@ class AnyText(gym.spaces.Text):
     (True, True, False)
     """
 
+    empty = ""
+    """The observation of nothing."""
+
     def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(max_length, min_length=0, charset=string.ascii_lowercase + " ", seed=seed)
 
@@ -52,6 +59,18 @@ class AnyText(gym.spaces.Text):
 
     def __repr__(self) -> str:
         return f"AnyText({self.max_length})"
+
+
+def blank(space: gym.Space[Any]) -> Any:
+    """A member of ``space`` that shows nothing: empty text; numbers as near to 0 as the space has them."""
+    if isinstance(space, AnyText):
+        return space.empty
+    if isinstance(space, gym.spaces.Text):
+        return "" if not space.min_length else space.sample()
+    if isinstance(space, gym.spaces.Discrete):
+        return space.start
+    zeros = np.zeros(space.shape or (), dtype=space.dtype)
+    return np.asarray(np.clip(zeros, space.low, space.high)) if isinstance(space, gym.spaces.Box) else zeros
 
 
 def counter(low: int = 0) -> gym.spaces.Box:
@@ -67,17 +86,25 @@ def terminal_action_space(max_length: int = 1 << 20) -> AnyText:
 def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
     """What a terminal step shows. Nothing in it depends on a clock: same seed, same commands, same observations.
 
-    ``output`` str; ``exit_code`` int in [0, 255]; ``cwd`` str; ``step`` and ``remaining_steps`` int64 arrays
-    of shape ().
+    ``output`` str; ``exit_code`` int in [0, 255]; ``cwd`` str.
     """
     return gym.spaces.Dict(
         {
             "output": AnyText(max_output),
             "exit_code": gym.spaces.Discrete(256),
             "cwd": AnyText(4096),
-            "step": counter(),
-            "remaining_steps": counter(),
         }
+    )
+
+
+@create_shared_memory.register(AnyText)
+def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
+    """Called by Gymnasium's ``AsyncVectorEnv``, whose shared memory holds text of a fixed set of characters only."""
+    raise ClawGymError(
+        "vectorization_mode='async' cannot share the text of these environments between processes. They are vectorised "
+        "in one process, where no environment waits for another: leave vectorization_mode out, as in "
+        "gym.make_vec(id, num_envs=8). For a process of each environment's own: "
+        "vector_kwargs={'shared_memory': False}"
     )
 
 
@@ -87,6 +114,8 @@ class JsonList(AnyText):
     >>> JsonList(99).contains('[{"role": "user"}]'), JsonList(99).contains("[1]"), JsonList(99).contains("")
     (True, False, False)
     """
+
+    empty = "[]"
 
     def contains(self, x: Any) -> bool:
         if not super().contains(x):
@@ -110,22 +139,15 @@ def tools_observation_space() -> gym.spaces.Dict:
 
     ``messages`` str: JSON of the chat messages (OpenAI's form) that go below the policy's: after ``reset`` the
     instruction (role ``user``), then one of role ``tool`` for each call, in the order of the calls, with its
-    ``tool_call_id`` and ``content``; or one of role ``user`` that says what was wrong. ``step`` and
-    ``remaining_steps``: int64 arrays of shape ().
+    ``tool_call_id`` and ``content``; or one of role ``user`` that says what was wrong.
     """
-    return gym.spaces.Dict(
-        {
-            "messages": JsonList(1 << 28),
-            "step": counter(),
-            "remaining_steps": counter(),
-        }
-    )
+    return gym.spaces.Dict({"messages": JsonList(1 << 28)})
 
 
 class AssistantText(AnyText):
     """What a policy may say to an agent: any text. Samples are words, or calls of ``tools`` (name -> arguments; by
     default OpenClaw's) with words for arguments, in the form ``message``, ``hermes`` or ``qwen3-coder``
-    (:class:`~clawgym.envs.openclaw.OpenClawEnv`).
+    (:class:`~clawgym.envs.openclaw.OpenClawKit`).
     """
 
     def __init__(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from clawgym.envs._replies import ActionFormat
-from clawgym.envs._tools import ToolsKit
-from clawgym.envs.kit import Reward
+from clawgym.envs._tools import ToolsEnv
 
-__all__ = ["ToolCallKit"]
+__all__ = ["ToolCallEnv"]
 
 
-class ToolCallKit(ToolsKit):
+class ToolCallEnv(ToolsEnv):
     """One environment of tool calls.
 
     Args:
-        reward: what the last step pays; ``checks`` is the sum over the named checks.
         action_format: what an action is; see below.
 
     Actions (str), with ``action_format="message"``: JSON text of an assistant message in OpenAI's form,
@@ -21,16 +18,15 @@ class ToolCallKit(ToolsKit):
     object; ids are made here. Any other text is a message without calls, which is answered by saying so. With
     ``hermes`` or ``qwen3-coder``: the text as a model of that call style samples it. ``info["tools"]`` of ``reset`` has
     the schemas; ``submit`` ends the episode, and its ``message`` is the answer. Calls of one message are answered in
-    their order; calls to one server are carried out one after another, different servers work at once. No action
+    their order; calls to one server are carried out one after another, different servers work at once. No text
     raises: unknown tools, arguments that do not fit, and errors of tools are observations, and
     ``info["malformed_calls"]`` counts the first two.
 
     Observation: see :func:`~clawgym.envs.spaces.tools_observation_space`. ``terminated`` on ``submit`` (or a broken
-    box), ``truncated`` when the budget of steps or seconds is used up, or the host failed. The last ``info`` holds
+    sandbox), ``truncated`` when the budget of steps or seconds is used up, or the host failed. The last ``info`` holds
     ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
 
     Needs the extra ``tools``.
     """
 
-    def __init__(self, *, reward: Reward = "official", action_format: ActionFormat = "message") -> None:
-        super().__init__(action_format, reward, commands=False)
+    commands = False

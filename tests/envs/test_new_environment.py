@@ -25,4 +25,4 @@ def test_the_page_runs(number: int, tmp_path: Path) -> None:
 
 
 def test_the_page_has_its_blocks() -> None:
-    assert (len(FILE), len(USES)) == (3, 2)
+    assert (len(FILE), len(USES)) == (2, 2)

@@ -166,7 +166,7 @@ def test_one_slow_command_stalls_nobody(batch: TaskVectorEnv) -> None:
 def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     # Its supervisor is made to kill the box from outside: nothing the agent did.
-    victim = batch._workers[2]._play.attempt  # type: ignore[attr-defined]
+    victim = batch._workers[2].attempt  # type: ignore[attr-defined]
     assert victim is not None
     from clawgym.envs._runtime import runtime
 

@@ -1,0 +1,101 @@
+"""What the arguments of an environment must be. Each check raises ValueError and says what was expected, and what came.
+
+Nothing has started when a check fails: a refused action leaves every episode as it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+
+from clawgym.envs.env import Reward
+
+__all__ = ["autoreset_mode_of", "check_action", "check_options", "check_reward", "one_action_each", "suggestion"]
+
+_SHOWN = 60
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """``Did you mean: 'x'?`` for the nearest of ``known``, with a space before it; empty where none is near."""
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f" Did you mean: {near[0]!r}?" if near else ""
+
+
+def check_reward(reward: object) -> None:
+    """``reward`` names a :data:`~clawgym.envs.env.Reward`."""
+    known = get_args(Reward)
+    if reward not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"reward={reward!r} is not a reward: use one of {names}.{suggestion(reward, known)}")
+
+
+def autoreset_mode_of(mode: AutoresetMode | str) -> AutoresetMode:
+    """The mode that ``mode`` is, or is the name or the value of: ``NEXT_STEP`` and ``NextStep`` are the same."""
+    if isinstance(mode, AutoresetMode):
+        return mode
+    wanted = str(mode).replace("_", "").casefold()
+    for known in AutoresetMode:
+        if wanted == known.value.casefold():
+            return known
+    names = ", ".join(repr(known.name) for known in AutoresetMode)
+    hint = suggestion(str(mode).upper(), (known.name for known in AutoresetMode))
+    raise ValueError(f"autoreset_mode={mode!r} is not a mode: use one of {names}, or an AutoresetMode.{hint}")
+
+
+def check_options(options: Mapping[str, Any] | None, known: Sequence[str], count: int) -> None:
+    """``options`` of ``reset`` has only keys in ``known``, and no more ``task_ids`` than ``count`` environments."""
+    for key in options or ():
+        if key not in known:
+            raise ValueError(
+                f"reset() knows no option {key!r}: use {' or '.join(map(repr, known))}.{suggestion(key, known)}"
+            )
+    ids = (options or {}).get("task_ids")
+    if ids is None:
+        return
+    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str) or not len(ids):
+        raise ValueError(f"options['task_ids'] must be a list of task ids; got {_shown(ids)}")
+    if len(ids) > count:
+        have = "1 environment" if count == 1 else f"{count} environments"
+        raise ValueError(f"options['task_ids'] has {len(ids)} ids for {have}: give one for each, or fewer")
+
+
+def check_action(space: gym.Space[Any], action: Any) -> None:
+    """``action`` is a member of ``space``."""
+    if not space.contains(action):
+        raise ValueError(f"step() takes an action of {space}; got {_shown(action)}")
+
+
+def one_action_each(
+    actions: Any, ids: Sequence[int], single: gym.Space[Any], batched: gym.Space[Any] | None = None
+) -> list[Any]:
+    """One action of ``single`` for each environment in ``ids``: ``actions`` is a sequence of them, or a member of
+    ``batched`` that is a dict of arrays."""
+    count = len(ids)
+    if isinstance(batched, gym.spaces.Dict) and isinstance(actions, Mapping):
+        if not batched.contains(actions):
+            raise ValueError(f"the actions are not in the batched action space {batched}; got {_shown(actions)}")
+        return list(iterate(batched, actions))
+    sequence = actions.ndim > 0 if isinstance(actions, np.ndarray) else isinstance(actions, Sequence)
+    if not sequence or isinstance(actions, str | bytes):
+        same = f"; for the same action in each: [{actions!r}] * {count}" if isinstance(actions, str) else ""
+        raise ValueError(
+            f"expected a sequence of {count} actions (a list, a tuple or an array), one for each environment; "
+            f"got {_shown(actions)}{same}"
+        )
+    if len(actions) != count:
+        raise ValueError(f"{len(actions)} actions for {count} environments: give one for each")
+    for i, action in zip(ids, actions, strict=True):
+        if not single.contains(action):
+            raise ValueError(f"the action of environment {i} must be one of {single}; got {_shown(action)}")
+    return list(actions)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"

@@ -1,0 +1,434 @@
+"""How episodes of a :class:`~clawgym.envs.env.SandboxEnv` are driven, and what the faces of Gymnasium drive.
+
+Invariants: a worker has at most one attempt at a time; what breaks in it ends its episode, never the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from clawgym.envs.env import Observation, Reward, SandboxEnv
+from clawgym.envs.spaces import blank, counter
+from clawgym.errors import (
+    ClawGymError,
+    EngineError,
+    InfraError,
+    MissingDependency,
+    SandboxDied,
+    SandboxUnavailable,
+    TaskError,
+    UnsupportedTask,
+)
+from clawgym.records import Episode, Outcome, Step, Task, VerifierResult
+from clawgym.records import Observation as Seen
+from clawgym.records.atif import json_safe
+from clawgym.rollout import Attempt
+from clawgym.rollout.attempt import utc_now
+from clawgym.sandbox import Backend
+from clawgym.verifiers.diff import DIFF_FILE
+
+__all__ = ["EnvKit", "EnvWorker", "Kit", "StepResult", "Worker", "ending"]
+
+StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
+ENV_ERROR = "env-error"
+"""The cause of an episode that ended by an exception of the environment's own code."""
+_GRACE = 10.0
+"""Seconds beyond its budget until an action is cancelled: whoever keeps to ``self.seconds`` ends by itself."""
+_COUNTERS = ("step", "remaining_steps")
+_NOTHING_WORKS = (MissingDependency, SandboxUnavailable, UnsupportedTask)
+"""What the caller has to mend: raised, not recorded."""
+
+log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """One environment of a kit."""
+
+    @property
+    def last(self) -> Episode | None:
+        """The finished episode."""
+        ...
+
+    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode. A host failure, or a file of the task that is gone or changed, is reported in
+        ``info['error']``; the first step then ends the episode as ``infra``."""
+        ...
+
+    async def step(self, action: Any) -> StepResult:
+        """One step with an action of the space. Raises :class:`~clawgym.errors.ClawGymError` where no episode runs."""
+        ...
+
+    def forget(self) -> None:
+        """Let go of everything, where the loop that could close it is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Drop the running episode, if any."""
+        ...
+
+
+class Kit(Protocol):
+    """What makes the workers of a batch."""
+
+    action_space: gym.Space[Any]
+    observation_space: gym.spaces.Dict
+    render_mode: str
+
+    async def open(self, backend: Backend, num_envs: int) -> None:
+        """Make ready what all ``num_envs`` workers share; once, before the first :meth:`worker`."""
+        ...
+
+    def worker(self, reward: Reward) -> Worker: ...
+
+    def screen(self, observation: dict[str, Any]) -> Any:
+        """``observation`` for a person."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free what was shared, after the workers."""
+        ...
+
+
+class EnvKit:
+    """A :class:`Kit` of environments of an author: ``first`` for the first worker, ``make`` makes the others."""
+
+    def __init__(self, first: SandboxEnv, make: Callable[[], SandboxEnv]) -> None:
+        self._first = first
+        self._make = make
+        self._unused = True
+        self.action_space, spaces = _checked_spaces(self._first)
+        self.observation_space = gym.spaces.Dict({**spaces, **{name: counter() for name in _COUNTERS}})
+        self.render_mode = self._first.render_mode
+        self._fields = tuple(spaces.items())
+
+    async def open(self, backend: Backend, num_envs: int) -> None:
+        self._shared = backend
+        self._backend = self._first.sandboxes(backend, num_envs)
+
+    def worker(self, reward: Reward) -> EnvWorker:
+        if self._unused:
+            env, self._unused = self._first, False
+        else:
+            env = self._make()
+            # A space of images is large: one is kept.
+            env.action_space, env.observation_space = self._first.action_space, self._first.observation_space
+        return EnvWorker(env, self._fields, self._backend, reward)
+
+    def screen(self, observation: dict[str, Any]) -> Any:
+        return self._first.render({name: value for name, value in observation.items() if name not in _COUNTERS})
+
+    async def aclose(self) -> None:
+        if self._backend is not self._shared:
+            await self._backend.aclose()
+
+
+def _checked_spaces(env: SandboxEnv) -> tuple[gym.Space[Any], dict[str, gym.Space[Any]]]:
+    name = type(env).__name__
+    action, observation = getattr(env, "action_space", None), getattr(env, "observation_space", None)
+    if not isinstance(action, gym.Space):
+        raise ValueError(f"{name}.action_space must be a gymnasium.Space; it is {action!r}")
+    if not isinstance(observation, gym.spaces.Dict):
+        raise ValueError(f"{name}.observation_space must be a gymnasium.spaces.Dict; it is {observation!r}")
+    for key, space in observation.items():
+        if key in _COUNTERS:
+            raise ValueError(f"{name}.observation_space has {key!r}, which the library adds: leave it out")
+        if not isinstance(space, gym.spaces.Text) and (space.shape is None or space.dtype is None):
+            raise ValueError(
+                f"{name}.observation_space[{key!r}] is {space}: use Text, Box, Discrete, MultiBinary or MultiDiscrete"
+            )
+    return action, dict(observation.items())
+
+
+class EnvWorker:
+    """The episodes of one :class:`~clawgym.envs.env.SandboxEnv`, one after another."""
+
+    def __init__(
+        self, env: SandboxEnv, fields: tuple[tuple[str, gym.Space[Any]], ...], backend: Backend, reward: Reward
+    ) -> None:
+        self.env = env
+        self.backend = backend
+        self.last: Episode | None = None
+        self.attempt: Attempt | None = None
+        """The running one."""
+        self._fields = fields
+        self._fitted = tuple((name, _fitted(name, space)) for name, space in fields)
+        self._acting: asyncio.Task[Any] | None = None
+        """What carries out an action just now."""
+        self._cancelled: asyncio.Task[Any] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._reward: Reward = reward
+        self._count = self._most = 0
+        self._deadline = self._command_seconds = 0.0
+        self._floor: float | None = None
+        self._traceback = ""
+        self._seen: dict[str, Any] = {}
+        """The last observation, without the counters: repeated by a step that sees nothing new."""
+        self._dropping: asyncio.Future[Episode] | None = None
+        """The end of the attempt before the running one."""
+
+    # -- an episode begins
+
+    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See :class:`Worker`. Raises what :meth:`~clawgym.envs.env.SandboxEnv.check` raises."""
+        self.env.check(task)
+        await self._gone()
+        self._disarm()
+        old, self.attempt = self.attempt, None
+        try:
+            info = await self._begin(task, seed, floor)
+        finally:
+            if old is not None:  # nobody waits for its end
+                self._dropping = asyncio.ensure_future(old.abandon())
+        return self._observe(), info
+
+    async def _begin(self, task: Task, seed: int, floor: float | None) -> dict[str, Any]:
+        """A fresh sandbox for ``task``, once more where the host failed. Returns the info of ``reset``."""
+        self._count, self._most, self._floor, self._traceback = 0, task.limits.max_steps, floor, ""
+        self._seen = {name: blank(space) for name, space in self._fields}
+        info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
+        for retry in (True, False):
+            attempt = self.attempt = Attempt(task, self.backend, "env", seed=seed, sample=0)
+            try:
+                await attempt.open()
+                await self._open(attempt, info)
+                break
+            except (InfraError, SandboxDied, TaskError) as error:
+                if retry and not isinstance(error, TaskError):
+                    await self.close()
+                    continue
+                info["error"] = str(error)
+                attempt.fail_infra(f"{'task' if isinstance(error, TaskError) else 'setup'}: {error}")
+                break
+            except BaseException:
+                await self._interrupted(attempt)
+                raise
+        limits = task.limits
+        self._deadline, self._command_seconds = time.monotonic() + limits.agent_seconds, limits.command_seconds
+        # One timer for the episode: one for each action would cost as much as the rest of a step here.
+        self._alarm = asyncio.get_running_loop().call_later(limits.agent_seconds + _GRACE, self._overdue)
+        return info
+
+    async def _open(self, attempt: Attempt, info: dict[str, Any]) -> None:
+        env, task = self.env, attempt.task
+        env.task, env.seed, env.steps, env.seconds = task, attempt.seed, 0, task.limits.setup_seconds
+        env.info, env._attempt, env._submitted = {}, attempt, False
+        try:
+            async with asyncio.timeout(task.limits.setup_seconds):
+                first = await env.open(attempt.box)
+            if first is not None:
+                self._seen = self._checked(first)
+            info |= env.info
+        except (InfraError, SandboxDied, TaskError, *_NOTHING_WORKS):
+            raise
+        except Exception as error:
+            self._failed(attempt, "open", error)
+            info["error"] = self._traceback
+
+    # -- an action
+
+    def running(self) -> Attempt:
+        """The attempt. Raises :class:`ClawGymError` where none runs."""
+        if self.attempt is None:
+            raise ClawGymError("the episode is over or was never started: call reset() first")
+        return self.attempt
+
+    async def step(self, action: Any) -> StepResult:
+        """See :class:`Worker`."""
+        attempt, env = self.running(), self.env
+        if attempt.failed_infra or attempt.stop == "error":  # it did not open
+            return await self._end({})
+        self._count += 1
+        if isinstance(action, np.str_):
+            action = str(action)
+        env.steps, env.info, env._recorded = self._count, {}, False
+        seen: str | None = None
+        left = self._deadline - time.monotonic()
+        try:
+            if left > 0:
+                env.seconds = min(left, self._command_seconds)
+                self._acting = asyncio.current_task()
+                try:
+                    observation = await env.act(attempt.box, action)
+                finally:
+                    self._acting = None
+                self._seen = self._checked(observation)
+                if not env._recorded:
+                    shown = env.render(observation)
+                    seen = shown if isinstance(shown, str) else None
+            if time.monotonic() >= self._deadline:
+                attempt.stop, attempt.cause = "budget", "time"
+        except SandboxDied as error:
+            attempt.stop, attempt.cause = "error", error.cause
+        except InfraError as error:
+            attempt.fail_infra(f"host: {error}")
+        except EngineError as error:
+            attempt.fail_infra(f"engine: {error}")
+        except TaskError as error:
+            attempt.fail_infra(f"task: {error}")
+        except _NOTHING_WORKS:
+            await self._interrupted(attempt)
+            raise
+        except Exception as error:
+            if self._cancelled is None:
+                self._failed(attempt, "act", error)
+        except BaseException:
+            if self._cancelled is None or self._cancelled.uncancel():
+                await self._interrupted(attempt)
+                raise
+            self._cancelled = None
+            attempt.stop, attempt.cause = "budget", "time"
+        if self._cancelled is not None:  # act() made something else of it
+            self._cancelled.uncancel()
+            self._cancelled = None
+            attempt.stop, attempt.cause = "budget", "time"
+        if not env._recorded:
+            results = () if seen is None else (Seen(seen),)
+            attempt.steps.append(Step("agent", _text(action), utc_now(), observations=results))
+        if attempt.stop != "submitted" or attempt.failed_infra or env._submitted:
+            return await self._end(env.info)
+        if self._count >= self._most:
+            attempt.stop, attempt.cause = "budget", "steps"
+            return await self._end(env.info)
+        return self._observe(), 0.0, False, False, env.info
+
+    def _overdue(self) -> None:
+        """The time of the task was over a while ago: end the action that still runs."""
+        if self._acting is not None:
+            self._cancelled = self._acting
+            self._acting.cancel()
+
+    def _checked(self, observation: Observation) -> dict[str, Any]:
+        """``observation`` as the space has it. Raises ValueError where it cannot be put into a batch."""
+        seen = {name: fitted(observation[name]) for name, fitted in self._fitted}
+        if len(seen) != len(observation):
+            extra = sorted(observation.keys() - seen.keys())
+            raise ValueError(f"the observation has {extra}, which observation_space does not have")
+        return seen
+
+    def _observe(self) -> dict[str, Any]:
+        return {
+            **self._seen,
+            "step": np.array(self._count, dtype=np.int64),
+            "remaining_steps": np.array(max(0, self._most - self._count), dtype=np.int64),
+        }
+
+    # -- an episode ends
+
+    async def _end(self, info: dict[str, Any]) -> StepResult:
+        """Grade what is there."""
+        self._disarm()
+        attempt, self.attempt = self.running(), None
+        if attempt.failed_infra:
+            self.last = await attempt.abandon()
+        else:
+            self.last = await attempt.finish(floor=self._floor, keep_workspace=False)
+        if self._traceback:
+            self.last = replace(self.last, error=self._traceback)
+            info = {**info, "error": self._traceback}
+        paid, terminated, truncated, about = ending(self.last, cut=attempt.stop == "budget", reward=self._reward)
+        return self._observe(), paid, terminated, truncated, info | about
+
+    def _failed(self, attempt: Attempt, where: str, error: Exception) -> None:
+        """``error`` came from the environment's own code."""
+        attempt.stop, attempt.cause = "error", ENV_ERROR
+        self._traceback = "".join(traceback.format_exception(error))
+        name = type(self.env).__name__
+        log.warning("%s.%s raised on task %s: the episode is failed\n%s", name, where, attempt.task.id, self._traceback)
+
+    async def _interrupted(self, attempt: Attempt) -> None:
+        """Ctrl-C in the middle of something: what state it is in nobody knows, so the episode is over."""
+        self._disarm()
+        if self.attempt is attempt:
+            self.attempt = None
+        await attempt.abandon()
+
+    def forget(self) -> None:
+        """See :class:`Worker`."""
+        self.attempt = None
+        self.env.__dict__.pop("_attempt", None)
+        del self.backend
+
+    async def close(self) -> None:
+        """See :class:`Worker`."""
+        self._disarm()
+        try:
+            if self.attempt is not None:
+                attempt, self.attempt = self.attempt, None
+                await attempt.abandon()
+        finally:
+            await self._gone()
+
+    def _disarm(self) -> None:
+        self._cancelled = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    async def _gone(self) -> None:
+        dropping, self._dropping = self._dropping, None
+        if dropping is not None:
+            await dropping
+
+
+def _fitted(name: str, space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """What makes a value of ``observation[name]`` one of ``space``, or raises ValueError."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, str) and len(value) <= longest:
+            return value
+        what = f"text of {len(value)} characters" if isinstance(value, str) else repr(value)[:60]
+        raise ValueError(f"observation[{name!r}] must be in {space}; it is {what}")
+
+    def array(value: Any) -> np.ndarray:
+        made = np.asarray(value, dtype=space.dtype)
+        if made.shape != space.shape:
+            raise ValueError(f"observation[{name!r}] must have the shape {space.shape}; it has {made.shape}")
+        return made
+
+    if isinstance(space, gym.spaces.Text):
+        longest = space.max_length
+        return text
+    return space.dtype.type if isinstance(space, gym.spaces.Discrete) else array
+
+
+def _text(action: Any) -> str:
+    return action if isinstance(action, str) else json.dumps(json_safe(action), ensure_ascii=False)
+
+
+def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool, bool, dict[str, Any]]:
+    """Reward, ``terminated``, ``truncated`` and info of the last step. ``cut`` says that a budget ended the work."""
+    truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
+    truncated = truncated or (episode.outcome is Outcome.SOLVED and cut)
+    info: dict[str, Any] = {
+        "task_id": episode.task_id,
+        "outcome": str(episode.outcome),
+        "cause": episode.cause or "",
+    }
+    result = episode.result
+    if result is not None:
+        info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
+        info |= {"tampered": result.tampered}
+        if result.corrected is not None:
+            info["corrected"] = result.corrected
+    if (diff := episode.files.get(DIFF_FILE)) is not None:
+        info["diff"] = diff.decode("utf-8", "replace")
+    return _pay(result, reward), not truncated, truncated, info
+
+
+def _pay(result: VerifierResult | None, reward: Reward) -> float:
+    if result is None:
+        return 0.0
+    if reward == "checks":
+        return float(sum(result.checks.values()))
+    value = getattr(result, reward)
+    return float(result.strict if value is None else value)
