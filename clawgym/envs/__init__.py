@@ -166,6 +166,8 @@ def _kit(env: str | Made, options: dict[str, Any], reward: Reward, known: Sequen
         module, _, name = env.partition(":")
         found = getattr(import_module(module), name)
     taken = inspect.signature(found).parameters.values()
+    if clash := {one.name for one in taken} & {"env", "num_envs", "autoreset_mode", *_SINGLE}:
+        raise ValueError(f"{found!r} has arguments that the library keeps for itself: rename {sorted(clash)}")
     if not any(one.kind is one.VAR_KEYWORD for one in taken):
         names = [*known, *(one.name for one in taken)]
         for option in options:

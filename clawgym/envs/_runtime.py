@@ -135,7 +135,7 @@ class Runtime:
         if not self.usable:
             return
         for user in list(self.users):
-            with contextlib.suppress(Exception):  # the backends close their boxes in any case
+            with contextlib.suppress(Exception):  # the backends close their sandboxes in any case
                 self.run(user.drop())
         for backend, _ in self._backends.values():
             self.run(backend.aclose())
@@ -178,7 +178,7 @@ def _stop() -> None:
         _runtime.stop()
 
 
-# Closing boxes needs worker threads: atexit comes after their end, and so does what registers before their module.
+# Closing sandboxes needs worker threads: atexit comes after their end, and so does what registers before their module.
 getattr(threading, "_register_atexit", atexit.register)(_stop)
 
 

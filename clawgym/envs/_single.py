@@ -107,7 +107,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
             return
         name, self._backend_name = self._backend_name, None
         self._runtime.users.discard(self)
-        if self._runtime.usable:  # else the boxes are the other process's, or end with what held them
+        if self._runtime.usable:  # else the sandboxes are the other process's, or end with what held them
             self._runtime.run(self.drop())
             self._runtime.release(name)
         else:

@@ -237,7 +237,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         return tuple(self._kit.screen(o) for o in self._seen if o is not None)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Called by ``close()``: drop running attempts and the boxes they hold."""
+        """Called by ``close()``: drop running attempts and the sandboxes they hold."""
         if self._backend_name is None:
             return
         name, self._backend_name = self._backend_name, None
@@ -245,7 +245,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         if self._runtime.usable:
             self._runtime.run(self.drop())
             self._runtime.release(name)
-        else:  # the boxes are the other process's, or end with what held them
+        else:  # the sandboxes are the other process's, or end with what held them
             for worker in self._workers:
                 worker.forget()
 
@@ -262,7 +262,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             self.closed = True
 
     def __del__(self) -> None:
-        # VectorEnv would close here, on whatever thread collects: boxes end with the process instead.
+        # VectorEnv would close here, on whatever thread collects: sandboxes end with the process instead.
         pass
 
     def _next(self, i: int) -> tuple[Task, int, float | None]:

@@ -41,7 +41,7 @@ from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 __all__ = ["OpenClawKit", "OpenClawWorker"]
 
 _REQUESTS = 64
-"""Of one environment, at once: as many as connections from its box."""
+"""Of one environment, at once: as many as connections from its sandbox."""
 
 
 class _Seated:

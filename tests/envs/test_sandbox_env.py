@@ -248,6 +248,14 @@ def test_what_is_no_environment_is_refused_at_construction() -> None:
         register(f"Tests/bad{number}-v0", made, TASKS)
         with pytest.raises(ValueError, match=message):
             gym.make(f"Tests/bad{number}-v0")
+
+    class Paid(Scripts):
+        def __init__(self, *, reward: str = "mine") -> None:
+            super().__init__()
+
+    register("Tests/paid-v0", Paid, TASKS)
+    with pytest.raises(ValueError, match=r"rename \['reward'\]"):
+        gym.make("Tests/paid-v0")
     register("Tests/object-v0", object, TASKS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"let the class of the environment extend clawgym\.envs\.SandboxEnv"):
         gym.make("Tests/object-v0")
