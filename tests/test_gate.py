@@ -100,6 +100,7 @@ def test_every_test_is_in_one_part() -> None:
         assert sum(part.evaluate(lambda name, /, **_: has[name]) for part in parts) == 1, has  # noqa: B023
 
 
+@pytest.mark.timeout(600)  # four collections of all tests
 def test_each_part_is_collected_once() -> None:
     def collected(*argv: str) -> list[str]:
         done = _pytest("tests", "--collect-only", *argv, CLAWGYM_REQUIRE="", CLAWGYM_MOST_SKIPS="")
