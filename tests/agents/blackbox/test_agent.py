@@ -291,14 +291,22 @@ def broken(part: str, error: Exception) -> Any:
     return claw
 
 
-@pytest.mark.parametrize("part", ["start", "ask", "files", "aclose"])
-async def test_a_mistake_in_a_claw_is_shown(room: Any, part: str) -> None:
+@pytest.mark.parametrize("part", ["start", "aclose"])
+async def test_mistake_of_a_claw_outside_its_work_is_raised(room: Any, part: str) -> None:
     it = await room(["Done."], claw=broken(part, KeyError("a mistake")))
     with pytest.raises(KeyError, match="a mistake"):
         await it.attempt()
     assert it.boxes == []
-    if part in ("ask", "files"):
-        assert it.stored.outcome == "infra"
+
+
+@pytest.mark.parametrize("part", ["ask", "files"])
+async def test_mistake_of_a_claw_at_work_fails_the_episode(room: Any, part: str) -> None:
+    it = await room(["Done."], claw=broken(part, KeyError("a mistake")))
+    episode = await it.attempt()
+    assert (episode.outcome, episode.cause) == (Outcome.FAILED, "agent-exception")
+    assert "KeyError: 'a mistake'" in episode.error
+    assert it.boxes == []
+    assert (it.stored.state, it.stored.outcome) == ("closed", "failed")
 
 
 @pytest.mark.parametrize(
