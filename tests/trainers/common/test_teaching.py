@@ -68,7 +68,7 @@ def test_a_teacher_of_another_length_is_refused() -> None:
 
 
 def test_hints_need_a_judge_that_gives_them() -> None:
-    with pytest.raises(ValidationError, match="only the judges policy and model give hints"):
+    with pytest.raises(ValidationError, match="rule and head give no hints"):
         small(reward={"judge": "rule"}, distillation={"hints": 1})
 
 
