@@ -191,7 +191,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
-        if item.config.getoption("--hypothesis-profile") == "quick":
+        if item.config.getoption("--hypothesis-profile", None) == "quick":
             _bound_examples(item, settings.get_profile("quick").max_examples)
         name = item.path.as_posix()
         if any(f"/tests/{slow}" in name for slow in SLOW_MACHINE) and not SECURITY.search(name):

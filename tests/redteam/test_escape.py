@@ -333,4 +333,4 @@ def test_what_to_attack_must_be_said() -> None:
     assert CliRunner().invoke(app, ["attack"]).exit_code == 2
     done = CliRunner().invoke(app, ["attack", "--sandbox", "--backend", "dokcer"])
     assert isinstance(done.exception, SandboxUnavailable)
-    assert "Did you mean: 'docker'" in str(done.exception)
+    assert "Did you mean 'docker'" in str(done.exception)
