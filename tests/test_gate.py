@@ -103,7 +103,7 @@ def test_every_test_is_in_one_part() -> None:
 @pytest.mark.timeout(600)  # four collections of all tests
 def test_each_part_is_collected_once() -> None:
     def collected(*argv: str) -> list[str]:
-        done = _pytest("tests", "--collect-only", *argv, CLAWGYM_REQUIRE="", CLAWGYM_MOST_SKIPS="")
+        done = _pytest("tests", "--collect-only", *argv, PYTEST_ADDOPTS="", CLAWGYM_REQUIRE="", CLAWGYM_MOST_SKIPS="")
         assert done.returncode == 0, done.stdout
         return sorted(line for line in done.stdout.splitlines() if "::" in line)
 
