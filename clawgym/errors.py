@@ -6,6 +6,8 @@ The class says whose fault a failure is, and so how an episode that met it is re
 
 from __future__ import annotations
 
+import traceback
+
 __all__ = [
     "AgentError",
     "BudgetExceeded",
@@ -29,6 +31,7 @@ __all__ = [
     "TrainingError",
     "TreeTooLarge",
     "UnsupportedTask",
+    "traceback_of",
 ]
 
 
@@ -162,3 +165,8 @@ class ComparisonRefused(ClawGymError, ValueError):
 
 class RunFolderError(ClawGymError, ValueError):
     """A run folder belongs to another configuration, or a file in it is damaged."""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The end of the traceback of ``error``, at most 20,000 characters: its message may hold what an agent wrote."""
+    return "".join(traceback.format_exception(error))[-20_000:]

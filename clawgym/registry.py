@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 
 from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable, TaskSetNotFound, TrainingError
 
-__all__ = ["KINDS", "Entry", "Option", "Registry"]
+__all__ = ["KINDS", "Entry", "Option", "Registry", "did_you_mean"]
 
 _Thing = TypeVar("_Thing", bound=Callable[..., Any])
 
@@ -153,7 +153,7 @@ class Registry:
             for option in options:
                 if option not in parameters:
                     takes = f"it takes {', '.join(sorted(parameters))}" if parameters else "it takes no options"
-                    hint = _did_you_mean(option, parameters)
+                    hint = did_you_mean(option, parameters)
                     raise self.error(f"{self.kind} {name!r} does not take {option}: {takes}{hint}")
         missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
         if missing and not partial:
@@ -210,7 +210,7 @@ class Registry:
     def unknown(self, name: str) -> ClawGymError:
         """The error for a name that is not known, with the closest one."""
         known = self.names()
-        hint = _did_you_mean(name, known)
+        hint = did_you_mean(name, known)
         return self.error(
             f"there is no {self.kind} {name!r}.{hint} Known {self.plural}: {', '.join(known)}, or package.module:thing"
         )
@@ -265,11 +265,13 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def _path_of(module: str) -> Path:
-    """The file of a module of ours. Parents are imported by this, the module is not."""
+    """The file of a module, which is not imported. Raises LookupError if there is no such top-level module."""
     top, _, below = module.partition(".")
     found = importlib.util.find_spec(top)
-    assert found is not None
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        raise LookupError(module)
+    if not below:
+        return Path(found.origin)
     path = Path(found.origin).parent.joinpath(*below.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
@@ -278,15 +280,8 @@ def _summary_of(target: str) -> str:
     """The first line of an entry point's docstring, read without importing it."""
     module, _, name = target.partition(":")
     try:
-        top = importlib.util.find_spec(module.partition(".")[0])
-        if top is None or top.origin is None:
-            return ""
-        folder = Path(top.origin)
-        below = module.split(".")[1:]
-        path = folder.parent.joinpath(*below) if below else folder
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        tree = ast.parse(path.read_text("utf-8"))
-    except (OSError, ValueError, SyntaxError):
+        tree = ast.parse(_path_of(module).read_text("utf-8"))
+    except (OSError, LookupError, ValueError, SyntaxError):
         return ""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -344,7 +339,8 @@ def _told(doc: str) -> dict[str, str]:
     return told
 
 
-def _did_you_mean(name: str, known: typing.Iterable[str]) -> str:
+def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for the closest of ``known``; empty where none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -16,18 +16,17 @@ def list_command(
 ) -> None:
     """Show the registered names of a kind, or the options of one of them."""
     import dataclasses
-    import difflib
 
     from rich.table import Table
 
     from clawgym.console import Console
-    from clawgym.registry import KINDS
+    from clawgym.registry import KINDS, did_you_mean
 
     console = Console()
     if kind is not None and kind not in KINDS:
-        close = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise typer.BadParameter(f"there is no kind {kind!r}.{hint} Choose one of: {', '.join(KINDS)}")
+        raise typer.BadParameter(
+            f"there is no kind {kind!r}.{did_you_mean(kind, KINDS)} Choose one of: {', '.join(KINDS)}"
+        )
     if name is not None:
         assert kind is not None
         options = KINDS[kind].options(name)

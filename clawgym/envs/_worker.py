@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -28,6 +27,7 @@ from clawgym.errors import (
     SandboxUnavailable,
     TaskError,
     UnsupportedTask,
+    traceback_of,
 )
 from clawgym.records import Episode, Outcome, Step, Task, VerifierResult
 from clawgym.records import Observation as Seen
@@ -341,7 +341,7 @@ class EnvWorker:
     def _failed(self, attempt: Attempt, where: str, error: Exception) -> None:
         """``error`` came from the environment's own code."""
         attempt.stop, attempt.cause = "error", ENV_ERROR
-        self._traceback = "".join(traceback.format_exception(error))
+        self._traceback = traceback_of(error)
         name = type(self.env).__name__
         log.warning("%s.%s raised on task %s: the episode is failed\n%s", name, where, attempt.task.id, self._traceback)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from clawgym.agents.protocol import Agent
-from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask
+from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask, traceback_of
 from clawgym.evaluation.grader import describe_grader
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
@@ -187,7 +186,7 @@ class _Run:
         except (SandboxUnavailable, RunFolderError):
             raise
         except Exception as error:  # one episode's accident is data, not the end of the run
-            trace = "".join(traceback.format_exception(error))[-20_000:]
+            trace = traceback_of(error)
             cause = f"{type(error).__name__}: {error}"[:300]
             name = config.agent.name
             return Episode(

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import time
-import traceback
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from clawgym.errors import (
     SandboxUnavailable,
     TreeTooLarge,
     UnsupportedTask,
+    traceback_of,
 )
 from clawgym.offload import offloaded
 from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
@@ -49,8 +49,6 @@ _PIECE = 1 << 20
 """Bytes that are compressed before others have their turn."""
 _HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
 """Errors that say that the host is full, whoever meets them."""
-_TRACEBACK = 20_000
-"""Characters of a traceback that are kept, from its end."""
 
 
 def utc_now() -> str:
@@ -206,7 +204,7 @@ class Attempt:
             if isinstance(error, MemoryError) or getattr(error, "errno", None) in _HOST_ERRORS:
                 raise
             self.stop, self.cause = "error", "agent-exception"
-            self._error = "".join(traceback.format_exception(error))[-_TRACEBACK:]
+            self._error = traceback_of(error)
 
     async def finish(self, *, floor: float | None = None, keep_workspace: bool = True) -> Episode:
         """Stop the box, grade what is left, close everything; never raises for what the agent did."""
