@@ -19,6 +19,10 @@ _LINES = (
 )  # fmt: skip
 
 
+_MOST = 64 << 10
+"""Bytes of an answer: less than a socket holds before anybody reads."""
+
+
 class _Box:
     def __init__(self, said: bytes) -> None:
         self._said = said
@@ -34,7 +38,7 @@ class _Box:
 def fuzz(data: bytes) -> None:
     source = Source(data)
     said = b""
-    while source.left > 1 and source.byte() < 250:
+    while len(said) < _MOST and source.left > 1 and source.byte() < 250:
         said += source.pick(_LINES)
     box = _Box(said + source.rest())
     try:
