@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["to_json", "to_markdown", "to_view"]
 
 _COLUMNS = (
-    *("rank", "agent", "strict", "corrected", "official", "k", "host faults"),
+    *("rank", "agent", "strict", "corrected", "official", "k", "infra errors"),
     *("tokens / solved", "$ / solved", "verified", "flags"),
 )
-_RIGHT = ("rank", "strict", "corrected", "official", "k", "host faults", "tokens / solved", "$ / solved", "verified")
+_RIGHT = ("rank", "strict", "corrected", "official", "k", "infra errors", "tokens / solved", "$ / solved", "verified")
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -119,18 +119,16 @@ class TaskProgress:
         self._done += 1
         self._bar.update(self._task, completed=self._done)
         if not self._console.is_terminal and (self._done == self._total or self._done % max(1, self._total // 10) == 0):
-            faults = f", {self._infra} host faults" if self._infra else ""
+            faults = f", {self._infra} infrastructure errors" if self._infra else ""
             seconds = time.monotonic() - self._began
             self._console.say(f"{self._done}/{self._total} tasks, {seconds:.0f} s{faults}")
 
     def stop(self, hopeless: str | None) -> None:
         self._bar.stop()
         if hopeless:
-            self._console.say(
-                f"Stopped: too many host failures in a row ({hopeless.strip().splitlines()[-1]}). Mend that, then run "
-                "the same command to continue.",
-                style="bold red",
-            )
+            from clawgym.evaluation.progress import stopped_text
+
+            self._console.say(stopped_text(hopeless), style="bold red")
 
 
 def _view(found: Audit) -> RenderableType:

@@ -18,7 +18,7 @@ def compare_command(
     """Compare two runs over the same tasks, paired by task.
 
     Ends with 0 when it could say something, that no difference was found included, and with 2 when it refuses: more
-    than 2% host faults in a run, under six tasks in common, or results that do not fit their receipt.
+    than 2% infrastructure errors in a run, under six tasks in common, or results that do not fit their receipt.
     """
     from clawgym.console import Console
     from clawgym.evaluation.compare import compare

@@ -113,8 +113,6 @@ class _Progress:
     def stop(self, hopeless: str | None) -> None:
         self._bar.stop()
         if hopeless:
-            self._console.say(
-                f"Stopped: too many host failures in a row ({hopeless}). Mend that, then run the same command to "
-                "continue.",
-                style="bold red",
-            )
+            from clawgym.evaluation.progress import stopped_text
+
+            self._console.say(stopped_text(hopeless), style="bold red")

@@ -33,7 +33,7 @@ from clawgym.records import Episode, Outcome, Step, Task, VerifierResult
 from clawgym.records import Observation as Seen
 from clawgym.records.atif import json_safe
 from clawgym.rollout import Attempt
-from clawgym.rollout.attempt import utc_now
+from clawgym.rollout.attempt import fault_of, utc_now
 from clawgym.sandbox import Backend
 from clawgym.verifiers.diff import DIFF_FILE
 
@@ -207,7 +207,8 @@ class EnvWorker:
                     await self.close()
                     continue
                 info["error"] = str(error)
-                attempt.fail_infra(f"{'task' if isinstance(error, TaskError) else 'setup'}: {error}")
+                where = "task" if isinstance(error, TaskError) else "setup"
+                attempt.fail_infra(f"{where}: {error}", fault=fault_of(error))
                 break
             except BaseException:
                 await self._interrupted(attempt)
@@ -270,11 +271,11 @@ class EnvWorker:
         except SandboxDied as error:
             attempt.stop, attempt.cause = "error", error.cause
         except InfraError as error:
-            attempt.fail_infra(f"host: {error}")
+            attempt.fail_infra(f"host: {error}", fault=fault_of(error))
         except EngineError as error:
-            attempt.fail_infra(f"engine: {error}")
+            attempt.fail_infra(f"engine: {error}", fault=fault_of(error))
         except TaskError as error:
-            attempt.fail_infra(f"task: {error}")
+            attempt.fail_infra(f"task: {error}", fault=fault_of(error))
         except _NOTHING_WORKS:
             await self._interrupted(attempt)
             raise

@@ -24,6 +24,7 @@ from clawgym.evaluation.schedule import Schedule, finished_writing
 from clawgym.evaluation.validate import validate_solution
 from clawgym.records import Outcome, Task, TaskSet
 from clawgym.records.run_folder import RunFolder, make_receipt, now
+from clawgym.rollout import fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.tasks.curation import clean
@@ -110,7 +111,7 @@ async def _row(task: Task, backend: Backend) -> dict[str, Any]:
     except (SandboxUnavailable, RunFolderError):
         raise
     except Exception as error:  # one task's accident is data, not the end of the audit
-        row["outcome"] = Outcome.INFRA
+        row["outcome"], row["fault"] = Outcome.INFRA, str(fault_of(error))
         known = isinstance(error, InfraError)
         row["cause"] = str(error) if known else "".join(traceback.format_exception(error))[-4000:]
     return row | {"finished": now()}

@@ -2,7 +2,8 @@
 
 Invariants: a task counts only if both runs attempted the same content and graded it with the same verifier; tasks
 left out are named with the reason; two runs are called different only where :attr:`Difference.told_apart`; where
-host faults (or too few common tasks) would make the answer a guess there is none (:class:`ComparisonRefused`).
+infrastructure errors (or too few common tasks) would make the answer a guess there is none
+(:class:`ComparisonRefused`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from clawgym.records.run_folder import RunFolder
 __all__ = ["LEAST_TASKS", "MOST_INFRA", "Comparison", "Side", "compare"]
 
 MOST_INFRA = 0.02
-"""Above this share of episodes without a result through host faults, what is missing may not be chance."""
+"""Above this share of episodes without a result through infrastructure errors, what is missing may not be chance."""
 LEAST_TASKS = 6
 """Fewer tasks cannot differ significantly, whatever their results: 2 * 0.5**5 > 0.05."""
 SCORES = ("strict", "official", "corrected")
@@ -125,9 +126,10 @@ def _check_infra(name: str, summary: Summary) -> None:
     if summary.infra_share > MOST_INFRA:
         attempted = summary.scores.episodes + summary.infra_episodes
         raise ComparisonRefused(
-            f"{name}: {summary.infra_episodes} of {attempted} episodes ({100 * summary.infra_share:.1f}%) ended with a "
-            f"host fault, and above {100 * MOST_INFRA:g}% those missing may not be a matter of chance: mend the cause "
-            f"({next(iter(summary.infra_causes), 'unknown')[:80]}) and give the same `clawgym eval` command again, "
+            f"{name}: {summary.infra_episodes} of {attempted} episodes ({100 * summary.infra_share:.1f}%) ended by an "
+            f"infrastructure error, and above {100 * MOST_INFRA:g}% those missing may not be a matter of chance: "
+            f"repair the cause ({next(iter(summary.infra_causes), 'unknown')[:80]}) and give the same `clawgym eval` "
+            "command again, "
             "which runs them again"
         )
 
@@ -194,7 +196,8 @@ def _notes(
         if summary.missing:
             notes.append(f"{name}: {len(summary.missing)} of {summary.planned} episodes have no result")
         if summary.infra_rate > MOST_INFRA:
-            notes.append(f"{name}: {100 * summary.infra_rate:.1f}% of attempts met a host fault and were repeated")
+            rate = f"{100 * summary.infra_rate:.1f}%"
+            notes.append(f"{name}: {rate} of attempts ended by an infrastructure error and were repeated")
         if summary.tampered:
             notes.append(f"{name}: tampered episodes: {len(summary.tampered)}")
     floors = sum(not _same(runs, task, "floor") for task in kept)

@@ -13,8 +13,8 @@ __all__ = ["Pace"]
 class Pace:
     """Additive increase, multiplicative decrease (AIMD) of the number of episodes at once.
 
-    It starts from the cores and the memory that the tasks may use; a full round without a host fault
-    adds one, and on many cores one for each eight; a host fault or a machine short of memory halves it; a
+    It starts from the cores and the memory that the tasks may use; a full round without an infrastructure error
+    adds one, and on many cores one for each eight; such an error or a machine short of memory halves it; a
     machine short of time takes it back to one a core.
     """
 
@@ -29,7 +29,7 @@ class Pace:
         self._good = 0
 
     def succeeded(self) -> None:
-        """An attempt ended without a host fault."""
+        """An attempt ended without an infrastructure error."""
         if self.machine.memory_mb() < self._task_memory_mb / 2:
             self.failed(self.round)
             return
@@ -43,7 +43,7 @@ class Pace:
                 self.limit = min(self.ceiling, self.limit + max(1, self.machine.cores // 8))
 
     def failed(self, round_: int) -> None:
-        """An attempt that began in ``round_`` met a host fault."""
+        """An attempt that began in ``round_`` ended by an infrastructure error."""
         self._good = 0
         if round_ == self.round:
             self.round += 1

@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clawgym import statistics
-from clawgym.evaluation.summary import UNSUPPORTED, cause, strict
+from clawgym.evaluation.summary import UNSUPPORTED, cause, fault, faults_text, strict
 from clawgym.records import Outcome
 from clawgym.visible import visible
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from clawgym.console import Console
 
-__all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration"]
+__all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration", "stopped_text"]
+
+
+_CAUSE = 200
+"""Characters of the newest infrastructure error that are shown."""
 
 
 class Ledger(Protocol):
@@ -54,7 +58,7 @@ class ProgressView(Protocol):
         ...
 
     def stop(self, hopeless: str | None) -> None:
-        """The run ends; ``hopeless`` is the cause if too many attempts in a row ended ``infra``."""
+        """The run ends; ``hopeless`` is the cause if too many errors of the host or the endpoint came in a row."""
         ...
 
 
@@ -80,6 +84,15 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
+def stopped_text(cause: str) -> str:
+    """What is said of a run that stopped by itself; ``cause`` may have several lines, of which the last is shown."""
+    last = (cause.strip().splitlines() or ["unknown"])[-1]
+    return (
+        f"Stopped: too many infrastructure errors in a row ({last}). Repair the cause, then run the same command to "
+        "continue."
+    )
+
+
 class RichProgress:
     """For people: live on a terminal, else a line every tenth of the run or ``every`` seconds."""
 
@@ -89,7 +102,10 @@ class RichProgress:
         self._live = None
         self._by_task: dict[str, list[float]] = defaultdict(list)
         self._causes: Counter[str] = Counter()
-        self._infra = self._attempts = self._unsupported = self._ran = self._running = self._limit = 0
+        self._faults: Counter[str] = Counter()
+        self._newest = ""
+        """The last infrastructure error."""
+        self._attempts = self._unsupported = self._ran = self._running = self._limit = 0
         self._total = self._to_run = 0
         self._began = self._said = time.monotonic()
 
@@ -127,8 +143,7 @@ class RichProgress:
             self._live = None
         if hopeless:
             self._console.say(
-                f"Stopped: too many host or engine failures in a row ({hopeless}). Mend that, then run the same "
-                "command to continue.",
+                stopped_text(hopeless),
                 style="bold red",
             )
 
@@ -143,7 +158,8 @@ class RichProgress:
             return
         self._attempts += 1
         if row["outcome"] == Outcome.INFRA:
-            self._infra += 1
+            self._faults[fault(row)] += 1
+            self._newest = f"{fault(row)}: {row.get('cause') or 'unknown'}"
             return
         self._ran += 1
         self._by_task[row["task_id"]].append(strict(row))
@@ -163,8 +179,8 @@ class RichProgress:
 
     def _line(self) -> str:
         parts = [f"{self._done}/{self._total}", self._score(), f"{self._running} running", f"{self._left()} left"]
-        if self._infra:
-            parts.append(f"{self._infra} host faults")
+        if self._faults:
+            parts.append(f"{faults_text(self._faults)}, newest: {visible(self._newest[:_CAUSE])}")
         if self._causes:
             parts.append("not solved: " + self._top_causes())
         return "  ".join(parts)
@@ -186,11 +202,12 @@ class RichProgress:
             Text(f"{self._left()} left", style="dim"),
         )
         facts = f"{self._running} running (at most {self._limit} now)"
-        if self._infra:
-            facts += f" · {self._infra} of {self._attempts} attempts hit a host fault"
         if self._unsupported:
             facts += f" · {self._unsupported} unsupported"
         lines = [bar, Text(facts, style="dim")]
+        if self._faults:
+            lines.append(Text(f"{faults_text(self._faults)} in {self._attempts} attempts; the newest:", style="red"))
+            lines.append(Text(f"  {visible(self._newest[:_CAUSE])}", style="red"))
         if self._causes:
             lines.append(Text(f"not solved: {self._top_causes()}", style="yellow"))
         return Group(*lines)

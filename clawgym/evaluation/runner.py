@@ -2,7 +2,7 @@
 
 Invariants: an episode depends on its seed (run seed, task, sample) and on nothing that ran beside it; the
 order of starting is fixed; stopping at any moment loses at most the episodes in flight, and the same call
-goes on from there; a failure of the host or the engine is retried and never scored.
+goes on from there; an infrastructure error is retried and never scored.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.records.run_folder import SUMMARY, Receipt, RunFolder, make_receipt, now
+from clawgym.rollout import fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 
@@ -82,7 +83,7 @@ async def evaluate(
     """Run what is missing from the run folder, then write ``summary.json`` and ``report.html``.
 
     The agent and the backend stay open; who made them closes them. Setting ``stop`` cancels what is in
-    flight and returns an incomplete summary; so does a long row of ``infra`` attempts.
+    flight and returns an incomplete summary; so do many infrastructure errors in a row.
 
     Raises :class:`~clawgym.errors.RunFolderError` if the folder belongs to another configuration, and
     :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
@@ -189,9 +190,11 @@ class _Run:
             trace = traceback_of(error)
             cause = f"{type(error).__name__}: {error}"[:300]
             name = config.agent.name
-            return Episode(
-                task.id, task.content_hash, sample, seed, name, Outcome.INFRA, cause=cause, error=trace
-            ), None
+            episode = Episode(
+                task.id, task.content_hash, sample, seed, name, Outcome.INFRA,
+                cause=cause, fault=fault_of(error), error=trace,
+            )  # fmt: skip
+            return episode, None
 
     async def _record(self, episode: Episode, attempt: int) -> Mapping[str, Any]:
         return await finished_writing(

@@ -1,7 +1,8 @@
 """The loop of every long run over a task set: what is missing from its ledger is attempted, at the machine's pace.
 
 Invariants: the order of starting is fixed; stopping at any moment loses at most the attempts in flight, and the
-same call goes on from there; a failure of the host is retried, and many in a row end the run.
+same call goes on from there; an infrastructure error is retried, and many in a row of the host or the endpoint end the
+run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from clawgym.evaluation.pacing import Pace
 from clawgym.evaluation.progress import Ledger, ProgressView
-from clawgym.records import Outcome, Task
+from clawgym.records import Fault, Outcome, Task
 from clawgym.sandbox.machine import Machine
 
 __all__ = ["ATTEMPTS", "Schedule", "finished_writing"]
@@ -21,7 +22,8 @@ __all__ = ["ATTEMPTS", "Schedule", "finished_writing"]
 ATTEMPTS = 3
 """Tries per job while it ends ``infra``."""
 _HOPELESS = 12
-"""So many ``infra`` attempts in a row, and as many as three rounds, stop the run: something is down."""
+"""So many attempts in a row that end by an error of the host or the endpoint, and as many as three rounds, stop the
+run: something is down."""
 
 Row = Mapping[str, Any]
 
@@ -105,12 +107,12 @@ class Schedule:
                 self._infra_in_a_row = 0
                 self._pace.succeeded()
                 return
-            if str(row.get("cause") or "").startswith("control-"):
-                continue  # that task's own verifier is broken: nothing is down, however many such tasks there are
+            if row.get("fault") == Fault.TASK:
+                continue  # that task itself is broken: nothing is down, however many such tasks there are
             self._pace.failed(round_)
             self._infra_in_a_row += 1
             if self._infra_in_a_row >= max(_HOPELESS, ATTEMPTS * self._pace.limit):
-                self._hopeless = str(row.get("cause") or "unknown")
+                self._hopeless = f"{row.get('fault') or 'unknown'}: {row.get('cause') or 'unknown'}"
             if self._hopeless:
                 return
 

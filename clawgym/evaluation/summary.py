@@ -25,6 +25,8 @@ __all__ = [
     "GroupScores",
     "Scores",
     "Summary",
+    "fault",
+    "faults_text",
     "graded_by_task",
     "summarize",
     "task_means",
@@ -76,6 +78,10 @@ class Summary:
     attempts: int = 0
     infra_attempts: int = 0
     infra_causes: Mapping[str, int] = field(default_factory=dict)
+    infra_faults: Mapping[str, int] = field(default_factory=dict)
+    """Attempts that ended ``infra``, by where the error came from (:func:`fault`)."""
+    infra_newest: Mapping[str, str] = field(default_factory=dict)
+    """The cause of the last of them, by the same."""
     missing: tuple[str, ...] = ()
     """Keys without a result: not run, or ``infra`` to the last."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
@@ -151,6 +157,8 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
         attempts=len(attempts),
         infra_attempts=len(infra),
         infra_causes=_counted(row.get("cause") or "unknown" for row in infra),
+        infra_faults=_counted(map(fault, infra)),
+        infra_newest={fault(row): row.get("cause") or "unknown" for row in infra},
         missing=missing,
         unsupported=unsupported,
         problems=dict(receipt.task_set.get("problems") or {}),
@@ -210,6 +218,19 @@ def cause(row: Row) -> str:
     if row["outcome"] == Outcome.TRUNCATED:
         return f"truncated: {why}" if why else "truncated"
     return why or "checks failed"
+
+
+def fault(row: Row) -> str:
+    """Where the infrastructure error of an ``infra`` row came from: ``host``, ``endpoint`` or ``task``; ``unknown`` in
+    the rows of earlier versions."""
+    return str(row.get("fault") or "unknown")
+
+
+def faults_text(counts: Mapping[str, int]) -> str:
+    """``3 infrastructure errors (2 endpoint, 1 host)``."""
+    total = sum(counts.values())
+    parts = ", ".join(f"{count} {where}" for where, count in _counted(Counter(counts).elements()).items())
+    return f"{total} infrastructure error{'s' if total != 1 else ''} ({parts})"
 
 
 def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
-from clawgym.evaluation.summary import Scores, Summary
+from clawgym.evaluation.summary import Scores, Summary, faults_text
 from clawgym.evaluation.verify_record import NOT_GRADABLE, SAME, Verification
 from clawgym.statistics import Estimate
 from clawgym.visible import visible
@@ -63,11 +63,12 @@ def _lines(summary: Summary) -> list[str]:
         top = list(summary.causes.items())[:5]
         lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
     if summary.infra_attempts:
-        lines.append(f"host faults: {summary.infra_attempts} of {summary.attempts} attempts, left out of the scores")
+        lines.append(f"{faults_text(summary.infra_faults)} in {summary.attempts} attempts, left out of the scores")
+        lines += [f"  newest of the {where}: {why[:200]}" for where, why in summary.infra_newest.items()]
     if zero := summary.scores_infra_zero:
         parts = ("strict", zero.strict), ("official", zero.official), ("corrected", zero.corrected)
         shown = ", ".join(f"{name} {100 * e.value:.1f}" for name, e in parts if e is not None)
-        lines.append(f"if the {summary.infra_episodes} episodes that host faults ended counted 0: {shown}")
+        lines.append(f"if the {summary.infra_episodes} episodes that ended by infrastructure errors counted 0: {shown}")
     if summary.unsupported:
         lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
     if summary.problems:

@@ -37,7 +37,7 @@ from clawgym.records import GradingMode, Outcome, Task, TaskSet, VerifierResult
 from clawgym.records.atif import json_safe, steps_from_atif
 from clawgym.records.manifest import library_version, now
 from clawgym.records.run_folder import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder, seal_of, write_atomic
-from clawgym.rollout import transcript_payload
+from clawgym.rollout import fault_of, transcript_payload
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
 from clawgym.verifiers.grading import Subject, grade
@@ -134,7 +134,7 @@ class _Work:
         try:
             entry = await self._graded(task, row)
         except InfraError as error:
-            entry = {"outcome": str(Outcome.INFRA), "why": [str(error)]}
+            entry = {"outcome": str(Outcome.INFRA), "fault": str(fault_of(error)), "why": [str(error)]}
         self._entries[key] = entry | {"of": self._identity(row)}
         if time.monotonic() - self._saved > _EVERY:
             self.save()

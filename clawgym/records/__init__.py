@@ -3,7 +3,7 @@
 Invariants: records are frozen and hold no open resource.
 """
 
-from clawgym.records.episode import Episode, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
+from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
 from clawgym.records.result import VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
@@ -26,6 +26,7 @@ __all__ = [
     "DEFAULT_WORKSPACE",
     "Desktop",
     "Episode",
+    "Fault",
     "GradingMode",
     "Image",
     "Layer",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from clawgym.records.result import VerifierResult
 from clawgym.records.turn import Turn
 
-__all__ = ["Episode", "Image", "Observation", "Outcome", "Phase", "Step", "ToolCall", "Usage"]
+__all__ = ["Episode", "Fault", "Image", "Observation", "Outcome", "Phase", "Step", "ToolCall", "Usage"]
 
 
 class Outcome(StrEnum):
@@ -24,6 +24,17 @@ class Outcome(StrEnum):
     """Stopped by a budget; graded all the same."""
     INFRA = "infra"
     """Our fault: retried, reported as a rate, never in a score or a gradient."""
+
+
+class Fault(StrEnum):
+    """Where the infrastructure error of an ``infra`` episode came from."""
+
+    HOST = "host"
+    """This machine, its sandboxes, or ClawGym itself."""
+    ENDPOINT = "endpoint"
+    """The model's endpoint (or whatever engine samples)."""
+    TASK = "task"
+    """The task: its files are gone, or its verifier fails without an agent's work too."""
 
 
 class Phase(StrEnum):
@@ -113,6 +124,8 @@ class Episode:
     outcome: Outcome
     cause: str | None = None
     """Why it was not solved; ``None`` for solved and for checks that simply failed."""
+    fault: Fault | None = None
+    """For ``infra`` alone: where the error came from. ``None`` also where nobody said."""
     error: str = ""
     """For ``infra``: the whole message, which ends with what to do. For an exception of the agent's own code (``cause``
     ``agent-exception``): its traceback."""

@@ -80,6 +80,7 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
             "agent": episode.agent,
             "outcome": str(episode.outcome),
             "cause": episode.cause,
+            "fault": episode.fault and str(episode.fault),
             "result": result,
             "steps": len(episode.steps),
             "tool_calls": sum(len(step.tool_calls) for step in episode.steps),

@@ -31,7 +31,7 @@ from clawgym.redteam import exploits as library
 from clawgym.redteam.exploits import Exploit
 from clawgym.redteam.original_grader import stock_score_of
 from clawgym.redteam.rates import OURS, STOCK, Attack, task_class
-from clawgym.rollout import run_episode
+from clawgym.rollout import fault_of, run_episode
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.scores import plain_mean
@@ -117,7 +117,7 @@ async def _row(task: Task, exploits: Sequence[Exploit], backend: Backend, stock:
     except (SandboxUnavailable, RunFolderError):
         raise
     except Exception as error:  # one task's accident is data, not the end of the attack
-        row["outcome"] = Outcome.INFRA
+        row["outcome"], row["fault"] = Outcome.INFRA, str(fault_of(error))
         known = isinstance(error, InfraError)
         row["cause"] = str(error) if known else "".join(traceback.format_exception(error))[-4000:]
     return row | {"finished": now()}

@@ -176,7 +176,7 @@ def attack_view(found: Attack) -> RenderableType:
         if rate.harness == OURS and rate.official > rate.earned
     ]
     if found.infra:
-        lines.append(f"no result on {len(found.infra)} tasks (host faults)")
+        lines.append(f"no result on {len(found.infra)} tasks (infrastructure errors)")
     return Group(*tables, *map(Text, notes), *(Text(visible(line), style="bold red") for line in lines))
 
 

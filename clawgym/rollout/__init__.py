@@ -8,10 +8,10 @@ from typing import Any
 from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
 from clawgym.records import Episode, Task
-from clawgym.rollout.attempt import Attempt, transcript_payload
+from clawgym.rollout.attempt import Attempt, fault_of, transcript_payload
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["Attempt", "run_episode", "transcript_payload"]
+__all__ = ["Attempt", "fault_of", "run_episode", "transcript_payload"]
 
 
 async def run_episode(
@@ -51,10 +51,10 @@ async def _attempt_it(
     try:
         await attempt.open()
     except InfraError as error:
-        attempt.fail_infra(f"setup: {error}")
+        attempt.fail_infra(f"setup: {error}", fault=fault_of(error))
         return await attempt.abandon()
     except TaskError as error:
-        attempt.fail_infra(f"task: {error}")
+        attempt.fail_infra(f"task: {error}", fault=fault_of(error))
         return await attempt.abandon()
     context = AgentContext(
         task=attempt.task,
@@ -75,11 +75,11 @@ async def _attempt_it(
     try:
         await attempt.work(work)
     except EngineError as error:
-        attempt.fail_infra(f"engine: {error}")
+        attempt.fail_infra(f"engine: {error}", fault=fault_of(error))
     except InfraError as error:
-        attempt.fail_infra(f"host: {error}")
+        attempt.fail_infra(f"host: {error}", fault=fault_of(error))
     except TaskError as error:
-        attempt.fail_infra(f"task: {error}")
+        attempt.fail_infra(f"task: {error}", fault=fault_of(error))
     except BaseException:
         await attempt.abandon()
         raise

@@ -23,24 +23,26 @@ from clawgym.errors import (
     AgentError,
     BudgetExceeded,
     ClawGymError,
+    EngineError,
     GradingError,
     InfraError,
     SandboxDied,
     SandboxError,
     SandboxUnavailable,
+    TaskError,
     TreeTooLarge,
     UnsupportedTask,
     traceback_of,
 )
 from clawgym.offload import offloaded
-from clawgym.records import Episode, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
+from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
 from clawgym.rollout.shown import Shown
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, box_spec, open_tools
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
-__all__ = ["Attempt", "transcript_payload"]
+__all__ = ["Attempt", "fault_of", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
 _TAKING = 120.0
@@ -60,6 +62,14 @@ def utc_now() -> str:
 @lru_cache(maxsize=2)
 def _second(seconds: int) -> str:  # every step of every environment has a time: most share their second
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Where an infrastructure error came from, by its type."""
+    if isinstance(error, EngineError):
+        return Fault.ENDPOINT
+    # A GradingError says that the verifier fails on the untouched workspace too.
+    return Fault.TASK if isinstance(error, TaskError | GradingError) else Fault.HOST
 
 
 class Attempt:
@@ -105,6 +115,7 @@ class Attempt:
         self._box: Sandbox | None = None
         self._tools: Tools | None = None
         self._infra: str | None = None
+        self._fault: Fault | None = None
         self._error = ""
         self._shown = Shown(self)
         self._live = 0
@@ -244,11 +255,12 @@ class Attempt:
                 "verify-deadline",
                 f"task {self.task.id}: grading took over {budget:g} s: lower --concurrency, "
                 "or raise limits.verify_seconds of the task",
+                fault=Fault.HOST,
             )
         except GradingError as error:
-            self.fail_infra(error.cause, str(error))
+            self.fail_infra(error.cause, str(error), fault=fault_of(error))
         except InfraError as error:
-            self.fail_infra(f"host: {error}")
+            self.fail_infra(f"host: {error}", fault=Fault.HOST)
         except SandboxUnavailable:
             raise
         except SandboxDied as error:  # the box died between the last command and stop()
@@ -269,10 +281,10 @@ class Attempt:
         submission = await offloaded(submission_diff, self.task, workspace.tar)
         return replace(episode, files={**episode.files, DIFF_FILE: submission})
 
-    def fail_infra(self, cause: str, error: str = "") -> None:
-        """Say that the host (or the engine) failed; the episode will be ``infra``. ``error`` is the whole message,
-        where ``cause`` is not."""
-        self._infra, self._error = cause, error or cause
+    def fail_infra(self, cause: str, error: str = "", *, fault: Fault) -> None:
+        """Record an infrastructure error; the episode will be ``infra``. ``error`` is the whole message, where
+        ``cause`` is not."""
+        self._infra, self._error, self._fault = cause, error or cause, fault
 
     @property
     def failed_infra(self) -> bool:
@@ -335,6 +347,7 @@ class Attempt:
             agent=self.agent,
             outcome=outcome,
             cause=cause,
+            fault=self._fault if outcome is Outcome.INFRA else None,
             error=self._error if outcome in (Outcome.INFRA, Outcome.FAILED) else "",
             result=result,
             steps=tuple(self.steps),

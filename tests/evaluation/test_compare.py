@@ -134,7 +134,7 @@ def test_a_host_fault_that_was_repeated_is_no_reason_to_refuse(tmp_path: Path):
             run.record(Episode(task.id, task.content_hash, 0, n, "a", Outcome.SOLVED, result=result), attempt=1)
     comparison = compare(path, make_run(tmp_path / "b", passes(20, 100)))
     assert comparison.tasks == 100
-    assert any("9.1% of attempts met a host fault" in note for note in comparison.notes)
+    assert any("9.1% of attempts ended by an infrastructure error" in note for note in comparison.notes)
 
 
 def test_tasks_that_differ_are_left_out_and_named(tmp_path: Path):

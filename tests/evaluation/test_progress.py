@@ -11,9 +11,17 @@ from clawgym.records import TaskSet
 from clawgym.records.run_folder import RunFolder, make_receipt
 
 
-def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | None = None):
+def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | None = None, **more):
     result = None if outcome == "infra" else {"strict": strict}
-    return {"key": f"{task}#0", "task_id": task, "sample": 0, "outcome": outcome, "result": result, "cause": cause}
+    return {
+        "key": f"{task}#0",
+        "task_id": task,
+        "sample": 0,
+        "outcome": outcome,
+        "result": result,
+        "cause": cause,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59.6, "1m00s"), (95, "1m35s"), (7260, "2h01m")])
@@ -44,11 +52,21 @@ def shown(terminal: bool, tmp_path: Path, done, finished) -> str:
 
 
 def test_plain_lines_off_a_terminal(tmp_path: Path):
-    text = shown(False, tmp_path, [], [row("a", "solved", 1.0), row("b", cause="[bold]oom"), row("c", "infra")])
+    text = shown(
+        False,
+        tmp_path,
+        [],
+        [
+            row("a", "solved", 1.0),
+            row("b", cause="[bold]oom"),
+            row("c", "infra", cause="[b]no", fault="endpoint"),
+            row("d", "infra"),
+        ],
+    )
     last = text.splitlines()[-1]
-    assert "2/3" in last
+    assert "2/4" in last
     assert "strict 50.0%" in last
-    assert "1 host faults" in last
+    assert "2 infrastructure errors (1 endpoint, 1 unknown), newest: unknown: unknown" in last
     assert "1 [bold]oom" in last, "markup in a cause must be shown as it is"
     assert "\x1b" not in text
 
@@ -58,6 +76,13 @@ def test_a_panel_on_a_terminal(tmp_path: Path):
     assert "2/2" in text
     assert "at most 4 now" in text
     assert "\x1b" in text
+
+
+def test_the_panel_tells_infrastructure_errors_apart_and_shows_the_newest(tmp_path: Path):
+    finished = [row(f"t{n}", "infra", cause=f"[b]{n}", fault=where) for n, where in enumerate(("host", "endpoint"))]
+    text = " ".join(shown(True, tmp_path, [], [*finished, row("a")]).split())
+    assert "2 infrastructure errors (1 endpoint, 1 host) in 3 attempts; the newest:" in text
+    assert "endpoint: [b]1" in text
 
 
 def test_a_continued_run_starts_from_what_is_there(tmp_path: Path):

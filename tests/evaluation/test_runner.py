@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxError, SandboxUnavailable, UnsupportedTask
 from clawgym.evaluation.runner import ATTEMPTS, EvalConfig, episode_seed, evaluate
-from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
+from clawgym.records import Episode, Fault, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.records.run_folder import RunFolder
 from clawgym.sandbox.protocol import Isolation
 
@@ -155,6 +156,15 @@ async def test_when_everything_fails_the_run_stops_early(tmp_path: Path):
     summary = await evaluate(config(tmp_path / "run", tasks(100), concurrency=2), run_episode=down, retry_seconds=0)
     assert calls < 20
     assert len(summary.missing) == 100
+
+
+async def test_broken_tasks_do_not_stop_the_run(tmp_path: Path):
+    async def broken(task, *args, **kwargs):
+        episode = await attempt(task, *args, outcome=Outcome.INFRA, cause="task: gone", **kwargs)
+        return dataclasses.replace(episode, fault=Fault.TASK)
+
+    summary = await evaluate(config(tmp_path / "run", tasks(20)), run_episode=broken, retry_seconds=0)
+    assert summary.infra_faults == {"task": 20 * ATTEMPTS}
 
 
 async def test_unsupported_is_apart_and_never_zero(tmp_path: Path):

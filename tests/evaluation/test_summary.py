@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.evaluation.summary import UNSUPPORTED, summarize_rows
+from clawgym.evaluation.summary import UNSUPPORTED, faults_text, summarize_rows
 from clawgym.records.manifest import Receipt
 
 
@@ -41,6 +41,15 @@ def test_infra_is_left_out_and_counted():
     assert summary.missing == ("t1#0",)
     assert summary.infra_rate == pytest.approx(1 / 3)
     assert not summary.complete
+
+
+def test_infrastructure_errors_are_told_apart_with_the_newest_of_each():
+    down = [("endpoint", "503"), ("host", "fork"), ("endpoint", "refused"), (None, "of an earlier version")]
+    rows = [row(f"t{n}", outcome="infra", cause=cause, fault=fault) for n, (fault, cause) in enumerate(down)]
+    summary = summarize_rows(receipt(5), [*rows, solved("t4")])
+    assert summary.infra_faults == {"endpoint": 2, "host": 1, "unknown": 1}
+    assert summary.infra_newest == {"endpoint": "refused", "host": "fork", "unknown": "of an earlier version"}
+    assert faults_text(summary.infra_faults) == "4 infrastructure errors (2 endpoint, 1 host, 1 unknown)"
 
 
 def test_a_later_attempt_replaces_infra():

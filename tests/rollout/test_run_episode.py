@@ -15,8 +15,8 @@ import pytest
 
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, UnsupportedTask
-from clawgym.records import GradingMode, Limits, Outcome, TaskFile
+from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, TaskError, UnsupportedTask
+from clawgym.records import Fault, GradingMode, Limits, Outcome, TaskFile
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
@@ -172,7 +172,27 @@ async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend)
 
 async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
     episode = await run_episode(task(b"raise SystemExit(9)"), NoopAgent(), backend, seed=0)
-    assert (episode.outcome, episode.cause) == (Outcome.INFRA, "control-crash")
+    assert (episode.outcome, episode.cause, episode.fault) == (Outcome.INFRA, "control-crash", Fault.TASK)
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (EngineError("refused: start it"), Fault.ENDPOINT),
+        (InfraError("no memory: free some"), Fault.HOST),
+        (TaskError("gone: put it back"), Fault.TASK),
+    ],
+)
+async def test_infrastructure_errors_are_told_apart_by_type(backend: Backend, error: Exception, fault: Fault) -> None:
+    async def fails(context: AgentContext) -> None:
+        raise error
+
+    episode = await run_episode(task(), Custom(fails), backend, seed=0)
+    assert (episode.outcome, episode.fault) == (Outcome.INFRA, fault)
+
+
+async def test_other_outcomes_have_no_fault(backend: Backend) -> None:
+    assert (await run_episode(task(), NoopAgent(), backend, seed=0)).fault is None
 
 
 async def test_exception_in_agent_code_fails_the_episode_with_its_traceback(backend: Backend) -> None:
