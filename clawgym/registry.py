@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clawgym.errors import AgentError, ClawGymError, SandboxUnavailable, TaskSetNotFound, TrainingError
+from clawgym.errors import AgentError, ClawGymError, GradingError, SandboxUnavailable, TaskSetNotFound, TrainingError
 
 __all__ = ["KINDS", "Entry", "Option", "Registry", "did_you_mean"]
 
@@ -347,10 +347,11 @@ def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
 
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
 advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], TrainingError)
+graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
 
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
 
-KINDS: Mapping[str, Registry] = {one.plural: one for one in (advantages, agents, judges, packs, sandboxes)}
+KINDS: Mapping[str, Registry] = {one.plural: one for one in (advantages, agents, graders, judges, packs, sandboxes)}
 """Plural -> registry."""

@@ -48,16 +48,18 @@ class Entry:
     def score(self, by: str) -> Estimate | None:
         """The score called ``by`` (one of :data:`SCORES`).
 
-        The strict one is over the tasks whose grader only reads files: what could be forged does not count.
+        The strict one is over the tasks whose grader is code that only reads files: what could be forged, and what a
+        model judged, does not count.
         """
-        if by == "strict" and self.forgeable:
+        if by == "strict" and self.apart:
             kept = [group for group in self.summary.groups["grader"] if group.name == READS_FILES]
             return kept[0].strict if kept else None
         return getattr(self.summary.scores, by)
 
     @property
-    def forgeable(self) -> tuple[GroupScores, ...]:
-        """The scores on tasks whose grader runs the agent's code, by how it does."""
+    def apart(self) -> tuple[GroupScores, ...]:
+        """The scores that are no part of the strict one: of tasks whose grader runs the agent's code, by how it does,
+        and of tasks that a model judged."""
         return tuple(group for group in self.summary.groups.get("grader", ()) if group.name != READS_FILES)
 
 
@@ -89,6 +91,7 @@ def _flags(run: RunFolder, summary: Summary) -> list[str]:
         flags.append(f"{len(summary.missing)} of {summary.planned} episodes missing")
     if summary.tampered:
         flags.append(f"tampered episodes: {len(summary.tampered)}")
+    flags += [f"judged by a model: {count} episodes, {by}" for by, count in summary.judged.items()]
     if summary.unsupported:
         flags.append(f"unsupported tasks: {len(summary.unsupported)}")
     if foreign := sum(not belongs(run, row) for row in run.latest.values()):

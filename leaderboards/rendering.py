@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from clawgym.evaluation.summary import JUDGED
 from clawgym.leaderboards.entries import SCORES, Entry
 from clawgym.leaderboards.ranking import Board
 from clawgym.statistics import Estimate
@@ -57,11 +58,11 @@ def _notes(boards: Sequence[Board]) -> list[str]:
     return [*_NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
 
 
-def _forgeable(board: Board) -> list[tuple[str, int, str]]:
+def _apart(board: Board) -> list[tuple[str, int, str]]:
     return [
         (f"{ranked.entry.name}, {scores.name}", scores.episodes, _percent(scores.strict))
         for ranked in board.entries
-        for scores in ranked.entry.forgeable
+        for scores in ranked.entry.apart
     ]
 
 
@@ -73,7 +74,7 @@ _VERIFIED = (
     "Verified: a run folder's own record that its workspaces were graded again with the same results; "
     "`clawgym verify RUN` finds out whether it is true."
 )
-_FORGEABLE = "Not in the strict score: tasks whose grader runs the agent's code (results can be forged there)"
+_APART = "Not in the strict score: tasks whose grader runs the agent's code (results can be forged there) or is a model"
 
 
 def to_view(boards: Sequence[Board]) -> RenderableType:
@@ -98,9 +99,9 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
                 flags.append(Text(visible(f"  {entry.name} ({entry.run}): {cells[-1]}"), style="yellow"))
         parts.append(table)
         parts.extend(flags)
-        if forgeable := _forgeable(board):
-            parts.append(Text(_FORGEABLE + ":"))
-            parts.extend(Text(visible(f"  {name}: strict {score} over {n} episodes")) for name, n, score in forgeable)
+        if apart := _apart(board):
+            parts.append(Text(_APART + ":"))
+            parts.extend(Text(visible(f"  {name}: strict {score} over {n} episodes")) for name, n, score in apart)
     parts.extend(Text(note, style="dim") for note in _notes(boards))
     return Group(*parts)
 
@@ -116,9 +117,9 @@ def to_markdown(boards: Sequence[Board]) -> str:
             for ranked in board.entries
         ]
         out.append("")
-        if forgeable := _forgeable(board):
-            out += [f"{_FORGEABLE}:", ""]
-            out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in forgeable]
+        if apart := _apart(board):
+            out += [f"{_APART}:", ""]
+            out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in apart]
             out.append("")
     out += [*_notes(boards), ""]
     return "\n".join(out)
@@ -158,7 +159,8 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "isolation": entry.isolation,
         "library": entry.library,
         **{name: plain(entry.score(name)) for name in SCORES},
-        "executes_agent_code": {group.name: plain(group.strict) for group in entry.forgeable},
+        "executes_agent_code": {group.name: plain(group.strict) for group in entry.apart if group.name != JUDGED},
+        "judged": next((plain(group.strict) for group in entry.apart if group.name == JUDGED), None),
         "pass_at": {str(k): estimate.value for k, estimate in summary.pass_at.items()},
         "pass_hat": {str(k): estimate.value for k, estimate in summary.pass_hat.items()},
         "episodes": summary.scores.episodes,

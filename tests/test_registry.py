@@ -89,6 +89,22 @@ class Content:
     async def judge(self, asked):
         return Judgement((1,) * self.votes, ("",) * self.votes, self.name, self.version)
 '''
+GRADER = '''
+class Answer:
+    """Wants a number in output/answer.txt.
+
+    Args:
+        right: the number.
+    """
+
+    name, version, model = "answer", "1", ""
+
+    def __init__(self, right: int) -> None:
+        self.right = right
+
+    async def grade(self, submission):
+        return {"right": submission.read("output/answer.txt") == f"{self.right}\\n".encode()}
+'''
 ADVANTAGE = '''
 def plain(rewards, groups):
     """The reward itself, without a baseline."""
@@ -113,6 +129,9 @@ content = "scratch.judge:Content"
 [project.entry-points."clawgym.advantages"]
 plain = "scratch.advantage:plain"
 
+[project.entry-points."clawgym.graders"]
+answer = "scratch.grader:Answer"
+
 [project.entry-points."clawgym.packs"]
 answers = "scratch.pack:Answers"
 
@@ -134,6 +153,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "__init__": "",
         "advantage": ADVANTAGE,
         "agent": AGENT,
+        "grader": GRADER,
         "judge": JUDGE,
         "pack": PACK,
         "sandbox": SANDBOX,
@@ -205,6 +225,25 @@ def test_environment_plays_a_pack_of_a_package(installed: Path, tmp_path: Path) 
     made = "gymnasium.make('ClawGym/terminal-v0', tasks='answers')"
     code = f"import gymnasium, clawgym; env = {made}; print(env.reset()[0]); env.close()"
     assert "Write 42" in python(code, installed, tmp_path).stdout
+
+
+def test_grader_of_a_package_grades_a_task_folder(installed: Path, tmp_path: Path) -> None:
+    for right in (42, 7):
+        (tmp_path / f"tasks/answer-{right}").mkdir(parents=True)
+        task = {"task_id": f"answer-{right}", "user_query": "Write it.", "metadata": {}}
+        task["clawgym"] = {"grader": "answer", "grader_options": {"right": right}}
+        (tmp_path / f"tasks/answer-{right}/data_entry.json").write_text(json.dumps(task))
+    done = clawgym(installed, tmp_path, "eval", "--bench", "./tasks", "--agent", "writes-answer", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    rows = map(json.loads, (tmp_path / "run/results.jsonl").read_text().splitlines())
+    assert {row["task_id"]: row["outcome"] for row in rows} == {"answer-42": "solved", "answer-7": "failed"}
+    code = """
+from clawgym import TaskSet, VerifierSpec
+from clawgym.verifiers.graders import make_grader
+
+print(make_grader(VerifierSpec("grader", grader="scratch.grader:Answer", grader_options={"right": 3})).right)
+"""
+    assert python(code, installed, tmp_path).stdout.strip() == "3"
 
 
 TRAIN = """

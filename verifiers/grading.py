@@ -7,6 +7,9 @@ read-only outside the workspace, its own limits, and the result taken from a str
 
 A verifier that crashes, hangs or dies scores 0, as in the formats' own harnesses, unless it also fails on the
 untouched workspace: then it is the task or the host that is broken (:class:`GradingError`).
+
+A task may name a grader instead (``VerifierSpec.grader``), which reads the frozen workspace on the host and executes
+nothing of it.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any
 
-from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
+from clawgym.errors import ClawGymError, EngineError, GradingError, InfraError, SandboxDied, SandboxError, traceback_of
 from clawgym.offload import offloaded
-from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, VerifierSpec, packages_of
+from clawgym.records import GradingMode, Submission, Task, TaskFile, VerifierResult, VerifierSpec, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Sandbox, SandboxSpec, Snapshot
+from clawgym.verifiers.graders import checked, judged_by, make_grader
 from clawgym.verifiers.scan import third_party_imports
-from clawgym.verifiers.scores import checks_of, corrected, last_line_score, plain_mean, stock_score
+from clawgym.verifiers.scores import checks_of, corrected, last_line_score, out_of_range, plain_mean, stock_score
 from clawgym.verifiers.stock import TESTS_REWARD_SH, stock_reward_sh
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
@@ -41,6 +45,8 @@ PAYLOAD_PATH = "/payload/openclaw_reward_payload.json"
 _LOGS = "/logs/verifier"
 _MAX_STDOUT = 4 * 2**20
 _LOG_BYTES = 16 * 1024
+_REFUSED = (400, 413, 422)
+"""HTTP statuses by which an endpoint refuses the content of a request."""
 _MARGIN = 3.0
 """Seconds before the end in which a run of tests can still say what it has."""
 
@@ -128,6 +134,12 @@ class _Verdict:
     checks: dict[str, float] = field(default_factory=dict)
     cause: str | None = None
     log: str = ""
+    out_of_range: tuple[str, ...] = ()
+
+
+def _scored(score: float, values: Mapping[str, float], log: str) -> _Verdict:
+    """The verdict of a verifier that gave ``score`` and named ``values``."""
+    return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, log, out_of_range(values))
 
 
 def empty_archive() -> Archive:
@@ -145,16 +157,18 @@ def untouched(task: Task) -> Archive:
 async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float | None = None) -> VerifierResult:
     """Grade ``subject``; see :class:`~clawgym.records.VerifierResult` for the numbers.
 
-    Raises :class:`GradingError` if the verifier fails on the untouched workspace too, and
-    :class:`~clawgym.errors.InfraError` if the host fails.
+    Raises :class:`GradingError` if the verifier fails on the untouched workspace too,
+    :class:`~clawgym.errors.InfraError` if the host fails, and :class:`~clawgym.errors.EngineError` if a grader cannot
+    reach its model.
     """
     started = time.monotonic()
     spec = task.verifier
     subject = await _what_counts(task, subject)
     changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, spec.mutable_inputs)
-    official = await _run(task, subject, backend, restore=())
+    # A grader is asked once, about the restored workspace: a model would not give the same answer twice.
+    official = await _run(task, subject, backend, restore=changed if spec.grader else ())
     strict = official
-    if changed and official.cause is None:
+    if changed and official.cause is None and not spec.grader:
         strict = await _run(task, subject, backend, restore=changed)
     if official.cause is not None and spec.mode is not GradingMode.LIVE:
         control = await _run(task, await _what_counts(task, Subject(untouched(task))), backend, restore=())
@@ -178,6 +192,8 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
         changed_inputs=changed,
         cause=strict.cause or official.cause,
         log=official.log,
+        judged_by=judged_by(spec),
+        out_of_range=tuple(sorted({*official.out_of_range, *strict.out_of_range})),
         seconds=time.monotonic() - started,
     )
 
@@ -207,8 +223,10 @@ def _payload(task: Task, subject: Subject) -> bytes:
 
 
 async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> _Verdict:
-    """One run of the verifier in a fresh box."""
+    """One run of the verifier in a fresh box, or of the grader."""
     spec = task.verifier
+    if spec.grader:
+        return await _asked(task, subject, restore)
     forked = subject.snapshot if spec.mode is GradingMode.FORK else None
     limits = dataclasses.replace(task.limits, command_seconds=task.limits.verify_seconds)
     folder = "/tests" if spec.protocol == "harbor" else VERIFIER_DIR
@@ -257,6 +275,34 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         return _Verdict(0.0, cause="workspace", log=str(error))
     finally:
         await box.close()
+
+
+async def _asked(task: Task, subject: Subject, restore: tuple[str, ...]) -> _Verdict:
+    """The answer of the task's grader."""
+    originals = [f for f in task.inputs if f.path in restore]
+    tar = subject.workspace.tar
+    submission = Submission(
+        task.instruction,
+        await offloaded(partial(compose, tar, put=originals)) if originals else tar,
+        frozenset(f.path for f in task.inputs),
+        subject.final_message,
+        subject.transcript,
+    )
+    grader = make_grader(task.verifier)
+    try:
+        values = checked(await grader.grade(submission), grader.name)
+    except EngineError as error:
+        # The endpoint refused this very request: its content, or its size. The control tells whose fault that is.
+        if error.status not in _REFUSED:
+            raise
+        return _Verdict(0.0, cause="judge-refused", log=str(error))
+    except ValueError as error:
+        return _Verdict(0.0, cause="output", log=str(error)[-_LOG_BYTES:])
+    except ClawGymError:
+        raise
+    except Exception as error:  # of the grader's own code
+        return _Verdict(0.0, cause="crash", log=traceback_of(error)[-_LOG_BYTES:])
+    return _scored(math.fsum(values.values()) / len(values), values, "")
 
 
 async def _fork(backend: Backend, layer: Snapshot, spec: SandboxSpec) -> Sandbox | None:
@@ -318,7 +364,7 @@ async def _reward_sh(task: Task, box: Sandbox) -> _Verdict:
         except (ValueError, TypeError, OverflowError, RecursionError):
             cause = "output"
         else:
-            return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
+            return _scored(score, values, _log(done))
     return _Verdict(0.0, cause=cause, log=_log(done))
 
 
@@ -366,8 +412,7 @@ def _from_reward_sh(done: ExecResult) -> _Verdict:
     if cause not in (None, "output"):
         return _Verdict(0.0, cause=cause, log=_log(done))
     score = last_line_score(done.output.decode("utf-8", "replace"))
-    score = score if math.isfinite(score) else 0.0
-    return _Verdict(score, checks_of({"score": score}), None, _log(done))
+    return _scored(score, {"score": score}, _log(done))
 
 
 async def _harbor(task: Task, box: Sandbox) -> _Verdict:
@@ -390,5 +435,5 @@ async def _harbor(task: Task, box: Sandbox) -> _Verdict:
             score = values["reward"] if "reward" in values else math.fsum(values.values()) / len(values)
         except (ValueError, TypeError, ArithmeticError, RecursionError):
             return _Verdict(0.0, cause="output", log=_log(done))
-        return _Verdict(score if math.isfinite(score) else 0.0, checks_of(values), None, _log(done))
+        return _scored(score, values, _log(done))
     return _Verdict(0.0, cause="crash", log=_log(done))

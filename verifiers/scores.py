@@ -16,6 +16,7 @@ __all__ = [
     "checks_of",
     "corrected",
     "last_line_score",
+    "out_of_range",
     "plain_mean",
     "stock_score",
     "without_composites",
@@ -66,6 +67,11 @@ def last_line_score(stdout: str) -> float:
 def checks_of(values: Mapping[str, float]) -> dict[str, float]:
     """Named checks held to [0, 1]; what is not a finite number is 0."""
     return {k: min(1.0, max(0.0, v)) if math.isfinite(v) else 0.0 for k, v in values.items()}
+
+
+def out_of_range(values: Mapping[str, float]) -> tuple[str, ...]:
+    """Names of the checks whose score is below 0, above 1 or NaN."""
+    return tuple(name for name, score in values.items() if not 0 <= score <= 1)
 
 
 def without_composites(checks: Mapping[str, float]) -> dict[str, float]:

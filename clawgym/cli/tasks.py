@@ -96,7 +96,8 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "image": task.sandbox_image,
         "inputs": [file.path for file in task.inputs],
         "may change": list(verifier.mutable_inputs),
-        "verifier": f"{verifier.protocol}, {verifier.mode}: {', '.join(file.path for file in verifier.files)}",
+        "verifier": f"{verifier.protocol}, {verifier.mode}: "
+        + (verifier.grader or ", ".join(file.path for file in verifier.files)),
         "runs the agent's code": verifier.executes_agent_code or "no",
         "solution": "yes" if task.solution else "no",
         "wrong solutions": [file.path for file in task.wrong_solutions],

@@ -419,6 +419,8 @@ def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool,
     if result is not None:
         info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
         info |= {"tampered": result.tampered}
+        if result.judged_by:
+            info["judged_by"] = result.judged_by
         if result.corrected is not None:
             info["corrected"] = result.corrected
     if (diff := episode.files.get(DIFF_FILE)) is not None:

@@ -175,6 +175,7 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
         "cause": (summary.cause(row) if graded and summary.strict(row) < 1 else row.get("cause") or "")[:300],
         "tampered": bool(result.get("tampered")),
         "runs_agent_code": bool(about.get("executes_agent_code")),
+        "judged_by": summary.judged_by(run.receipt, row)[:200],
     }
 
 

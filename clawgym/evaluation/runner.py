@@ -25,6 +25,7 @@ from clawgym.records.run_folder import SUMMARY, Receipt, RunFolder, make_receipt
 from clawgym.rollout import fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
+from clawgym.verifiers.graders import judged_by
 
 __all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
 
@@ -100,6 +101,7 @@ async def evaluate(
         isolation=isolation.as_dict(),
         floors=floors,
         grader=await describe_grader(config.task_set.tasks, config.backend),
+        judged={task.id: judged_by(task.verifier) for task in config.task_set.tasks},
     )
     with RunFolder.open(config.out, receipt) as folder:
         run = _Run(config, folder, floors, run_episode or _default_episode())

@@ -20,6 +20,7 @@ from clawgym.records.run_folder import Receipt, RunFolder
 from clawgym.statistics import Estimate
 
 __all__ = [
+    "JUDGED",
     "READS_FILES",
     "UNSUPPORTED",
     "GroupScores",
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 READS_FILES = "reads files only"
-"""The group of the tasks whose grader runs nothing that the agent wrote."""
+"""The group of the tasks whose grader is code that runs nothing that the agent wrote."""
+JUDGED = "judged by a model"
+"""The group of the tasks whose scores a model gave."""
 UNSUPPORTED = "unsupported"
 """The ``outcome`` of a row whose task turned out not to be runnable here."""
 
@@ -89,9 +92,11 @@ class Summary:
     problems: Mapping[str, str] = field(default_factory=dict)
     """Tasks that could not be read."""
     tampered: tuple[str, ...] = ()
+    judged: Mapping[str, int] = field(default_factory=dict)
+    """Grader and model -> graded episodes whose scores a model gave."""
     groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
-    """``category``, ``level``, ``grader``: those that divide the set; ``grader`` also where every task's runs the
-    agent's code."""
+    """``category``, ``level``, ``grader``: those that divide the set; ``grader`` also where no task's grader
+    is code that reads files only."""
     usage: Usage = field(default_factory=Usage)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Summed over the graded episodes, by phase."""
@@ -163,6 +168,7 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
         unsupported=unsupported,
         problems=dict(receipt.task_set.get("problems") or {}),
         tampered=tuple(key for key, row in graded.items() if (row["result"] or {}).get("tampered")),
+        judged=_counted(by for row in graded.values() if (by := judged_by(receipt, row))),
         groups=_groups(receipt, by_task),
         usage=usage,
         seconds=_seconds(graded.values()),
@@ -233,6 +239,12 @@ def faults_text(counts: Mapping[str, int]) -> str:
     return f"{total} infrastructure error{'s' if total != 1 else ''} ({parts})"
 
 
+def judged_by(receipt: Receipt, row: Row) -> str:
+    """The grader and the model that gave the scores of a row, empty where code did: as the row says, or the run."""
+    about = receipt.tasks.get(row["task_id"]) or {}
+    return str((row.get("result") or {}).get("judged_by") or about.get("judged_by") or "")
+
+
 def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
     out: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -273,20 +285,25 @@ def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
 
 
 def _groups(receipt: Receipt, by_task: Mapping[str, list[Row]]) -> dict[str, tuple[GroupScores, ...]]:
-    def grader(about: Mapping[str, Any]) -> str:
+    judged = {task for task, rows in by_task.items() if any(judged_by(receipt, row) for row in rows)}
+
+    def grader(task: str) -> str:
+        about = receipt.tasks[task]
+        if task in judged:
+            return JUDGED
         how = about.get("executes_agent_code")
         return f"runs agent code ({str(how).replace('_', ' ')})" if how else READS_FILES
 
-    dimensions: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "category": lambda about: str(about.get("category") or "(none)"),
-        "level": lambda about: str(about.get("level") or "(none)"),
+    dimensions: dict[str, Callable[[str], str]] = {
+        "category": lambda task: str(receipt.tasks[task].get("category") or "(none)"),
+        "level": lambda task: str(receipt.tasks[task].get("level") or "(none)"),
         "grader": grader,
     }
     out: dict[str, tuple[GroupScores, ...]] = {}
     for dimension, name_of in dimensions.items():
         members: dict[str, list[list[Row]]] = defaultdict(list)
         for task, rows in by_task.items():
-            members[name_of(receipt.tasks[task])].append(rows)
+            members[name_of(task)].append(rows)
         if len(members) > 1 or (dimension == "grader" and members and READS_FILES not in members):
             out[dimension] = tuple(
                 GroupScores(**{f.name: getattr(_scores(rows), f.name) for f in dataclasses.fields(Scores)}, name=name)

@@ -73,6 +73,8 @@ def _lines(summary: Summary) -> list[str]:
         lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
     if summary.problems:
         lines.append(f"could not be read: {len(summary.problems)} tasks")
+    for by, count in summary.judged.items():
+        lines.append(f"judged by a model, not by code: {count} episodes, {by[:100]}")
     if summary.tampered:
         lines.append(f"tampered: {len(summary.tampered)} episodes")
     if summary.usage.prompt_tokens or summary.usage.completion_tokens:

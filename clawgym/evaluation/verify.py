@@ -23,7 +23,7 @@ from clawgym.evaluation.grader import changes_of_image, describe_grader
 from clawgym.evaluation.integrity import discrepancies, edited, picture_damage, results_digest, unpacked
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule
-from clawgym.evaluation.summary import graded_by_task
+from clawgym.evaluation.summary import graded_by_task, judged_by
 from clawgym.evaluation.verify_record import (
     CHANGED,
     DAMAGED,
@@ -186,6 +186,8 @@ class _Work:
         if mode != GradingMode.CLEAN:
             kept = "the whole box" if mode == GradingMode.FORK else "the running box"
             why = f"graded in mode {mode}, on {kept}, which a run folder does not hold"
+        elif judge := judged_by(self._run.receipt, row):
+            why = f"judged by a model ({judge}), which may answer otherwise every time"
         elif result.get("cause") and not result.get("checks") and not result.get("seconds"):
             why = f"scored 0 without its verifier, because the agent broke its box ({result['cause']})"
         elif task is None:

@@ -211,6 +211,7 @@ class Gateway:
             cause=episode.cause,
             reward=None if result is None else result.strict,
             rewards={} if result is None else {"strict": result.strict, "official": result.official},
+            meta={"judged_by": result.judged_by} if result is not None and result.judged_by else {},
         )
 
     async def hang_up(self, session_id: str) -> None:

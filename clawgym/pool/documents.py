@@ -114,6 +114,8 @@ def conversations_of(
         if defined := tools.get(turns[path.turns[-1]].tools):
             row["tools"] = defined
         row |= {"episode": episode.id, "turns": list(path.turns)} | {name: getattr(episode, name) for name in about}
+        if judge := episode.meta.get("judged_by"):
+            row["judged_by"] = judge
         yield row
 
 

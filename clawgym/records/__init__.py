@@ -4,6 +4,7 @@ Invariants: records are frozen and hold no open resource.
 """
 
 from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
+from clawgym.records.grader import Grader, Submission
 from clawgym.records.result import VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
@@ -27,6 +28,7 @@ __all__ = [
     "Desktop",
     "Episode",
     "Fault",
+    "Grader",
     "GradingMode",
     "Image",
     "Layer",
@@ -38,6 +40,7 @@ __all__ = [
     "Sample",
     "Site",
     "Step",
+    "Submission",
     "Task",
     "TaskFile",
     "TaskSet",

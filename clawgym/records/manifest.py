@@ -62,7 +62,7 @@ class Receipt:
     """``name``, ``version``, ``hash``, ``size``, ``problems``."""
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task id: ``hash``, ``verifier``, ``mode``, and where known ``category``, ``level``,
-    ``executes_agent_code``, ``floor``, ``unsupported``."""
+    ``executes_agent_code``, ``judged_by``, ``floor``, ``unsupported``."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -133,10 +133,12 @@ def make_receipt(
     isolation: Mapping[str, Any] | None = None,
     floors: Mapping[str, float] | None = None,
     grader: Mapping[str, Any] | None = None,
+    judged: Mapping[str, str] | None = None,
 ) -> Receipt:
     """A receipt for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's receipt.
 
-    ``floors``: the cheap-policy score of each task (by id) that the corrected scores are measured from.
+    ``floors``: the cheap-policy score of each task (by id) that the corrected scores are measured from. ``judged``: by
+    task id, the grader and its model where a model gives the scores.
     """
     agent = dict(agent or {})
     engine, sampling = agent.pop("engine", None) or {}, agent.pop("sampling", None) or {}
@@ -152,6 +154,7 @@ def make_receipt(
             "category": task.metadata.get("category") or None,
             "level": task.metadata.get("level") or task.metadata.get("difficulty") or None,
             "executes_agent_code": task.verifier.executes_agent_code,
+            "judged_by": (judged or {}).get(task.id) or None,
             "floor": (floors or {}).get(task.id),
             "unsupported": task.unsupported and _FOLDERS.sub("", task.unsupported),
         }

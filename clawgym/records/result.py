@@ -33,4 +33,8 @@ class VerifierResult:
     """Why the verifier gave no checks (``crash``, ``timeout``, ``oom``, ``output``, ...), or ``None``."""
     log: str = ""
     """Output of the verifier, both ends."""
+    judged_by: str = ""
+    """The model that gave the scores, and the grader that asked it: ``rubric (gpt-5)``. Empty where code graded."""
+    out_of_range: tuple[str, ...] = ()
+    """Checks that scored below 0, above 1 or NaN. They count as held to [0, 1], NaN as 0."""
     seconds: float = 0.0

@@ -140,11 +140,12 @@ def _digest(rows: _Rows) -> str:
 class VerifierSpec:
     """How a task is graded."""
 
-    protocol: Literal["reward_sh", "harbor"]
+    protocol: Literal["reward_sh", "harbor", "grader"]
     """``reward_sh``: ClawGym's (last stdout line of ``reward.sh`` is the score).
-    ``harbor``: ``test.sh`` writes ``/logs/verifier/reward.txt`` or ``reward.json``."""
-    files: tuple[TaskFile, ...]
-    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``."""
+    ``harbor``: ``test.sh`` writes ``/logs/verifier/reward.txt`` or ``reward.json``.
+    ``grader``: :attr:`grader`, which runs on the host and not in a sandbox."""
+    files: tuple[TaskFile, ...] = ()
+    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``. None for ``grader``."""
     mode: GradingMode = GradingMode.CLEAN
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
     """Whether the checker imports (or runs) code the agent wrote: its result can then be forged."""
@@ -157,20 +158,33 @@ class VerifierSpec:
     grading, the official one too, files that match are as the task gave them, and others that match are gone (tests,
     their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs, and
     the verifier's own files below ``overlay/`` are put over it: tests that the agent never saw. Mode ``clean`` only."""
+    grader: str = ""
+    """Of the protocol ``grader``: its name in :data:`clawgym.registry.graders`, such as ``rubric``."""
+    grader_options: Mapping[str, Any] = field(default_factory=dict)
+    """What the grader is made with; plain JSON, part of the hash."""
 
     def __post_init__(self) -> None:
         if self.protected and self.mode is not GradingMode.CLEAN:
             raise TaskError(f"protected files need the mode 'clean', not '{self.mode}': a kept layer is no diff")
+        if (self.protocol == "grader") is not bool(self.grader):
+            raise TaskError(
+                f"a verifier of protocol {self.protocol!r} with grader {self.grader!r}: give both protocol='grader' "
+                "and the name of a grader, or neither"
+            )
+        if self.grader and (self.files or self.mode is not GradingMode.CLEAN):
+            raise TaskError(f"grader {self.grader!r} reads the frozen workspace: give no files, and the mode 'clean'")
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of what grades: protocol, mode, files."""
+        """Hex SHA-256 of what grades: protocol, mode, files; of a grader its name and options, not its code."""
         return self._digest_over(_rows(self.files))
 
     def _digest_over(self, rows: _Rows) -> str:
         what: list[Any] = [self.protocol, str(self.mode), sorted(self.mutable_inputs), sorted(self.env.items())]
         if self.protected:
             what.append(sorted(self.protected))
+        if self.grader:
+            what.append([self.grader, json.dumps(self.grader_options, sort_keys=True)])
         head = json.dumps(what)
         return hashlib.sha256((head + _digest(rows)).encode()).hexdigest()
 

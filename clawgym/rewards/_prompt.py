@@ -17,7 +17,7 @@ from typing import Any
 
 from clawgym.rewards.states import Judgeable, Message, NextState
 
-__all__ = ["EXAMPLE", "new_marker", "render"]
+__all__ = ["EXAMPLE", "cut", "new_marker", "render", "unspecial"]
 
 _TASK, _EARLIER, _STEP, _AFTER = 4000, 1200, 6000, 12000
 """Most characters of each; of each earlier message; of all results together, which share them."""
@@ -55,7 +55,7 @@ def render(asked: Judgeable, marker: str, *, hint: bool = False, pictures: bool 
     The assistant's reasoning is not shown: it would plead for the step."""
     names = ("hint", "hint_answer") if hint else (asked.setting, "answer")
     system = "\n".join(_template(name).replace("{marker}", marker) for name in names)
-    parts = ((name, _SPECIAL.sub(" ", body)) for name, body in _sections(asked))
+    parts = ((name, unspecial(body)) for name, body in _sections(asked))
     text = "\n\n".join(f"<<{marker} {name}\n{body}\n{marker}>>" for name, body in parts)
     content: Any = text
     if pictures and (shown := list(_screens(asked))):
@@ -67,22 +67,22 @@ def render(asked: Judgeable, marker: str, *, hint: bool = False, pictures: bool 
 
 def _sections(asked: Judgeable) -> Iterator[tuple[str, str]]:
     if asked.task:
-        yield "TASK", _cut(asked.task, _TASK)
+        yield "TASK", cut(asked.task, _TASK)
     earlier = [m for m in asked.history if m.get("role") != "system" and _text(m) != asked.task]
     if earlier:
         left_out = len(earlier) - _MESSAGES
         lines = [f"({left_out} earlier messages left out)"] if left_out > 0 else []
-        lines += [_cut(_said(message), _EARLIER) for message in earlier[-_MESSAGES:]]
+        lines += [cut(_said(message), _EARLIER) for message in earlier[-_MESSAGES:]]
         yield "EARLIER", "\n\n".join(lines)
-    step = _cut(_said(asked.action), _STEP)
+    step = cut(_said(asked.action), _STEP)
     if asked.malformed_calls:
         step += f"\n({asked.malformed_calls} calls in it could not be read)"
     yield "STEP", step
     if results := asked.after.messages:
         share = max(_LEAST, _AFTER // len(results))
-        yield "AFTER", "\n\n".join(_cut(_said(message), share) for message in results)
+        yield "AFTER", "\n\n".join(cut(_said(message), share) for message in results)
     if asked.after.outcome is not None:
-        yield "OUTCOME", _cut(asked.after.outcome, _TASK)
+        yield "OUTCOME", cut(asked.after.outcome, _TASK)
 
 
 def _said(message: Message) -> str:
@@ -102,7 +102,12 @@ def _text(message: Message) -> str:
     return " ".join(str(p.get("text") or "") if p.get("type") == "text" else "(a picture)" for p in parts)
 
 
-def _cut(text: str, most: int) -> str:
+def unspecial(text: str) -> str:
+    """``text`` with a space in each special token of a chat format."""
+    return _SPECIAL.sub(" ", text)
+
+
+def cut(text: str, most: int) -> str:
     """Both ends of a long text."""
     if len(text) <= most:
         return text

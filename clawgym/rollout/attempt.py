@@ -259,6 +259,8 @@ class Attempt:
             )
         except GradingError as error:
             self.fail_infra(error.cause, str(error), fault=fault_of(error))
+        except EngineError as error:
+            self.fail_infra(f"engine: {error}", fault=Fault.ENDPOINT)
         except InfraError as error:
             self.fail_infra(f"host: {error}", fault=Fault.HOST)
         except SandboxUnavailable:

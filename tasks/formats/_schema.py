@@ -26,6 +26,7 @@ from clawgym.records import (
     ToolServer,
     VerifierSpec,
 )
+from clawgym.registry import graders
 from clawgym.tasks.curation.mutable import inputs_to_change
 from clawgym.tasks.formats._files import packages_for, with_tools_of_the_agent
 
@@ -86,6 +87,9 @@ class Extras(_Strict):
     verifier_env: dict[str, str] = {}
     limits: dict[str, int | float] = {}
     unsupported: str | None = None
+    grader: str = ""
+    """A registered grader in place of a verifier; never ``module:thing``, which would import what a file names."""
+    grader_options: dict[str, Any] = {}
     protected: list[str] = []
     """Of the verifier."""
     layers: dict[str, dict[str, Any]] = {}
@@ -94,6 +98,15 @@ class Extras(_Strict):
     desktop: Screen | None = None
     metadata: dict[str, Any] | None = None
     """Rows only: they have no other place for it."""
+
+    def read_grader(self, where: str) -> VerifierSpec:
+        """The grader given here. Raises :class:`TaskError` if no grader of this name is registered."""
+        if self.grader not in graders:
+            raise TaskError(
+                f"{where}: field clawgym.grader: no grader {self.grader!r} is registered: install the package that has "
+                "it, or use one that `clawgym list graders` shows"
+            )
+        return VerifierSpec("grader", grader=self.grader, grader_options=self.grader_options)
 
     def read_limits(self, where: str, base: Limits | None = None) -> Limits:
         """``base`` with the limits given here. Raises :class:`TaskError` naming the bad one."""
@@ -195,7 +208,9 @@ class Extras(_Strict):
         default = dataclasses.asdict(Limits())
         found = inputs_to_change(task.instruction, [file.path for file in task.inputs])
         extras = cls(
-            protocol=task.verifier.protocol if task.verifier.protocol != protocol else None,
+            protocol=_other_protocol(task.verifier, protocol),
+            grader=task.verifier.grader,
+            grader_options=dict(task.verifier.grader_options),
             workspace=task.workspace,
             image=task.image,
             mode=task.verifier.mode.value if task.verifier.mode != GradingMode.CLEAN else None,
@@ -214,9 +229,17 @@ class Extras(_Strict):
 
 def refuse_boxes(what: Extras | Task, where: str, format: str) -> None:
     """Raise :class:`TaskError` for what only ClawGym folders hold."""
-    if what.layers or what.tools or what.desktop:
-        kind = "layers" if what.layers else "tools" if what.tools else "a desktop"
+    grader = what.verifier.grader if isinstance(what, Task) else what.grader
+    if what.layers or what.tools or what.desktop or grader:
+        kind = "layers" if what.layers else "tools" if what.tools else "a desktop" if what.desktop else "a grader"
         raise TaskError(f"{where}: has {kind}, which {format} cannot hold: use ClawGym folders")
+
+
+def _other_protocol(
+    verifier: VerifierSpec, own: Literal["reward_sh", "harbor"]
+) -> Literal["reward_sh", "harbor"] | None:
+    """The protocol of ``verifier``, where it has one and it is not the format's ``own``."""
+    return None if verifier.protocol in ("grader", own) else verifier.protocol
 
 
 def missing_layer(layers: Mapping[str, Layer]) -> str | None:

@@ -60,7 +60,13 @@ def read_task(folder: Path) -> Task:
     calls = bool(extras.tools) or extras.desktop is not None
     if extras.metadata is not None:
         raise TaskError(f"{where}: field clawgym.metadata: is for rows only: put it into metadata")
-    verifier = read_verifier(walk_part(folder, "reward"), str(folder / "reward"), extras.protocol)
+    graded = walk_part(folder, "reward")
+    if extras.grader:
+        if graded:
+            raise TaskError(f"{folder}/reward: has a verifier, but {ENTRY_FILE} names a grader: take one of them out")
+        verifier = extras.read_grader(where)
+    else:
+        verifier = read_verifier(graded, str(folder / "reward"), extras.protocol)
     return extras.task(
         where,
         verifier,
@@ -95,10 +101,10 @@ def write_task(task: Task, folder: Path) -> None:
         entry["clawgym"] = extras
     make_folder(folder)
     (folder / ENTRY_FILE).write_bytes(to_json(entry, where, indent=2))
-    write_files(folder / "reward", reward_sh_files(task))
     served = [replace(f, path=f"{s.name}/{f.path}") for s in task.tools for f in s.files]
     site = task.desktop.site.files if task.desktop and task.desktop.site else ()
     parts = {
+        "reward": () if task.verifier.grader else reward_sh_files(task),
         "input_files": task.inputs,
         "tools": served,
         "site": site,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.evaluation.summary import UNSUPPORTED, faults_text, summarize_rows
+from clawgym.evaluation.summary import JUDGED, READS_FILES, UNSUPPORTED, faults_text, summarize_rows
 from clawgym.records.manifest import Receipt
 
 
@@ -111,6 +111,14 @@ def test_groups_by_category_level_and_grader():
         ("runs agent code (in process)", 1),
     ]
     assert "category" not in summarize_rows(receipt(2), [solved("t0")]).groups
+
+
+def test_episodes_that_a_model_judged_are_counted_and_grouped():
+    by = {"result": {"strict": 1.0, "official": 1.0, "judged_by": "rubric (judge-1)"}}
+    rows = [solved("t0"), row("t1") | by, row("t2", outcome="infra")]
+    summary = summarize_rows(receipt(3), rows)
+    assert summary.judged == {"rubric (judge-1)": 1}
+    assert [(g.name, g.episodes) for g in summary.groups["grader"]] == [(JUDGED, 1), (READS_FILES, 1)]
 
 
 def test_pass_k_uses_the_tasks_that_have_k_samples():

@@ -24,12 +24,15 @@ def make_run(
     agent: str | None = None,
     executes: int = 0,
     tampered: int = 0,
+    judged: int = 0,
 ) -> Path:
     """A run in which the first ``passes`` tasks are solved; the verifiers of the first ``executes`` run agent code."""
     specs = [VerifierSpec("reward_sh", (), executes_agent_code=how) for how in ("in_process", "subprocess", None)]
     kinds = [specs[0 if i == 0 else 1] if i < executes else specs[2] for i in range(tasks)]
     items = tuple(Task(f"t{i}", "do", kinds[i], workspace=workspace) for i in range(tasks))
-    receipt = make_receipt("eval", TaskSet("bench", items, "1"), agent={"name": agent or path.name, "version": "1"})
+    about = {"name": agent or path.name, "version": "1"}
+    judges = {f"t{i}": "rubric (judge-1)" for i in range(judged)}
+    receipt = make_receipt("eval", TaskSet("bench", items, "1"), agent=about, judged=judges)
     with RunFolder.open(path, receipt) as run:
         for n, task in enumerate(items[: tasks if done is None else done]):
             score = float(n < passes)
@@ -77,12 +80,26 @@ def test_missing_and_tampered_episodes_are_flagged_everywhere(tmp_path: Path):
 
 def test_tasks_that_run_agent_code_are_shown_apart(tmp_path: Path):
     entry = load_entry(make_run(tmp_path / "a", 5, executes=3))
-    shown = {group.name: group.episodes for group in entry.forgeable}
+    shown = {group.name: group.episodes for group in entry.apart}
     assert shown == {"runs agent code (in process)": 1, "runs agent code (subprocess)": 2}
     boards = rank([entry])
     assert "results can be forged" in to_markdown(boards)
     assert to_json(boards)[0]["entries"][0]["executes_agent_code"].keys() == shown.keys()
-    assert load_entry(make_run(tmp_path / "b", 5)).forgeable == ()
+    assert load_entry(make_run(tmp_path / "b", 5)).apart == ()
+
+
+def test_what_a_model_judged_is_marked_and_in_no_strict_score(tmp_path: Path):
+    entry = load_entry(make_run(tmp_path / "a", 20, judged=20))
+    assert entry.score("strict").value == 0
+    assert entry.flags == ("judged by a model: 20 episodes, rubric (judge-1)",)
+    assert entry.summary.judged == {"rubric (judge-1)": 20}
+    boards = rank([entry])
+    for shown in (to_markdown(boards), CliRunner().invoke(app, ["show", str(tmp_path / "a")]).output):
+        assert "judged by a model" in " ".join(shown.split())
+    assert to_json(boards)[0]["entries"][0]["judged"]["value"] == 1
+    only = load_entry(make_run(tmp_path / "b", 40, judged=40))
+    assert only.score("strict") is None
+    assert ranks(tmp_path / "b", tmp_path / "a") == [("a", 1), ("b", None)]
 
 
 def test_what_could_be_forged_is_in_no_strict_score(tmp_path: Path):

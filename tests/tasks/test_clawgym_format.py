@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from clawgym.errors import TaskError
-from clawgym.records import DEFAULT_WORKSPACE, GradingMode
+from clawgym.records import DEFAULT_WORKSPACE, GradingMode, Task, VerifierSpec
 from clawgym.tasks import read
+from clawgym.tasks.formats import harbor, write_row
 from clawgym.tasks.formats.clawgym import read_task, write_task
 
 
@@ -325,3 +326,31 @@ def test_writing_refuses_an_existing_folder(make_task):
     folder = make_task()
     with pytest.raises(TaskError, match="cannot be made"):
         write_task(read_task(folder), folder)
+
+
+def test_folder_with_a_grader_reads_back(tmp_path):
+    options = {"rubric": {"clear": "A reader understands it."}, "votes": 5}
+    task = Task("t", "Write it.", VerifierSpec("grader", grader="rubric", grader_options=options))
+    write_task(task, tmp_path / "t")
+    assert not (tmp_path / "t/reward").exists()
+    back = read_task(tmp_path / "t")
+    assert back.verifier == task.verifier
+    assert back.content_hash == task.content_hash
+    with pytest.raises(TaskError, match="has a grader, which rows cannot hold"):
+        write_row(task)
+    with pytest.raises(TaskError, match="has a grader, which Harbor folders cannot hold"):
+        harbor.write_task(task, tmp_path / "h")
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:Popen", "rubrik"])
+def test_folder_cannot_name_code_to_import(name, tmp_path):
+    task = Task("t", "Write it.", VerifierSpec("grader", grader=name))
+    write_task(task, tmp_path / "t")
+    with pytest.raises(TaskError, match=r"clawgym\.grader: no grader .* is registered"):
+        read_task(tmp_path / "t")
+
+
+def test_folder_with_both_a_grader_and_a_verifier_is_refused(make_task):
+    folder = make_task(clawgym={"grader": "rubric"})
+    with pytest.raises(TaskError, match="take one of them out"):
+        read_task(folder)
