@@ -327,7 +327,7 @@ def door(name: str, upstream: str, folder: Path, model: Path, litellm: str | Non
         with part(*me, "--serve", "pass-through", "--upstream", upstream) as url:
             yield [(url + "/v1", "none")]
     elif name == "gateway":
-        argv = ("gateway", "--upstream", "vllm", "--upstream-url", upstream, "--model", "m", "--tokenizer", str(model))
+        argv = ("gateway", "--engine", "vllm", "--base-url", upstream, "--model", "m", "--tokenizer", str(model))
         argv += ("--pool", str(folder / f"pool-{time.monotonic_ns()}.db"))
         program = "from clawgym.cli import main; main()"
         with part(sys.executable, "-u", "-c", program, *argv, lines=5) as printed:

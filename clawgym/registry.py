@@ -17,7 +17,8 @@ makes ``lazy`` known in this process. Another package makes it known everywhere 
     lazy = "my_package:LazyAgent"
 
 The options of a thing are the keyword parameters of its constructor (or of the function that makes it): their
-annotations are the types that :meth:`Registry.make` validates, their defaults the defaults.
+annotations are the types that :meth:`Registry.make` validates, their defaults the defaults. Where the thing is a
+function that is called with data (an advantage, a loss, a trainer), they are its keyword-only parameters.
 
 Invariants: looking for a name imports only the module that has it; listing names imports none.
 """
@@ -30,19 +31,32 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import logging
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clawgym.errors import AgentError, ClawGymError, GradingError, SandboxUnavailable, TaskSetNotFound, TrainingError
+from clawgym.errors import (
+    AgentError,
+    ClawGymError,
+    EngineError,
+    GatewayError,
+    GradingError,
+    SandboxUnavailable,
+    TaskError,
+    TaskSetNotFound,
+    TrainingError,
+)
 
 __all__ = ["KINDS", "Entry", "Option", "Registry", "did_you_mean"]
 
 _Thing = TypeVar("_Thing", bound=Callable[..., Any])
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_log = logging.getLogger("clawgym.registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +94,19 @@ class Registry:
         group: the entry point group, which is also its plural: ``clawgym.agents``.
         packages: packages of this library whose modules register things of this kind.
         error: raised for an unknown name and for options that do not fit.
+        called: whether a thing is a function that is called with data, and not one that makes something.
     """
 
     def __init__(
-        self, kind: str, group: str, packages: Sequence[str], error: type[ClawGymError] = ClawGymError
+        self,
+        kind: str,
+        group: str,
+        packages: Sequence[str],
+        error: type[ClawGymError] = ClawGymError,
+        *,
+        called: bool = False,
     ) -> None:
-        self.kind, self.group, self.error = kind, group, error
+        self.kind, self.group, self.error, self._called = kind, group, error, called
         self._packages = tuple(packages)
         self._here: dict[str, Any] = {}
 
@@ -132,6 +153,17 @@ class Registry:
             return self._import(name)
         raise self.unknown(name)
 
+    def things(self) -> Iterator[tuple[str, Any]]:
+        """Every known name and its thing, those that are built in first.
+
+        Imports all of them. Entry points that cannot be imported are left out, with a warning.
+        """
+        for name in sorted(self.names(), key=lambda name: name not in self._built_in):
+            try:
+                yield name, self.get(name)
+            except self.error as error:
+                _log.warning("%s", error)
+
     def make(self, name: str, /, **options: Any) -> Any:
         """The thing called ``name``, made with ``options``.
 
@@ -148,7 +180,7 @@ class Registry:
         """
         import pydantic
 
-        parameters = {p.name: p for p in _parameters(thing)}
+        parameters = {p.name: p for p in self._parameters(thing)}
         if not any(p.kind is p.VAR_KEYWORD for p in _signature(thing).parameters.values()):
             for option in options:
                 if option not in parameters:
@@ -192,7 +224,7 @@ class Registry:
                 "" if p.default is p.empty else repr(p.default),
                 told.get(p.name, ""),
             )
-            for p in _parameters(thing)
+            for p in self._parameters(thing)
         ]
 
     def entries(self) -> list[Entry]:
@@ -215,6 +247,10 @@ class Registry:
             f"there is no {self.kind} {name!r}.{hint} Known {self.plural}: {', '.join(known)}, or package.module:thing"
         )
 
+    def _parameters(self, thing: Any) -> list[inspect.Parameter]:
+        named = [inspect.Parameter.KEYWORD_ONLY, *([] if self._called else [inspect.Parameter.POSITIONAL_OR_KEYWORD])]
+        return [p for p in _signature(thing).parameters.values() if p.kind in named]
+
     # -- where names come from
 
     @cached_property
@@ -232,7 +268,7 @@ class Registry:
         """Target, source and summary of a built-in name."""
         module = self._built_in[name]
         for node in ast.parse(_path_of(module).read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and any(
+            if isinstance(node, _Definition) and any(
                 isinstance(call, ast.Call) and call.args and ast.unparse(call.args[0]) == repr(name)
                 for call in node.decorator_list
             ):
@@ -284,7 +320,7 @@ def _summary_of(target: str) -> str:
     except (OSError, LookupError, ValueError, SyntaxError):
         return ""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+        if isinstance(node, _Definition) and node.name == name:
             return _first_line(ast.get_docstring(node))
     return ""
 
@@ -301,11 +337,6 @@ def _signature(thing: Any) -> inspect.Signature:
         return inspect.signature(thing)
     except (TypeError, ValueError):
         return inspect.Signature()
-
-
-def _parameters(thing: Any) -> list[inspect.Parameter]:
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p for p in _signature(thing).parameters.values() if p.kind in named]
 
 
 def _hints(thing: Any) -> dict[str, Any]:
@@ -339,19 +370,43 @@ def _told(doc: str) -> dict[str, str]:
     return told
 
 
-def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the closest of ``known``; empty where none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    folded = {one.casefold(): one for one in known}
+    close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
+    return f" Did you mean {folded[close[0]]!r}?" if close else ""
 
 
+advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], TrainingError, called=True)
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
-advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], TrainingError)
+dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"], GatewayError)
+engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
+formats = Registry("format", "clawgym.formats", ["clawgym.tasks.formats"], TaskError)
 graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
-sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
-
+losses = Registry("loss", "clawgym.losses", ["clawgym.trainers"], TrainingError, called=True)
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
+parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
+sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
+trackers = Registry("tracker", "clawgym.trackers", ["clawgym.trainers.common"], TrainingError)
+trainers = Registry("trainer", "clawgym.trainers", ["clawgym.trainers"], TrainingError, called=True)
 
-KINDS: Mapping[str, Registry] = {one.plural: one for one in (advantages, agents, graders, judges, packs, sandboxes)}
+KINDS: Mapping[str, Registry] = {
+    one.plural: one
+    for one in (
+        advantages,
+        agents,
+        dialects,
+        engines,
+        formats,
+        graders,
+        judges,
+        losses,
+        packs,
+        parsers,
+        sandboxes,
+        trackers,
+        trainers,
+    )
+}
 """Plural -> registry."""

@@ -7,7 +7,6 @@ for in ``$CLAWGYM_DATA``, then in the cache, then on the Hugging Face Hub.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
-from clawgym.registry import packs
+from clawgym.registry import did_you_mean, packs
 from clawgym.tasks import _hub
 from clawgym.tasks.curation import clean
 from clawgym.tasks.formats import read
@@ -127,10 +126,8 @@ def _is_path(name: str) -> bool:
 
 
 def _unknown(name: str, base: str) -> TaskSetNotFound:
-    folded = {known.casefold(): known for known in names()}
-    near = difflib.get_close_matches(base.casefold(), folded, 1, cutoff=0.5)
-    hint = f"did you mean {folded[near[0]]!r}?" if near else f"choose one of {', '.join(names())}, or give a path"
-    return TaskSetNotFound(f"there is no task set {name!r} and no file or folder of this name: {hint}")
+    hint = did_you_mean(base, names()) or f" Choose one of {', '.join(names())}, or give a path"
+    return TaskSetNotFound(f"there is no task set {name!r} and no file or folder of this name.{hint}")
 
 
 def _pack(name: str, version: str, split: str) -> TaskSet:
@@ -209,7 +206,6 @@ def _only(tasks: TaskSet, ids: list[str]) -> TaskSet:
         broken = next((why for where, why in tasks.problems.items() if where == task_id), None)
         if broken:
             raise TaskError(broken)
-        near = difflib.get_close_matches(task_id, by_id, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {len(tasks)}, from {next(iter(by_id), 'none')!r}"
-        raise TaskSetNotFound(f"{tasks.name} has no task {task_id!r}: {hint}")
+        hint = did_you_mean(task_id, by_id) or f" It has {len(tasks)}, from {next(iter(by_id), 'none')!r}"
+        raise TaskSetNotFound(f"{tasks.name} has no task {task_id!r}.{hint}")
     return dataclasses.replace(tasks, tasks=tuple(by_id[task_id] for task_id in dict.fromkeys(ids)), problems={})

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clawgym.envs.swe import SweEnv
 from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.registry import KINDS, Registry, agents, sandboxes
 
@@ -110,6 +116,71 @@ def plain(rewards, groups):
     """The reward itself, without a baseline."""
     return rewards
 '''
+ENGINE = '''
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from clawgym.engines import Tokens
+
+
+class Parrot:
+    """Samples the same text each time.
+
+    Args:
+        text: what it samples.
+    """
+
+    name = "parrot"
+    context_window = 4096
+
+    def __init__(self, tokenizer: Path, *, text: str = "hello") -> None:
+        self.tokenizer, self.text = str(tokenizer), text
+
+    async def generate(self, prompt_ids, sampling, *, stop_ids=frozenset(), session="", adapter=None, images=()):
+        words = Tokenizer.from_file(f"{self.tokenizer}/tokenizer.json")
+        ids = (*words.encode(self.text).ids, words.token_to_id("<|im_end|>"))
+        yield Tokens(ids, (-0.5,) * len(ids), 0, "stop")
+
+    def receipt(self):
+        return {"name": self.name}
+
+    async def aclose(self): ...
+'''
+PARSER = '''
+import json
+
+from clawgym.gateway.tool_calls import CallParser
+
+
+class Brackets(CallParser):
+    """Writes calls as [CALL]name {"key": "value"}[/CALL]."""
+
+    open, close = "[CALL]", "[/CALL]"
+
+    def read(self, body, tools):
+        name, _, arguments = body.partition(" ")
+        json.loads(arguments)
+        return name, arguments
+
+    def write(self, name, arguments):
+        return f"[CALL]{name} {json.dumps(arguments)}[/CALL]"
+'''
+DIALECT = '''
+from clawgym.gateway.dialects.chat import ChatDialect
+
+
+class Prompt(ChatDialect):
+    """One prompt in, one text out: ``POST /v1/prompt``."""
+
+    path = "prompt"
+
+    def call(self, body, role):
+        return super().call({"messages": [{"role": "user", "content": body.get("prompt")}]}, role)
+
+    async def whole(self, deltas, call, body):
+        return {"text": "".join([delta.text async for delta in deltas])}
+'''
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -128,6 +199,15 @@ content = "scratch.judge:Content"
 
 [project.entry-points."clawgym.advantages"]
 plain = "scratch.advantage:plain"
+
+[project.entry-points."clawgym.dialects"]
+prompt = "scratch.dialect:Prompt"
+
+[project.entry-points."clawgym.engines"]
+parrot = "scratch.engine:Parrot"
+
+[project.entry-points."clawgym.parsers"]
+brackets = "scratch.parser:Brackets"
 
 [project.entry-points."clawgym.graders"]
 answer = "scratch.grader:Answer"
@@ -153,9 +233,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "__init__": "",
         "advantage": ADVANTAGE,
         "agent": AGENT,
+        "dialect": DIALECT,
+        "engine": ENGINE,
         "grader": GRADER,
         "judge": JUDGE,
         "pack": PACK,
+        "parser": PARSER,
         "sandbox": SANDBOX,
     }.items():
         (folder / "scratch" / f"{name}.py").write_text(text)
@@ -280,6 +363,91 @@ asyncio.run(main())
 """
     done = python(code, installed, tmp_path)
     assert done.stdout.split() == ["5", "5"], done.stderr
+
+
+ASK = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
+}
+
+
+@contextlib.contextmanager
+def gateway(site: Path, cwd: Path, *words: str) -> Iterator[Callable[[str, Any], Any]]:
+    """A started `clawgym gateway`: what posts to its session and gives the answer."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", "from clawgym.cli import main; main()", "gateway", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        shown = dict(process.stdout.readline().split(":", 1) for _ in range(5))
+
+        def post(path: str, body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {shown['api_key'].strip()}", "Content-Type": "application/json"}
+            asked = urllib.request.Request(f"{shown['base_url'].strip()}/{path}", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return json.load(answer)
+
+        yield post
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_gateway_serves_engine_dialect_and_parser_of_a_package(
+    installed: Path, tmp_path: Path, model_folder: Path
+) -> None:
+    words = ["--engine", "parrot", "--tokenizer", str(model_folder), "--engine-option"]
+    call = '[CALL]look {"at": "x"}[/CALL]'
+    named = ["--dialect", "chat", "--dialect", "scratch.dialect:Prompt", "--parser", "brackets"]
+    with gateway(installed, tmp_path, *words, f"text=So: {call}", *named) as post:
+        message = post("chat/completions", ASK)["choices"][0]["message"]
+        assert message["content"] == "So:"
+        assert message["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "x"}'}
+        assert post("prompt", {"prompt": "hi"}) == {"text": f"So: {call}"}, "no tools were offered"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            post("messages", {})
+
+
+def test_gateway_in_python_serves_every_known_dialect(installed: Path, tmp_path: Path) -> None:
+    code = """
+from clawgym.engines import ReplayEngine
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool
+
+print(*sorted(Gateway(ReplayEngine(()), Pool("pool.db")).dialects))
+try:
+    Gateway(ReplayEngine(()), Pool("pool.db"), dialects=["prompt", "scratch.dialect:Prompt"])
+except Exception as error:
+    print(error)
+"""
+    done = python(code, installed, tmp_path)
+    assert done.stdout.startswith("chat messages prompt responses\nthe dialects 'prompt' and"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["brackets", "scratch.parser:Brackets"])
+def test_parser_of_a_package_reads_actions_of_an_environment(name: str, installed: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+import clawgym, gymnasium
+
+env = gymnasium.make("ClawGym/swe-v0", tasks="answers", action_format=sys.argv[1])
+env.reset()
+assert any("[CALL]" in env.action_space.sample() for _ in range(50))
+env.step('[CALL]bash {"command": "mkdir -p output; echo 42 > output/answer.txt"}[/CALL]')
+print(env.step("[CALL]submit {}[/CALL]")[1])
+env.close()
+"""
+    done = python(code, installed, tmp_path, name)
+    assert done.stdout == "1.0\n", done.stderr
+
+
+def test_unknown_action_format_is_refused_with_a_hint() -> None:
+    with pytest.raises(ValueError, match=r"action_format='hermse'.* Did you mean 'hermes'\?"):
+        SweEnv(action_format="hermse")
 
 
 def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, tmp_path: Path) -> None:

@@ -8,37 +8,37 @@ import gc
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from enum import StrEnum
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from clawgym.errors import GatewayError
 
-if TYPE_CHECKING:
-    from clawgym.engines import TextEngine, TokenEngine
-
 __all__ = ["gateway_command"]
 
 
-class Upstream(StrEnum):
-    """What samples."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    TRANSFORMERS = "transformers"
-    OPENAI = "openai"
-    REPLAY = "replay"
-
-
 def gateway_command(
-    upstream: Annotated[Upstream, typer.Option(help="What samples; openai and replay give text, never training.")],
-    model: Annotated[str, typer.Option(help="Model name at the upstream; a folder for transformers and replay.")],
+    engine: Annotated[
+        str, typer.Option(help="vllm, sglang, transformers, openai, replay, ... (`clawgym list engines`).")
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Its name at the endpoint; a folder for transformers, a file for replay.")
+    ] = None,
     pool: Annotated[str, typer.Option(help="Where turns are kept: a file, or postgresql://...")] = "pool.db",
-    upstream_url: Annotated[str | None, typer.Option(help="http://... of the upstream.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="http://... of the endpoint.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer (vllm, sglang).")] = None,
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(help="key=value, another option of the engine (`clawgym list engines NAME`); may be repeated."),
+    ] = None,
+    dialect: Annotated[
+        list[str] | None, typer.Option(help="Serve only this dialect (`clawgym list dialects`); may be repeated.")
+    ] = None,
+    parser: Annotated[
+        str | None, typer.Option(help="How the model writes tool calls (`clawgym list parsers`) [default: found out].")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address for agents; others than loopback need TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for agents; 0 takes a free one.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).")] = None,
@@ -48,13 +48,22 @@ def gateway_command(
     """Serve an engine to agents, and keep every token in a pool.
 
     Prints one session that is ready to use. More are opened, closed and given outcomes over the control API; its
-    token lies beside its socket. The key of an openai upstream is read from OPENAI_API_KEY.
+    token lies beside its socket. The key of an openai endpoint is read from OPENAI_API_KEY.
     """
     if (tls_cert is None) != (tls_key is None):
         raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
-    serve = _serve(upstream, model, pool, upstream_url, tokenizer, host, port, tls_cert, tls_key, control)
+    options: dict[str, Any] = {"model": model, "base_url": base_url, "tokenizer": tokenizer}
+    options = {name: value for name, value in options.items() if value is not None} | _options(engine_option or ())
+    serve = _serve(engine, options, dialect, parser, pool, host, port, tls_cert, tls_key, control)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve)
+
+
+def _options(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (name, found, _) in zip(given, pairs, strict=True) if not (name and found)]:
+        raise typer.BadParameter(f"{wrong[0]!r} is no option: write key=value", param_hint="--engine-option")
+    return {name.strip(): value for name, _, value in pairs}
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -74,11 +83,11 @@ def _settle_garbage() -> None:
 
 
 async def _serve(
-    upstream: Upstream,
-    model: str,
+    engine_name: str,
+    options: dict[str, Any],
+    dialects: Sequence[str] | None,
+    parser: str | None,
     pool_at: str,
-    url: str | None,
-    tokenizer: str | None,
     host: str,
     port: int,
     tls_cert: Path | None,
@@ -87,9 +96,12 @@ async def _serve(
 ) -> None:
     from clawgym.cli.eval import stop_on_signals
     from clawgym.console import Console
+    from clawgym.engines import TokenEngine
     from clawgym.gateway.control import Control
+    from clawgym.gateway.render import Renderer
     from clawgym.gateway.server import Gateway
     from clawgym.pool import Pool
+    from clawgym.registry import engines
 
     tls = None
     if tls_cert is not None and tls_key is not None:
@@ -101,10 +113,15 @@ async def _serve(
     stop = asyncio.Event()
     stop_on_signals(stop, lambda _: Console(stderr=True).say("Stopping: turns under way are recorded as aborted."))
     async with contextlib.AsyncExitStack() as stack:
-        engine = _engine(upstream, model, url, tokenizer)
+        engine = engines.make(engine_name, **options)
         stack.push_async_callback(engine.aclose)
         pool = stack.enter_context(contextlib.closing(Pool(pool_at)))
-        gateway = await stack.enter_async_context(Gateway(engine, pool, model=Path(model).name))
+        renderer = Renderer(engine.tokenizer, call_parser=parser) if isinstance(engine, TokenEngine) else None
+        gateway = await stack.enter_async_context(
+            Gateway(
+                engine, pool, renderer=renderer, model=Path(options.get("model", engine_name)).name, dialects=dialects
+            )
+        )
         control = await stack.enter_async_context(Control(gateway))
         socket = await stack.enter_async_context(_private_socket(control_at, control.token))
         await gateway.listen(host=host, port=port, tls=tls)
@@ -142,33 +159,3 @@ async def _private_socket(asked: Path | None, token: str) -> AsyncIterator[Path]
         finally:
             beside.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-
-
-def _engine(upstream: Upstream, model: str, url: str | None, tokenizer: str | None) -> TokenEngine | TextEngine:
-    if upstream in (Upstream.VLLM, Upstream.SGLANG):
-        if url is None or tokenizer is None:
-            raise GatewayError(f"upstream {upstream} needs --upstream-url and --tokenizer")
-    elif tokenizer is not None:
-        raise GatewayError(f"upstream {upstream} takes no --tokenizer: leave it out")
-    match upstream:
-        case Upstream.VLLM:
-            from clawgym.engines.vllm import VLLMEngine
-
-            return VLLMEngine(url or "", model, tokenizer=tokenizer or "")
-        case Upstream.SGLANG:
-            from clawgym.engines.sglang import SGLangEngine
-
-            return SGLangEngine(url or "", model, tokenizer=tokenizer or "")
-        case Upstream.TRANSFORMERS:
-            from clawgym.engines.transformers import TransformersEngine
-            from clawgym.engines.vision import VisionEngine, sees
-
-            return VisionEngine(model) if sees(model) else TransformersEngine(model)
-        case Upstream.OPENAI:
-            from clawgym.engines import OpenAIEngine
-
-            return OpenAIEngine(model, base_url=url)
-        case Upstream.REPLAY:
-            from clawgym.engines import ReplayEngine
-
-            return ReplayEngine.from_file(model)

@@ -29,6 +29,7 @@ from clawgym.engines.chat import Problem, Reply, parse_completion
 from clawgym.engines.protocol import Completion, Delta, Sampling
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
+from clawgym.registry import engines
 
 __all__ = ["Budget", "OpenAIEngine", "Prices", "RateLimits"]
 
@@ -52,6 +53,7 @@ _REFUSED = re.compile(
 )
 
 
+@engines.register("openai")
 class OpenAIEngine:
     """Samples from ``model`` behind an OpenAI-compatible ``base_url`` with the official client.
 

@@ -17,8 +17,9 @@ from typing import Any
 from clawgym.engines.protocol import CallDelta, Completion, Delta, Image, Sampling, Tokens
 from clawgym.errors import EngineError
 from clawgym.records import ToolCall, Turn, Usage, prompt_ids
+from clawgym.registry import engines
 
-__all__ = ["Recorded", "ReplayEngine", "ReplayTokens", "completion_from_json", "completion_to_json"]
+__all__ = ["Recorded", "ReplayEngine", "ReplayTokens", "completion_from_json", "completion_to_json", "replay_engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,16 @@ class ReplayEngine:
         return {"name": self.name, "recording_sha256": self._digest}
 
     async def aclose(self) -> None: ...
+
+
+@engines.register("replay")
+def replay_engine(model: Path) -> ReplayEngine:
+    """Answers with recorded completions, in order, without a model.
+
+    Args:
+        model: a file of JSON lines: see :meth:`ReplayEngine.from_file`.
+    """
+    return ReplayEngine.from_file(model)
 
 
 class ReplayTokens:

@@ -23,12 +23,14 @@ from clawgym.engines._failures import Failure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
+from clawgym.registry import engines
 
 __all__ = ["SGLangEngine"]
 
 _SINCE = "SGLang 0.4.9 or newer"
 
 
+@engines.register("sglang")
 class SGLangEngine(ServedEngine):
     """``model`` on the SGLang server at ``base_url`` (``http://127.0.0.1:30000``).
 

@@ -20,8 +20,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.engines.protocol import Image, Sampling, TokenEngine, Tokens
 from clawgym.errors import ContextLengthExceeded, EngineError, MissingDependency
+from clawgym.registry import engines
 
 try:
     import torch
@@ -30,14 +31,14 @@ try:
     from clawgym.engines._batch import Batch
     from clawgym.engines._stream import Stream
     from clawgym.engines._worker import Request, Worker
-    from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, set_weights
+    from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, sees, set_weights
     from clawgym.engines.lora import Adapter, read_adapter
 except ImportError as error:
     raise MissingDependency(
         f"the transformers engine needs torch and transformers ({error}): pip install 'clawgym[local]'"
     ) from error
 
-__all__ = ["TransformersEngine"]
+__all__ = ["TransformersEngine", "transformers_engine"]
 
 KEPT_TOKENS = 2**18
 
@@ -285,6 +286,32 @@ class TransformersEngine:
 
     def _no_adapter(self, name: str) -> str:
         return f"no adapter {name!r} here, only {sorted(self.adapters) or 'the base model'}: load it first"
+
+
+@engines.register("transformers")
+def transformers_engine(
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    context_window: int | None = None,
+) -> TokenEngine:
+    """A model in this process, sampled by transformers.
+
+    Args:
+        model: a folder or a hub name. One that reads images is sampled one sequence at a time.
+        tokenizer: the folder of the tokenizer; the model's by default.
+        device: of torch; a GPU by default, where there is one.
+        dtype: float32 on a CPU by default, the model's own on a GPU.
+        context_window: most tokens of prompt and reply; as many as the model was made for by default.
+    """
+    made: Any = TransformersEngine
+    if sees(model):
+        from clawgym.engines.vision import VisionEngine
+
+        made = VisionEngine
+    return made(model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window)
 
 
 def _refused(message: str) -> EngineError:

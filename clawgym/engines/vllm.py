@@ -29,6 +29,7 @@ from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
 from clawgym.errors import EngineError
+from clawgym.registry import engines
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,7 @@ class _Adapter:
     """That sample by it."""
 
 
+@engines.register("vllm")
 class VLLMEngine(ServedEngine):
     """``model`` on the vLLM server at ``base_url`` (``http://127.0.0.1:8000/v1``).
 
@@ -63,9 +65,30 @@ class VLLMEngine(ServedEngine):
     name = "vllm"
 
     def __init__(
-        self, base_url: str, model: str, *, tokenizer: str, shared: Path | None = None, **options: Any
+        self,
+        base_url: str,
+        model: str,
+        *,
+        tokenizer: str,
+        api_key: str | None = None,
+        context_window: int | None = None,
+        policy_version: int = 0,
+        patience: float = 120.0,
+        first_token_seconds: float = 300.0,
+        between_seconds: float = 60.0,
+        shared: Path | None = None,
     ) -> None:
-        super().__init__(base_url, model, tokenizer=tokenizer, **options)
+        super().__init__(
+            base_url,
+            model,
+            tokenizer=tokenizer,
+            api_key=api_key,
+            context_window=context_window,
+            policy_version=policy_version,
+            patience=patience,
+            first_token_seconds=first_token_seconds,
+            between_seconds=between_seconds,
+        )
         self.shared = shared
         """A folder of our own that the server reads, too: :meth:`load_adapter` puts weights there."""
         self._adapters: dict[str, _Adapter] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from clawgym.records import TaskSet
+from clawgym.registry import did_you_mean
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -156,7 +157,7 @@ _SINGLE = ("tasks", "backend", "reward", "render_mode")
 def _kit(env: str | Made, options: dict[str, Any], reward: Reward, known: Sequence[str]) -> Kit:
     """What makes environments of ``env`` with ``options``. Raises ValueError for an option that neither its class nor
     ``known`` names."""
-    from clawgym.envs._checks import check_reward, suggestion
+    from clawgym.envs._checks import check_reward
     from clawgym.envs._worker import EnvKit
     from clawgym.envs.env import SandboxEnv
 
@@ -174,7 +175,7 @@ def _kit(env: str | Made, options: dict[str, Any], reward: Reward, known: Sequen
             if option == "autoreset_mode":
                 raise ValueError("autoreset_mode is an option of a batch: give num_envs too (num_envs=1 is a batch)")
             if option not in names:
-                raise ValueError(f"unknown option {option!r}: use {', '.join(names)}.{suggestion(option, names)}")
+                raise ValueError(f"unknown option {option!r}: use {', '.join(names)}.{did_you_mean(option, names)}")
     made = found(**options)
     if isinstance(made, SandboxEnv):
         return EnvKit(made, partial(found, **options))

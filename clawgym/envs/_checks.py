@@ -5,8 +5,7 @@ Nothing has started when a check fails: a refused action leaves every episode as
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import gymnasium as gym
@@ -15,16 +14,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from clawgym.envs.env import Reward
+from clawgym.registry import did_you_mean
 
-__all__ = ["autoreset_mode_of", "check_action", "check_options", "check_reward", "one_action_each", "suggestion"]
+__all__ = ["autoreset_mode_of", "check_action", "check_options", "check_reward", "one_action_each"]
 
 _SHOWN = 60
-
-
-def suggestion(name: object, known: Iterable[str]) -> str:
-    """``Did you mean: 'x'?`` for the nearest of ``known``, with a space before it; empty where none is near."""
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    return f" Did you mean: {near[0]!r}?" if near else ""
 
 
 def check_reward(reward: object) -> None:
@@ -32,7 +26,7 @@ def check_reward(reward: object) -> None:
     known = get_args(Reward)
     if reward not in known:
         names = ", ".join(map(repr, known))
-        raise ValueError(f"reward={reward!r} is not a reward: use one of {names}.{suggestion(reward, known)}")
+        raise ValueError(f"reward={reward!r} is not a reward: use one of {names}.{did_you_mean(reward, known)}")
 
 
 def autoreset_mode_of(mode: AutoresetMode | str) -> AutoresetMode:
@@ -44,7 +38,7 @@ def autoreset_mode_of(mode: AutoresetMode | str) -> AutoresetMode:
         if wanted == known.value.casefold():
             return known
     names = ", ".join(repr(known.name) for known in AutoresetMode)
-    hint = suggestion(str(mode).upper(), (known.name for known in AutoresetMode))
+    hint = did_you_mean(str(mode).upper(), (known.name for known in AutoresetMode))
     raise ValueError(f"autoreset_mode={mode!r} is not a mode: use one of {names}, or an AutoresetMode.{hint}")
 
 
@@ -53,7 +47,7 @@ def check_options(options: Mapping[str, Any] | None, known: Sequence[str], count
     for key in options or ():
         if key not in known:
             raise ValueError(
-                f"reset() knows no option {key!r}: use {' or '.join(map(repr, known))}.{suggestion(key, known)}"
+                f"reset() knows no option {key!r}: use {' or '.join(map(repr, known))}.{did_you_mean(key, known)}"
             )
     ids = (options or {}).get("task_ids")
     if ids is None:

@@ -1,38 +1,52 @@
 """What a policy says, as the assistant message that an agent gets. Whatever it says is some message.
 
 ``message``: JSON text of an assistant message in OpenAI's form (``content``, ``tool_calls``, ``reasoning_content``);
-anything else is said as it stands, as text without calls. ``hermes`` and ``qwen3-coder``: the text as a model of that
-call style samples it, read by the parser that the gateway reads models with. Ids of calls are made here, so that the
-same actions give the same histories.
+anything else is said as it stands, as text without calls. The name of a parser (``clawgym list parsers``): the text as
+a model that writes such calls samples it. Ids of calls are made here, so that the same actions give the same histories.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from clawgym.engines.protocol import CallDelta, Delta, Image
 from clawgym.gateway.calls import Message, Refusal, canonical_messages
 from clawgym.gateway.parsers import ReplyParser
+from clawgym.gateway.tool_calls import CallParser
+from clawgym.registry import did_you_mean, parsers
 
-__all__ = ["ActionFormat", "deltas_of", "message_of", "reply_of"]
-
-ActionFormat = Literal["message", "hermes", "qwen3-coder"]
+__all__ = ["deltas_of", "message_of", "parser_of", "reply_of"]
 
 
-def reply_of(action: str, form: ActionFormat, tools: Sequence[Mapping[str, Any]], number: int) -> tuple[Message, int]:
+def parser_of(action_format: str) -> CallParser | None:
+    """What reads actions of ``action_format``: None for ``message``. Raises ValueError for a name that is not known."""
+    if action_format == "message":
+        return None
+    known = ("message", *parsers.names())
+    if action_format not in known and ":" not in action_format:
+        raise ValueError(
+            f"action_format={action_format!r}: use one of {', '.join(map(repr, known))}, or package.module:Parser."
+            f"{did_you_mean(action_format, known)}"
+        )
+    return parsers.make(action_format)
+
+
+def reply_of(
+    action: str, parser: CallParser | None, tools: Sequence[Mapping[str, Any]], number: int
+) -> tuple[Message, int]:
     """The message of ``action`` in answer to request ``number``, which offered ``tools``; and how many calls in it
-    were malformed, and stay text. Never raises."""
-    if form == "message":
+    were malformed, and stay text. Without ``parser`` the action is JSON text of a message. Never raises."""
+    if parser is None:
         message = message_of(action)
         malformed = int(message is None and action.lstrip().startswith("{"))
         message = message or _said(action)
     else:
-        parser = ReplyParser(form, tools)
-        parser.push(_said(action)["content"])
-        parser.finish()
-        message, malformed = parser.message, parser.malformed
+        reply = ReplyParser(parser, tools)
+        reply.push(_said(action)["content"])
+        reply.finish()
+        message, malformed = reply.message, reply.malformed
     for n, call in enumerate(message.get("tool_calls", ())):
         call["id"] = f"call{number:06}{n:03}"
     return message, malformed

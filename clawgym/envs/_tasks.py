@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import numpy as np
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskSet
+from clawgym.registry import did_you_mean
 
 __all__ = ["TaskChoice"]
 
@@ -33,8 +33,7 @@ class TaskChoice:
         name = str(ids[index % len(ids)])
         task = self.task_set.by_id.get(name)
         if task is None:
-            close = difflib.get_close_matches(name, self.task_set.by_id, 1)
-            hint = f" Did you mean: {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, self.task_set.by_id)
             raise TaskError(f"no task {name!r} in {self.task_set.name!r}.{hint} See `clawgym tasks show`")
         return task
 

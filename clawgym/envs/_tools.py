@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
-from clawgym.envs._replies import ActionFormat, message_of, reply_of
+from clawgym.envs._replies import message_of, parser_of, reply_of
 from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import AssistantText, tools_observation_space
 from clawgym.records import Observation, ToolCall
@@ -26,12 +26,10 @@ class ToolsEnv(SandboxEnv):
 
     commands: ClassVar[bool]
 
-    def __init__(self, *, action_format: ActionFormat = "message") -> None:
-        if action_format not in get_args(ActionFormat):
-            raise ValueError(f"action_format={action_format!r}: use 'message', 'hermes' or 'qwen3-coder'")
+    def __init__(self, *, action_format: str = "message") -> None:
+        self._parser = parser_of(action_format)
         self.action_space = AssistantText(action_format, tools=_SAMPLES)
         self.observation_space = tools_observation_space()
-        self._form: ActionFormat = action_format
 
     async def open(self, sandbox: Sandbox) -> dict[str, Any]:
         self.info["tools"] = [dict(tool) for tool in self.tools.schemas]
@@ -64,11 +62,11 @@ class ToolsEnv(SandboxEnv):
 
     def _read(self, action: str) -> tuple[Mapping[str, Any], int]:
         """The message of ``action``, and how many calls in it could not be read."""
-        if self.commands and self._form == "message" and message_of(action) is None:
+        if self.commands and self._parser is None and message_of(action) is None:
             name, arguments = (SUBMIT, {}) if action.strip() == SUBMIT else ("bash", {"command": action})
             function = {"name": name, "arguments": json.dumps(arguments)}
             return {"content": "", "tool_calls": [{"id": f"call{self.steps:06}000", "function": function}]}, 0
-        return reply_of(action, self._form, self.tools.schemas, self.steps)
+        return reply_of(action, self._parser, self.tools.schemas, self.steps)
 
 
 def _see(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,13 +26,14 @@ from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.config import Prompt
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.envs._replies import ActionFormat, deltas_of, reply_of
+from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs._turnstile import Asked, Seat, Turnstile
 from clawgym.envs._worker import StepResult, ending
 from clawgym.envs.env import Reward
 from clawgym.envs.spaces import AssistantText, openclaw_observation_space
 from clawgym.errors import ClawGymError
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.tool_calls import CallParser
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
 from clawgym.rollout import run_episode
@@ -86,12 +87,12 @@ class OpenClawWorker:
     """One environment (:class:`~clawgym.envs._worker.Worker`)."""
 
     def __init__(
-        self, backend: Backend, agent: BlackBoxAgent, turnstile: Turnstile, form: ActionFormat, reward: Reward
+        self, backend: Backend, agent: BlackBoxAgent, turnstile: Turnstile, parser: CallParser | None, reward: Reward
     ) -> None:
         self._backend = backend
         self._agent = agent
         self._turnstile = turnstile
-        self._form: ActionFormat = form
+        self._parser = parser
         self._reward: Reward = reward
         self.last: Episode | None = None
         self._play: asyncio.Task[Episode] | None = None
@@ -132,7 +133,7 @@ class OpenClawWorker:
         if not self._play.done():
             asked = self._shown
             assert asked is not None
-            message, malformed = reply_of(action, self._form, asked.body.get("tools", ()), asked.number)
+            message, malformed = reply_of(action, self._parser, asked.body.get("tools", ()), asked.number)
             info = {"malformed_calls": malformed, "heard": self._seat.answer(asked, deltas_of(message))}
             self._steps += 1
             await self._until_asked()
@@ -204,9 +205,9 @@ class OpenClawKit:
     Action (str), with ``action_format="message"``: JSON text of an assistant message in OpenAI's form, ``{"content":
     ..., "tool_calls": [{"function": {"name": ..., "arguments": ...}}], "reasoning_content": ...}``, ``content`` or
     ``tool_calls`` at least; ``arguments`` JSON text or an object; ids are made here. Any other text is said as it
-    stands, without calls, which ends OpenClaw's turn. With ``hermes`` or ``qwen3-coder``: the text as a model of that
-    call style samples it, ``<tool_call>`` and ``<think>`` included, end-of-turn tokens left out. What is malformed
-    stays text, as the gateway has it, and ``info["malformed_calls"]`` counts it; no action raises.
+    stands, without calls, which ends OpenClaw's turn. With the name of a parser (``clawgym list parsers``): the text as
+    a model that writes such calls samples it, reasoning included, end-of-turn tokens left out. What is malformed stays
+    text, as the gateway has it, and ``info["malformed_calls"]`` counts it; no action raises.
 
     An episode ends when OpenClaw has answered the instruction: ``terminated``, also when it died. ``truncated`` when
     the task's model calls or seconds are used up, or the host failed. The seconds are the task's own
@@ -224,17 +225,15 @@ class OpenClawKit:
         *,
         version: str | None = None,
         prompt: Prompt = "reference",
-        action_format: ActionFormat = "message",
+        action_format: str = "message",
         max_tokens: int = 8192,
         context_window: int = 128_000,
         spare: int | None = None,
     ) -> None:
-        if action_format not in ("message", "hermes", "qwen3-coder"):
-            raise ValueError(f"action_format={action_format!r}: use 'message', 'hermes' or 'qwen3-coder'")
+        self._parser = parser_of(action_format)
         self.action_space: gym.spaces.Text = AssistantText(action_format)
         self.observation_space = openclaw_observation_space()
         self._claw = OpenClaw(version, prompt=prompt)
-        self._form: ActionFormat = action_format
         self._max_tokens = max_tokens
         self._turnstile = Turnstile(context_window)
         self._spare = spare
@@ -257,7 +256,7 @@ class OpenClawKit:
         self._agent = BlackBoxAgent(self._claw, gateway=gateway, spare=spare, max_tokens=self._max_tokens)
 
     def worker(self, reward: Reward) -> OpenClawWorker:
-        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._form, reward)
+        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._parser, reward)
 
     def screen(self, observation: dict[str, Any]) -> str:
         messages = json.loads(observation["messages"])

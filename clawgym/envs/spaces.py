@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector.utils import create_shared_memory
 
 from clawgym.errors import ClawGymError
+from clawgym.registry import parsers
 
 __all__ = [
     "AnyText",
@@ -146,7 +147,8 @@ def tools_observation_space() -> gym.spaces.Dict:
 
 class AssistantText(AnyText):
     """What a policy may say to an agent: any text. Samples are words, or calls of ``tools`` (name -> arguments; by
-    default OpenClaw's) with words for arguments, in the form ``message``, ``hermes`` or ``qwen3-coder``
+    default OpenClaw's) with words for arguments, in the form ``message`` or as a parser (``clawgym list parsers``)
+    writes them
     (:class:`~clawgym.envs.openclaw.OpenClawKit`).
     """
 
@@ -169,12 +171,8 @@ class AssistantText(AnyText):
             return text
         name = str(self.np_random.choice(list(self.tools)))
         arguments = {key: words() for key in self.tools[name]}
-        if self.form == "hermes":
-            call = json.dumps({"name": name, "arguments": arguments})
-            return f"{text}\n<tool_call>\n{call}\n</tool_call>"
-        if self.form == "qwen3-coder":
-            given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-            return f"{text}\n<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+        if self.form != "message":
+            return f"{text}\n{parsers.make(self.form).write(name, arguments)}"
         function = {"name": name, "arguments": json.dumps(arguments)}
         return json.dumps({"content": text, "tool_calls": [{"type": "function", "function": function}]})
 

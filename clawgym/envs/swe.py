@@ -15,9 +15,9 @@ class SweEnv(ToolsEnv):
 
     Actions (str), with ``action_format="message"``: a bash command; ``"submit"``; or JSON text of an assistant message
     in OpenAI's form with ``tool_calls`` of ``bash``, ``read_file``, ``write_file``, ``edit_file`` and ``submit``
-    (``info["tools"]`` of ``reset`` has their schemas), which are carried out one after another. With ``hermes`` or
-    ``qwen3-coder``: the text as a model of that call style samples it. No text raises: what cannot be carried out is
-    an observation, and ``info["malformed_calls"]`` counts it.
+    (``info["tools"]`` of ``reset`` has their schemas), which are carried out one after another. With the name of a
+    parser (``clawgym list parsers``): the text as a model that writes such calls samples it. No text raises: what
+    cannot be carried out is an observation, and ``info["malformed_calls"]`` counts it.
 
     Observation: see :func:`~clawgym.envs.spaces.tools_observation_space`. ``terminated`` on ``submit`` (or a broken
     sandbox), ``truncated`` when the budget of steps or seconds is used up, or the host failed. The last ``info`` holds

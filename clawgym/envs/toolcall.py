@@ -13,12 +13,12 @@ class ToolCallEnv(ToolsEnv):
     Args:
         action_format: what an action is; see below.
 
-    Actions (str), with ``action_format="message"``: JSON text of an assistant message in OpenAI's form,
-    ``{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": ...}}]}``; ``arguments`` JSON text or an
-    object; ids are made here. Any other text is a message without calls, which is answered by saying so. With
-    ``hermes`` or ``qwen3-coder``: the text as a model of that call style samples it. ``info["tools"]`` of ``reset`` has
-    the schemas; ``submit`` ends the episode, and its ``message`` is the answer. Calls of one message are answered in
-    their order; calls to one server are carried out one after another, different servers work at once. No text
+    Actions (str), with ``action_format="message"``: JSON text of an assistant message in OpenAI's form, ``{"content":
+    ..., "tool_calls": [{"function": {"name": ..., "arguments": ...}}]}``; ``arguments`` JSON text or an object; ids are
+    made here. Any other text is a message without calls, which is answered by saying so. With the name of a parser
+    (``clawgym list parsers``): the text as a model that writes such calls samples it. ``info["tools"]`` of ``reset``
+    has the schemas; ``submit`` ends the episode, and its ``message`` is the answer. Calls of one message are answered
+    in their order; calls to one server are carried out one after another, different servers work at once. No text
     raises: unknown tools, arguments that do not fit, and errors of tools are observations, and
     ``info["malformed_calls"]`` counts the first two.
 

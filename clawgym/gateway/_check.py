@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawgym.gateway.calls import Refusal
-from clawgym.gateway.parsers import CallStyle, ReplyParser
+from clawgym.gateway.parsers import ReplyParser
 from clawgym.gateway.template import Template
+from clawgym.registry import parsers
 
-__all__ = ["sees_images", "style_of_calls", "template_problems"]
+__all__ = ["parser_of_calls", "sees_images", "template_problems"]
 
 _TOOL = {
     "type": "function",
@@ -83,19 +84,18 @@ def _unstable(template: Template) -> list[str]:
     return found
 
 
-def style_of_calls(template: Template) -> CallStyle | None:
-    """The style in which the template writes a call, if a parser here reads it back."""
+def parser_of_calls(template: Template) -> str | None:
+    """The name of the first parser that reads back a call which the template writes; None if there is none."""
     try:
         text = template([_ASK, _CALL], ())
     except Refusal:
         return None
-    styles: tuple[CallStyle, ...] = ("hermes", "qwen3-coder")
-    for style in styles:
-        parser = ReplyParser(style, [_TOOL])
+    for name, calls in parsers.things():
+        parser = ReplyParser(calls(), [_TOOL])
         parser.push(text)
         parser.finish()
         if [json.loads(call["function"]["arguments"]) for call in parser.calls] == [{"at": "word4"}]:
-            return style
+            return name
     return None
 
 

@@ -15,29 +15,30 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from clawgym.engines.protocol import CallDelta, Delta
-from clawgym.gateway._bodies import CLOSE, OPEN, JsonScanner, Malformed, MarkupScanner, read_json, read_markup
+from clawgym.gateway.tool_calls import CallParser
 
-__all__ = ["CallStyle", "ReplyParser", "StopStrings"]
-
-CallStyle = Literal["hermes", "qwen3-coder"]
+__all__ = ["ReplyParser", "StopStrings"]
 
 _THINK, _END_THINK = "<think>", "</think>"
 _CHUNK = 4096
 """Characters that are looked at together: what is read again must not be copied whole each time."""
 _FRAGMENT = 16384
 """Characters of arguments in one delta."""
+_MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
+"""What a parser raises for what is no call."""
 
 
 class ReplyParser:
-    """Reads one reply. Without ``tools`` or ``style``, calls are text."""
+    """Reads one reply. Without ``tools`` or ``call_parser``, calls are text."""
 
     def __init__(
-        self, style: CallStyle | None, tools: Sequence[Mapping[str, Any]] = (), *, reasoning: bool = False
+        self, call_parser: CallParser | None, tools: Sequence[Mapping[str, Any]] = (), *, reasoning: bool = False
     ) -> None:
-        self._style = style if tools else None
+        self._call_parser = call_parser if tools else None
+        self._open, self._close = (call_parser.open, call_parser.close) if call_parser and tools else ("", "")
         self._tools = tools
         self._state = self._in_reasoning if reasoning else self._at_start
         self._work: deque[str] = deque()
@@ -138,32 +139,34 @@ class ReplyParser:
         return text[end + len(_END_THINK) :]
 
     def _in_text(self, text: str) -> str:
-        if self._style is None:
+        if self._call_parser is None:
             self._say(text)
             return ""
-        start = text.find(OPEN)
+        start = text.find(self._open)
         if start < 0:
-            whole = len(text) - _begun(text, OPEN)
+            whole = len(text) - _begun(text, self._open)
             self._say(text[:whole])
             self._carry = text[whole:]
             return ""
         self._say(text[:start])
-        self._raw = [OPEN]
-        self._scanner = JsonScanner() if self._style == "hermes" else MarkupScanner()
+        self._raw = [self._open]
+        self._scanner = self._call_parser.scanner()
         self._state = self._in_call
-        return text[start + len(OPEN) :]
+        return text[start + len(self._open) :]
 
     def _in_call(self, text: str) -> str:
         try:
             end = self._scanner.feed(text)
-        except Malformed:
+        except _MALFORMED:
             return self._give_up(text)
         self._raw.append(text[:end])
         if end is None:
             return ""
         try:
-            name, arguments = self._read("".join(self._raw)[len(OPEN) : -len(CLOSE)])
-        except Malformed:
+            assert self._call_parser is not None
+            body = "".join(self._raw)[len(self._open) : -len(self._close)]
+            name, arguments = self._call_parser.read(body, self._tools)
+        except _MALFORMED:
             return self._give_up(text[end:])
         self._state = self._in_text
         self._mark()
@@ -172,15 +175,15 @@ class ReplyParser:
 
     def _in_broken(self, text: str) -> str:
         """The rest of a malformed call whose end has not come yet."""
-        end = text.find(CLOSE)
+        end = text.find(self._close)
         if end < 0:
-            whole = len(text) - _begun(text, CLOSE)
+            whole = len(text) - _begun(text, self._close)
             self._say(text[:whole])
             self._carry = text[whole:]
             return ""
-        self._say(text[: end + len(CLOSE)])
+        self._say(text[: end + len(self._close)])
         self._state = self._in_text
-        return text[end + len(CLOSE) :]
+        return text[end + len(self._close) :]
 
     def _give_up(self, rest: str) -> str:
         """Read the call again as text; ``rest`` follows it."""
@@ -188,12 +191,6 @@ class ReplyParser:
         self._work.extendleft(reversed((*self._raw, rest)))
         self._state = self._in_broken
         return ""
-
-    def _read(self, body: str) -> tuple[str, str]:
-        if self._style == "hermes":
-            return read_json(body)
-        functions = [tool.get("function", {}) for tool in self._tools]
-        return read_markup(body, {f.get("name"): f.get("parameters") for f in functions})
 
     def _mark(self) -> None:
         self._at_marker = True
@@ -239,8 +236,10 @@ class ReplyParser:
 
 def _begun(text: str, marker: str) -> int:
     """How many characters at the end of ``text`` may be the beginning of ``marker``."""
-    at = text.rfind("<", max(0, len(text) - len(marker) + 1))
-    return len(text) - at if at >= 0 and marker.startswith(text[at:]) else 0
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0 and not marker.startswith(text[at:]):
+        at = text.find(marker[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 class StopStrings:

@@ -18,11 +18,13 @@ from typing import Any
 
 from clawgym.engines.folders import load_tokenizer, model_folder, read_settings
 from clawgym.errors import EngineError, GatewayError, MissingDependency
-from clawgym.gateway._check import sees_images, style_of_calls, template_problems
+from clawgym.gateway._check import parser_of_calls, sees_images, template_problems
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.decode import Alphabet, Decoder
-from clawgym.gateway.parsers import CallStyle, ReplyParser
+from clawgym.gateway.parsers import ReplyParser
 from clawgym.gateway.template import Guard, Template, for_template
+from clawgym.gateway.tool_calls import CallParser
+from clawgym.registry import parsers
 
 __all__ = ["Renderer"]
 
@@ -42,11 +44,11 @@ class Renderer:
         tokenizer: str | Path,
         *,
         chat_template: str | None = None,
-        call_style: CallStyle | None = None,
+        call_parser: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load the folder (or hub name) ``tokenizer``. ``call_style`` is found out from the template where it is
-        ``None``.
+        """Load the folder (or hub name) ``tokenizer``. ``call_parser`` is a name of ``clawgym list parsers``; where it
+        is None, the template shows which parser reads its calls.
 
         Raises :class:`~clawgym.errors.GatewayError` if it cannot be used, and
         :class:`~clawgym.errors.MissingDependency` without transformers."""
@@ -57,12 +59,14 @@ class Renderer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.template = Template(source, {**loaded.special_tokens_map, **(template_kwargs or {})})
-        self.call_style: CallStyle | None = call_style or style_of_calls(self.template)
-        """How the model writes calls; ``None`` where the template shows no style that is known here."""
+        self.call_parser = call_parser or parser_of_calls(self.template)
+        """The name of the parser of tool calls; None where no known parser reads the calls of the template."""
+        self._calls: CallParser | None = parsers.make(self.call_parser) if self.call_parser else None
+        seen = {*_SEEN, self._calls.open, self._calls.close} if self._calls else {*_SEEN}
         added = {i: token for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         named = {t.content for t in added.values() if t.content in source and not t.content.isalnum()}
-        structure = named | {t.content for t in added.values() if t.special or t.content in _SEEN}
-        hidden = {i for i, t in added.items() if t.special and t.content not in _SEEN}
+        structure = named | {t.content for t in added.values() if t.special or t.content in seen}
+        hidden = {i for i, t in added.items() if t.special and t.content not in seen}
         self._guard = Guard(structure)
         self._guard_replies = Guard(t.content for i, t in added.items() if i in hidden)
         self._guard_replies.mark = self._guard.mark
@@ -228,7 +232,7 @@ class Renderer:
     def parser(self, tools: Sequence[Mapping[str, Any]] = (), prompt: Sequence[int] = ()) -> ReplyParser:
         """For the text of one reply to ``prompt``. Without ``tools``, calls are text."""
         opening = self._backend.decode(list(prompt[-8:]), skip_special_tokens=False)
-        return ReplyParser(self.call_style, tools, reasoning=opening.rstrip().endswith("<think>"))
+        return ReplyParser(self._calls, tools, reasoning=opening.rstrip().endswith("<think>"))
 
     # About itself
 
@@ -241,13 +245,14 @@ class Renderer:
     def receipt(self) -> dict[str, Any]:
         """What identifies this renderer in a receipt."""
         template = hashlib.sha256(self.template.source.encode()).hexdigest()
-        return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_style}
+        return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_parser}
 
     def check(self) -> list[str]:
         """The problems of the chat template and the tokenizer, in words; empty if there are none."""
         problems = template_problems(self.template)
-        if self.call_style is None:
-            problems.append("writes calls in no style that is known here (hermes, qwen3-coder): calls stay text")
+        if self.call_parser is None:
+            known = ", ".join(parsers.names())
+            problems.append(f"writes calls that no known parser reads ({known}): calls stay text")
         if not self._shows_results:
             problems.append("shows no results of tools after a reply that is not rendered again")
         if self._end is None:

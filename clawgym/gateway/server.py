@@ -33,13 +33,12 @@ from clawgym.gateway.dialects import Dialect
 from clawgym.gateway.dialects._sse import send_events
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import Failure, failure_of
-from clawgym.gateway.dialects.messages import MessagesDialect
-from clawgym.gateway.dialects.responses import ResponsesDialect
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.sessions import Opened, Session, Sessions
 from clawgym.pool import Pool, PoolWriter
 from clawgym.records import Episode
+from clawgym.registry import dialects as known_dialects
 
 __all__ = ["Address", "Gateway", "Listeners"]
 
@@ -57,7 +56,8 @@ _http_log = logging.getLogger("clawgym.gateway.http")
 _http_log.addFilter(_OursOnly())
 
 MOST_CONNECTIONS = 8192
-DIALECTS: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+_PLAIN = ChatDialect()
+"""The form of errors that are no dialect's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class Gateway:
     """An OpenAI-compatible server between agents and one engine, which records every turn in a pool.
 
     ``engine`` takes token ids (its tokenizer and chat template render the prompts), or text: then nothing is exact
-    and every turn says so. ``model`` is what the agent is told it talks to. Use as ``async with``; closes its pool
-    writer, not the pool or the engine.
+    and every turn says so. ``model`` is what the agent is told it talks to. ``dialects`` are names of ``clawgym list
+    dialects``; all of them by default. Use as ``async with``; closes its pool writer, not the pool or the engine.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class Gateway:
         *,
         renderer: Renderer | None = None,
         model: str = "policy",
+        dialects: Sequence[str] | None = None,
         streams: int = 256,
         waiting: int = 4096,
     ) -> None:
@@ -167,6 +168,8 @@ class Gateway:
         self.gate = Gate(streams=streams, waiting=waiting)
         self.core = Core(engine, self._writer, self.gate, renderer=renderer)
         self.sessions = Sessions(pool, self._writer)
+        self.dialects = _dialects(dialects)
+        """By name."""
         self._listeners = Listeners(self._app())
         self._address: Address | None = None
 
@@ -253,10 +256,11 @@ class Gateway:
         app = web.Application()
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/s/{session}/v1/models", self._models)
-        for dialect in DIALECTS:
+        for dialect in self.dialects.values():
             app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect).handle)
-        app.router.add_post("/s/{session}/v1/messages/count_tokens", _Count(self, MessagesDialect()).handle)
-        app.router.add_route("*", "/{path:.*}", _nowhere)
+            if dialect.count_path:
+                app.router.add_post(f"/s/{{session}}/v1/{dialect.count_path}", _Count(self, dialect).handle)
+        app.router.add_route("*", "/{path:.*}", self._nowhere)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -266,13 +270,34 @@ class Gateway:
         try:
             await self.admit(request)
         except Refusal as error:
-            return answer_error(DIALECTS[0], failure_of(error))
+            return answer_error(_PLAIN, failure_of(error))
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "clawgym"}
         return web.json_response({"object": "list", "data": [model]})
+
+    async def _nowhere(self, request: web.Request) -> web.Response:
+        paths = ", ".join(f"/v1/{dialect.path}" for dialect in self.dialects.values())
+        failure = Failure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
+        return answer_error(_PLAIN, failure)
 
     async def admit(self, request: web.Request) -> Session:
         """The session that a request belongs to. Raises :class:`~clawgym.gateway.calls.Refusal`."""
         return await self.sessions.find(request.match_info["session"], secret_of(request))
+
+
+def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
+    """The dialects of ``names``, all by default. Raises :class:`~clawgym.errors.GatewayError` for an unknown name and
+    for two of the same path."""
+    chosen = known_dialects.things() if names is None else ((name, known_dialects.get(name)) for name in names)
+    made: dict[str, Dialect] = {name: dialect() for name, dialect in chosen}
+    by_path: dict[str, str] = {}
+    for name, dialect in made.items():
+        for path in filter(None, (dialect.path, dialect.count_path)):
+            if (other := by_path.setdefault(path, name)) != name:
+                raise GatewayError(
+                    f"the dialects {other!r} and {name!r} both serve /v1/{path}: choose one of them (--dialect), or "
+                    "change the path of one"
+                )
+    return made
 
 
 def secret_of(request: web.Request) -> str:
@@ -324,12 +349,6 @@ async def _body(request: web.Request, hold: Callable[[int], None], most: int) ->
             raise too_large
         hold(len(piece))
     return bytes(body)
-
-
-async def _nowhere(request: web.Request) -> web.Response:
-    paths = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
-    failure = Failure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
-    return answer_error(DIALECTS[0], failure)
 
 
 class _Endpoint:

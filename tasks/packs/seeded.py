@@ -6,7 +6,6 @@ training and odd seeds are held out, and no text that a pack holds apart is ever
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskSet
+from clawgym.registry import did_you_mean
 
 __all__ = ["FIRST", "WORDS", "Generator", "SeededPack", "Split", "csv_text", "draft_of", "generator", "split_of"]
 
@@ -121,9 +121,8 @@ class SeededPack(Generic[D]):
     def make(self, generator: str, seed: int) -> Task:
         """The instance of a generator for a seed: the same one everywhere."""
         if generator not in self.generators:
-            near = difflib.get_close_matches(generator, self.generators, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(self.generators)}"
-            raise TaskSetNotFound(f"{self.name} has no generator {generator!r}: {hint}")
+            hint = did_you_mean(generator, self.generators) or f" Choose one of {', '.join(self.generators)}"
+            raise TaskSetNotFound(f"{self.name} has no generator {generator!r}.{hint}")
         return self.build(self.generators[generator], seed)
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:

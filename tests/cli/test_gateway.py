@@ -28,7 +28,7 @@ async def start(*argv: str, cwd: Path) -> tuple[asyncio.subprocess.Process, dict
 async def test_a_gateway_over_a_recording(tmp_path):
     recording = tmp_path / "answers.jsonl"
     recording.write_text('{"text": "one"}\n{"text": "two"}\n')
-    process, shown = await start("--upstream", "replay", "--model", str(recording), cwd=tmp_path)
+    process, shown = await start("--engine", "replay", "--model", str(recording), cwd=tmp_path)
     try:
         assert shown["base_url"].startswith("http://127.0.0.1:")
         async with openai.AsyncOpenAI(base_url=shown["base_url"], api_key=shown["api_key"]) as client:
@@ -53,9 +53,11 @@ async def test_a_gateway_over_a_recording(tmp_path):
 
 async def test_what_does_not_go_together_is_said(tmp_path):
     for argv, said in [
-        (("--upstream", "vllm", "--model", "m"), "--upstream-url and --tokenizer"),
-        (("--upstream", "replay", "--model", "none.jsonl"), "none.jsonl"),
-        (("--upstream", "openai", "--model", "m", "--tls-cert", "x.pem"), "--tls-key"),
+        (("--engine", "vllm", "--model", "m"), "engine 'vllm' needs base_url, tokenizer"),
+        (("--engine", "replay", "--model", "none.jsonl"), "none.jsonl"),
+        (("--engine", "vlm", "--model", "m"), "Did you mean 'vllm'"),
+        (("--engine", "replay", "--tokenizer", "x"), "engine 'replay' does not take tokenizer"),
+        (("--engine", "openai", "--model", "m", "--tls-cert", "x.pem"), "--tls-key"),
     ]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", PROGRAM, "gateway", *argv, cwd=tmp_path, stderr=asyncio.subprocess.PIPE

@@ -85,12 +85,12 @@ def test_a_desktop_takes_actions_of_its_space_and_arguments_as_models_write_them
 @pytest.mark.parametrize("name", sorted(OURS))
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_an_unknown_reward_is_refused_at_construction(name: str, num_envs: int | None) -> None:
-    with pytest.raises(ValueError, match=r"'official', 'strict', 'corrected', 'checks'.*Did you mean: 'strict'"):
+    with pytest.raises(ValueError, match=r"'official', 'strict', 'corrected', 'checks'.*Did you mean 'strict'"):
         gym.make(name, num_envs=num_envs, tasks=TASKS, reward="strickt")
 
 
 def test_an_unknown_option_of_make_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown option 'rewad'.*Did you mean: 'reward'"):
+    with pytest.raises(ValueError, match=r"unknown option 'rewad'.*Did you mean 'reward'"):
         gym.make(ID, tasks=TASKS, rewad="strict")
     with pytest.raises(ValueError, match="give num_envs too"):
         gym.make(ID, tasks=TASKS, autoreset_mode="NEXT_STEP")
@@ -98,7 +98,7 @@ def test_an_unknown_option_of_make_is_refused() -> None:
 
 def test_unknown_options_of_reset_are_refused(batch: TaskVectorEnv, env: gym.Env[Any, Any]) -> None:
     for made in (batch, env):
-        with pytest.raises(ValueError, match=r"no option 'task_id'.*Did you mean: 'task_ids'"):
+        with pytest.raises(ValueError, match=r"no option 'task_id'.*Did you mean 'task_ids'"):
             made.reset(options={"task_id": "sum"})
         with pytest.raises(ValueError, match="list of task ids; got str 'sum'"):
             made.reset(options={"task_ids": "sum"})
@@ -118,7 +118,7 @@ def test_an_autoreset_mode_has_its_name_and_its_value(mode: AutoresetMode) -> No
 
 
 def test_an_unknown_autoreset_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'NEXT_STEP', 'SAME_STEP', 'DISABLED'.*Did you mean: 'SAME_STEP'"):
+    with pytest.raises(ValueError, match=r"'NEXT_STEP', 'SAME_STEP', 'DISABLED'.*Did you mean 'SAME_STEP'"):
         gym.make_vec(ID, num_envs=1, tasks=TASKS, autoreset_mode="same-stepp")
 
 

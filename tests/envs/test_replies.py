@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.envs._replies import ActionFormat, deltas_of, reply_of
+from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs.spaces import AssistantText, JsonList
 from clawgym.gateway.calls import Heard, canonical_messages
 
 TOOLS = [{"type": "function", "function": {"name": "exec", "parameters": {"type": "object"}}}]
-FORMS: list[ActionFormat] = ["message", "hermes", "qwen3-coder"]
+FORMS = ["message", "hermes", "qwen3-coder"]
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -38,10 +38,8 @@ messages = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("form", FORMS)
 @given(action=st.text() | messages.map(json.dumps) | json_values.map(json.dumps), number=st.integers(0, 99))
-def test_whatever_is_said_is_a_message_and_is_heard_as_it_was_meant(
-    form: ActionFormat, action: str, number: int
-) -> None:
-    message, malformed = reply_of(action, form, TOOLS, number)
+def test_whatever_is_said_is_a_message_and_is_heard_as_it_was_meant(form: str, action: str, number: int) -> None:
+    message, malformed = reply_of(action, parser_of(form), TOOLS, number)
     assert malformed >= 0
     assert canonical_messages([message], {}) == [message]
     json.dumps(message, ensure_ascii=False).encode()
@@ -57,7 +55,7 @@ def test_whatever_is_said_is_a_message_and_is_heard_as_it_was_meant(
 @given(st.text())
 def test_plain_text_is_said_as_it_stands(text: str) -> None:
     if not text.lstrip().startswith("{"):
-        assert reply_of(text, "message", TOOLS, 0) == ({"role": "assistant", "content": text}, 0)
+        assert reply_of(text, None, TOOLS, 0) == ({"role": "assistant", "content": text}, 0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_plain_text_is_said_as_it_stands(text: str) -> None:
     ],
 )
 def test_what_is_no_message_is_text_and_counted(action: str) -> None:
-    message, malformed = reply_of(action, "message", TOOLS, 0)
+    message, malformed = reply_of(action, None, TOOLS, 0)
     assert (message, malformed) == ({"role": "assistant", "content": action}, 1)
 
 
@@ -84,7 +82,7 @@ def test_a_message_is_taken_as_openai_writes_it() -> None:
         {"id": "x", "type": "function", "function": {"name": "exec", "arguments": '{"command": "ls"}'}},
         {"function": {"name": "exec", "arguments": {"command": "pwd"}}},
     ]
-    message, malformed = reply_of(json.dumps(said), "message", TOOLS, 7)
+    message, malformed = reply_of(json.dumps(said), None, TOOLS, 7)
     assert malformed == 0
     assert (message["content"], message["reasoning_content"]) == (None, "hm")
     assert [json.loads(c["function"]["arguments"])["command"] for c in message["tool_calls"]] == ["ls", "pwd"]
@@ -93,16 +91,16 @@ def test_a_message_is_taken_as_openai_writes_it() -> None:
 
 def test_without_tools_a_sampled_call_is_text() -> None:
     sampled = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
-    assert reply_of(sampled, "hermes", TOOLS, 0)[0]["tool_calls"]
-    assert reply_of(sampled, "hermes", [], 0)[0]["content"] == sampled
+    assert reply_of(sampled, parser_of("hermes"), TOOLS, 0)[0]["tool_calls"]
+    assert reply_of(sampled, parser_of("hermes"), [], 0)[0]["content"] == sampled
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_samples_are_replies_with_and_without_calls(form: ActionFormat) -> None:
+def test_samples_are_replies_with_and_without_calls(form: str) -> None:
     space, other = AssistantText(form, seed=1), AssistantText(form, seed=1)
     samples = [space.sample() for _ in range(50)]
     assert samples == [other.sample() for _ in range(50)]
-    replies = [reply_of(s, form, TOOLS, 0) for s in samples]
+    replies = [reply_of(s, parser_of(form), TOOLS, 0) for s in samples]
     assert all(space.contains(s) for s in samples)
     assert not any(malformed for _, malformed in replies)
     assert {"tool_calls" in message for message, _ in replies} == {True, False}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym.gateway.parsers import ReplyParser, StopStrings
+from clawgym.registry import parsers
 
 SCHEMA = {
     "type": "object",
@@ -45,7 +46,7 @@ class Read:
 
     def __init__(self, pieces, style="hermes", tools=TOOLS, *, reasoning=False):
         pieces = [pieces] if isinstance(pieces, str) else pieces
-        self.parser = ReplyParser(style, tools, reasoning=reasoning)
+        self.parser = ReplyParser(style and parsers.make(style), tools, reasoning=reasoning)
         self.deltas = [d for piece in pieces for d in self.parser.push(piece)] + self.parser.finish()
 
     @property
@@ -171,7 +172,7 @@ def test_an_unfinished_call_is_text(end):
 
 
 def test_nothing_of_a_call_is_told_before_it_is_whole():
-    parser = ReplyParser("hermes", TOOLS)
+    parser = ReplyParser(parsers.make("hermes"), TOOLS)
     text = hermes()
     told = [parser.push(char) for char in text]
     assert not any(told[:-1])
@@ -181,7 +182,7 @@ def test_nothing_of_a_call_is_told_before_it_is_whole():
 
 
 def test_text_and_thoughts_are_told_at_once():
-    parser = ReplyParser("hermes", TOOLS)
+    parser = ReplyParser(parsers.make("hermes"), TOOLS)
     assert [d.reasoning for d in parser.push("<think>hm")] == ["hm"]
     assert [d.text for d in parser.push("</think>Lo")] == ["Lo"]
     assert [d.text for d in parser.push("ok <to")] == ["ok"]

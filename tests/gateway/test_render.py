@@ -337,7 +337,7 @@ def test_increments_do_not_render_tools_again(renderers):
     ("kind", "style"), [("chatml", "hermes"), ("coder", "qwen3-coder"), ("headers", None), ("strict", None)]
 )
 def test_the_style_is_found_in_the_template(renderers, kind, style):
-    assert renderers(kind).call_style == style
+    assert renderers(kind).call_parser == style
 
 
 def test_a_reply_starts_inside_reasoning_where_the_prompt_does(renderers):
@@ -390,7 +390,7 @@ def test_good_templates_have_no_problems(renderers):
     ("kind", "problem"),
     [
         ("forgetful", "drops the reasoning of earlier turns"),
-        ("headers", "in no style that is known"),
+        ("headers", "calls that no known parser reads"),
         ("strict", "refuses system messages"),
         ("strict", "drops tool definitions"),
     ],
@@ -441,7 +441,7 @@ def test_the_receipt_tells_models_apart(renderers, tmp_path):
 
 def test_a_style_that_only_looks_known_is_none(tmp_path):
     folder = write_model(tmp_path / "m", models.OPENERS, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
-    assert Renderer(folder).call_style == "hermes"
+    assert Renderer(folder).call_parser == "hermes"
     other = models.OPENERS.replace("(call.function | tojson)", "call.function.name")
     folder = write_model(tmp_path / "o", other, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
-    assert Renderer(folder).call_style is None
+    assert Renderer(folder).call_parser is None

@@ -34,12 +34,13 @@ from clawgym.errors import (
 )
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.dialects.chat import ChatDialect
-from clawgym.gateway.server import DIALECTS, read_object
+from clawgym.gateway.server import read_object
 from clawgym.gateway.stitch import same_reply
 from clawgym.pool import Pool
 from clawgym.pool.exchange import import_
 from clawgym.pool.traces import read_traces
 from clawgym.records import Limits, Task, TaskFile, VerifierSpec
+from clawgym.registry import dialects
 from clawgym.sandbox.extract import filter_tar
 from clawgym.sandbox.link import GuestLink
 from clawgym.sandbox.protocol import ExecResult, SandboxSpec
@@ -91,7 +92,7 @@ def test_names_that_no_file_has_are_left_out_of_an_archive(name: str) -> None:
     assert kept.dropped or name == "./."
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+@pytest.mark.parametrize("dialect", [made() for _, made in dialects.things()], ids=lambda dialect: dialect.path)
 @pytest.mark.parametrize("name", ["messages", "input", "tools", "metadata", "response_format", "tool_choice"])
 @pytest.mark.parametrize("depth", [260, 900, DEEP])
 async def test_a_body_is_not_read_to_any_depth(dialect: Any, name: str, depth: int) -> None:

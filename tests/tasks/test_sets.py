@@ -136,7 +136,7 @@ def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
     [("clawgym-bnch", "ClawGym-Bench"), ("ClawGym-bench", "ClawGym-Bench"), ("terminal_basic", "terminal-basic")],
 )
 def test_did_you_mean(wrong, right):
-    with pytest.raises(TaskSetNotFound, match=f"did you mean '{right}'"):
+    with pytest.raises(TaskSetNotFound, match=f"Did you mean '{right}'"):
         load(wrong)
 
 

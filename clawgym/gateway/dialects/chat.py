@@ -13,6 +13,7 @@ from clawgym.gateway.calls import ChatCall, Heard, Refusal, canonical_messages, 
 from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.errors import Failure, envelope
 from clawgym.records import Usage
+from clawgym.registry import dialects
 
 __all__ = ["ChatDialect", "count", "number"]
 
@@ -105,10 +106,12 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
+@dialects.register("chat")
 class ChatDialect:
-    """``POST /v1/chat/completions``."""
+    """OpenAI chat completions: ``POST /v1/chat/completions``."""
 
     path = "chat/completions"
+    count_path: str | None = None
     comment = b": keep-alive\n\n"
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:

@@ -21,6 +21,7 @@ from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.chat import count, number
 from clawgym.gateway.dialects.errors import Failure
 from clawgym.records import Usage
+from clawgym.registry import dialects
 
 __all__ = ["MessagesDialect"]
 
@@ -41,10 +42,12 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 tells the model nothing, and no turn could continue another."""
 
 
+@dialects.register("messages")
 class MessagesDialect:
-    """``POST /v1/messages``."""
+    """Anthropic messages: ``POST /v1/messages``."""
 
     path = "messages"
+    count_path: str | None = "messages/count_tokens"
     comment = event(b'{"type":"ping"}', "ping")
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:

@@ -20,6 +20,7 @@ from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.chat import count, number
 from clawgym.gateway.dialects.errors import Failure, envelope
 from clawgym.records import Usage
+from clawgym.registry import dialects
 
 __all__ = ["ResponsesDialect"]
 
@@ -31,10 +32,12 @@ _STORED = {
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
+@dialects.register("responses")
 class ResponsesDialect:
-    """``POST /v1/responses``."""
+    """OpenAI responses: ``POST /v1/responses``."""
 
     path = "responses"
+    count_path: str | None = None
     comment = b": keep-alive\n\n"
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:

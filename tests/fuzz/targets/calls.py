@@ -6,6 +6,7 @@ import json
 
 from clawgym.gateway.calls import Heard
 from clawgym.gateway.parsers import ReplyParser, StopStrings
+from clawgym.registry import parsers
 
 from ..source import Source
 
@@ -67,7 +68,7 @@ def _cut(source: Source, text: str) -> list[bytes]:
 
 
 def _read(pieces: list[str], style: str, reasoning: bool) -> object:
-    parser = ReplyParser(style, _TOOLS, reasoning=reasoning)  # type: ignore[arg-type]
+    parser = ReplyParser(parsers.make(style), _TOOLS, reasoning=reasoning)
     heard = Heard()
     for delta in [delta for piece in pieces for delta in parser.push(piece)] + parser.finish():
         heard.take(delta)

@@ -15,9 +15,12 @@ from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import ClawGymError
 from clawgym.gateway.calls import chat_body
 from clawgym.gateway.core import Core
+from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import failure_of
+from clawgym.gateway.dialects.messages import MessagesDialect
+from clawgym.gateway.dialects.responses import ResponsesDialect
 from clawgym.gateway.gate import Gate
-from clawgym.gateway.server import DIALECTS, read_object
+from clawgym.gateway.server import read_object
 from clawgym.gateway.sessions import Session
 from clawgym.pool._pack import pack
 from clawgym.records import Turn, Usage
@@ -26,6 +29,7 @@ from ..source import Posted, Source, run
 
 READS = ("gateway.dialects.chat", "gateway.dialects.responses", "gateway.dialects.messages", "gateway.calls", "bounds")
 
+DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect())
 _IMAGE = "data:image/png;base64,aGk="
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
 _CHAT = {

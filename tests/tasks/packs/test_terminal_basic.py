@@ -249,7 +249,7 @@ def test_load() -> None:
 
 
 def test_errors_say_what_to_do() -> None:
-    with pytest.raises(TaskSetNotFound, match="did you mean 'csv-join'"):
+    with pytest.raises(TaskSetNotFound, match="Did you mean 'csv-join'"):
         pack.make("csv-jion", 1)
     with pytest.raises(TaskSetNotFound, match="choose one of write-word"):
         pack.make("?", 1)
