@@ -22,7 +22,7 @@ import psutil
 
 from clawgym.records import Limits, Task, TaskFile, ToolCall, ToolServer, VerifierSpec
 from clawgym.sandbox import backend
-from clawgym.tools import box_spec, open_tools
+from clawgym.tools import open_tools, sandbox_spec
 
 SERVER = Path(__file__).parent.parent / "tests" / "tools" / "tiny_server.py"
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}
@@ -82,7 +82,7 @@ async def in_boxes(count: int, times: int) -> None:
     await boxes.probe()
 
     async def one() -> tuple:
-        box = await boxes.create(box_spec(TASK))
+        box = await boxes.create(sandbox_spec(TASK))
         return box, await open_tools(TASK, box, boxes)
 
     await (first := await one())[1].aclose()  # the SDK is imported

@@ -1,4 +1,4 @@
-"""ClawGym: Claw-style agent work as Gymnasium environments, in real sandboxes, graded by code in a clean box.
+"""ClawGym: Claw-style agent work as Gymnasium environments, in real sandboxes, graded by code in a clean sandbox.
 
 Importing it registers ``ClawGym/terminal-v0`` with Gymnasium and re-exports the public names; everything heavy
 loads when it is used.

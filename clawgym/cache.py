@@ -66,7 +66,7 @@ def only_one(place: Path, tell: Progress) -> Iterator[None]:
 
 
 def _seal(top: Path) -> None:
-    """Everybody may read, nobody may write: boxes run under users of their own."""
+    """Everybody may read, nobody may write: sandboxes run under users of their own."""
     for root, _, names in os.walk(top, topdown=False):
         for name in names:
             path = os.path.join(root, name)

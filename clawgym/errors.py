@@ -59,9 +59,9 @@ class UnsupportedTask(ClawGymError):
 
 
 class SandboxError(ClawGymError):
-    """A sandbox operation was refused: bad path, box already closed, size cap met.
+    """A sandbox operation was refused: bad path, sandbox already closed, size cap met.
 
-    The caller asked for something that cannot be done; the box itself still works.
+    The caller asked for something that cannot be done; the sandbox itself still works.
     """
 
 
@@ -77,7 +77,7 @@ class TreeTooLarge(SandboxError):
 
 
 class SandboxDied(SandboxError):
-    """The box is gone: killed, out of memory, or its agent process stopped answering.
+    """The sandbox is gone: killed, out of memory, or its agent process stopped answering.
 
     Code inside can cause this, so an episode that meets it is ``failed``, not ``infra``.
     ``cause`` is one of ``oom``, ``pids``, ``disk``, ``protocol``, ``unresponsive``, ``died``.

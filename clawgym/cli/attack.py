@@ -135,7 +135,7 @@ def _sandboxes(names: list[str] | None, json_file: Path | None) -> int:
     with progress(console, transient=False) as shown:
         tasks: dict[str, TaskID] = {}
 
-        def watch(name: str, finding: escape.Finding, done: int, total: int) -> None:
+        def watch(name: str, finding: escape.ProbeFinding, done: int, total: int) -> None:
             if name not in tasks:
                 tasks[name] = shown.add_task(name, total=total)
                 if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Desktops in boxes: a screen that is seen, a mouse and a keyboard that are driven, from outside of the box."""
+"""Desktops in sandboxes: a screen that is seen, a mouse and a keyboard that are driven, from outside of the sandbox."""
 
 from __future__ import annotations
 

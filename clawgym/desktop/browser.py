@@ -1,7 +1,7 @@
 """The browser of a desktop, asked over a pipe: whether it has settled, what its page consists of.
 
-Invariants: nothing but the pipe leads to the browser's debugger, so no page and no program of the box can use it; what
-comes over it is bounded, and whatever does not fit ends the browser with :class:`~clawgym.errors.SandboxDied`.
+Invariants: nothing but the pipe leads to the browser's debugger, so no page and no program of the sandbox can use it;
+what comes over it is bounded, and whatever does not fit ends the browser with :class:`~clawgym.errors.SandboxDied`.
 
 Format: the Chrome DevTools Protocol (``--remote-debugging-pipe``): JSON, each message ended by a zero byte.
 """
@@ -49,7 +49,7 @@ _POLICY = {
 }
 _FLAGS = (
     "--remote-debugging-pipe",
-    "--no-sandbox",  # the box is one
+    "--no-sandbox",  # the sandbox is one
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-quic",
@@ -77,7 +77,7 @@ document.hidden ? 'hidden' :
 
 @cache
 def browser_files() -> Mapping[str, tuple[TaskFile, ...]]:
-    """What a box with a browser has read-only, beside the files of the desktop: folder -> files."""
+    """What a sandbox with a browser has read-only, beside the files of the desktop: folder -> files."""
     policy = TaskFile("clawgym.json", json.dumps(_POLICY).encode())
     # Debian's launcher reads every file of the second folder.
     return {_POLICIES: (policy,), "/etc/chromium.d": (TaskFile("clawgym", b""),)}
@@ -98,12 +98,12 @@ class Browser:
 
     @classmethod
     async def start(cls, desktop: RunningDesktop, url: str, patience: float) -> Browser:
-        """Start it on ``url`` in a box that has :func:`browser_files`, and return when the page stands.
+        """Start it on ``url`` in a sandbox that has :func:`browser_files`, and return when the page stands.
 
         Raises :class:`InfraError` past ``patience`` seconds, and :class:`SandboxDied`."""
         argv = ["chromium", *_FLAGS, url]
         shell = f"exec {shlex.join(argv)} 3<&0 4>&1 </dev/null >/dev/null"
-        program = await Program.start(desktop.box, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
+        program = await Program.start(desktop.sandbox, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
         browser = cls(desktop, program)
         browser._task = asyncio.ensure_future(browser._listen())
         try:
@@ -131,7 +131,7 @@ class Browser:
                 await self.settle()
         except TimeoutError:
             raise InfraError(
-                f"the browser did not show {url} within {patience:g} s{self._program.said}: give it longer "
+                f"the browser did not show {url} within {patience:g} s{self._program.stderr_note}: give it longer "
                 "(limits.setup_seconds), or lower --concurrency"
             ) from None
 
@@ -188,7 +188,7 @@ class Browser:
                     await asyncio.sleep(0.005)
         return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()), _QUIET)
 
-    async def box_of(self, selector: str) -> tuple[int, int, int, int]:
+    async def bounding_box(self, selector: str) -> tuple[int, int, int, int]:
         """Where the first element that the CSS ``selector`` names is on the screen: x, y, width, height in pixels.
 
         Raises :class:`SandboxError` if there is none."""
@@ -303,11 +303,11 @@ class Browser:
                 waiting.exception()
 
     def _died(self, why: object) -> SandboxDied:
-        said = self._program.said
+        said = self._program.stderr_note
         return SandboxDied(f"the browser is gone ({why}){said}: begin the episode again", cause="protocol")
 
     async def aclose(self) -> None:
-        """Let go of it; it ends with its box. Idempotent."""
+        """Let go of it; it ends with its sandbox. Idempotent."""
         self._end("it was closed")
         if self._task is not None:
             self._task.cancel()

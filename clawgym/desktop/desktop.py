@@ -1,6 +1,6 @@
-"""A desktop in a box: an X server, a window manager, and the programs of a task; seen and driven from outside.
+"""A desktop in a sandbox: an X server, a window manager, and the programs of a task; seen and driven from outside.
 
-Invariant: nothing in here runs a program in the box because of an action; what the box sends is checked by
+Invariant: nothing in here runs a program in the sandbox because of an action; what the sandbox sends is checked by
 :mod:`clawgym.desktop._x11`.
 """
 
@@ -29,7 +29,7 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files"]
 
 FILES_DIR = "/tools/desktop"
-"""Where a box has :func:`desktop_files`, read-only."""
+"""Where a sandbox has :func:`desktop_files`, read-only."""
 PROGRAMS = {"Xvfb": "xvfb", "openbox": "openbox", "chromium": "chromium", "xfe": "xfe", "fc-cache": "fontconfig"}
 """What desktops are made of, and the Debian package that has it."""
 _DISPLAY = 7
@@ -68,9 +68,9 @@ def desktop_files() -> tuple[TaskFile, ...]:
 
 
 def _fonts(settings: bytes) -> dict[str, bytes]:
-    """The cache of the fonts, without which every box looks into every font again: half of what a desktop costs.
+    """The cache of the fonts, without which every sandbox looks into every font again: half of what a desktop costs.
 
-    It names the time of each folder, so that a box with other fonts takes no notice of it.
+    It names the time of each folder, so that a sandbox with other fonts takes no notice of it.
     """
     if not shutil.which("fc-cache"):
         return {}
@@ -88,46 +88,46 @@ def desktop_env() -> dict[str, str]:
 
 
 class RunningDesktop:
-    """Made by :meth:`start` in a box whose ``readonly`` has :func:`desktop_files` at :data:`FILES_DIR`."""
+    """Made by :meth:`start` in a sandbox whose ``readonly`` has :func:`desktop_files` at :data:`FILES_DIR`."""
 
-    def __init__(self, box: Sandbox, screen: Screen) -> None:
-        self.box = box
+    def __init__(self, sandbox: Sandbox, screen: Screen) -> None:
+        self.sandbox = sandbox
         self.screen = screen
         self._clicked = 0.0, 0, 0
         """When a button was last clicked, by the monotonic clock, and where."""
 
     @classmethod
-    async def start(cls, width: int, height: int, box: Sandbox, patience: float) -> RunningDesktop:
+    async def start(cls, width: int, height: int, sandbox: Sandbox, patience: float) -> RunningDesktop:
         """An empty one: an X server with a screen of so many pixels, and a window manager.
 
         Raises :class:`SandboxUnavailable` where this machine or backend has no desktops, :class:`InfraError` if it
         takes longer than ``patience`` seconds.
         """
-        if not box.isolation.features.get("loopback", True):
+        if not sandbox.isolation.features.get("loopback", True):
             raise SandboxUnavailable(
-                f"backend {box.isolation.backend!r} has no loopback, which a desktop needs: use --backend namespace"
+                f"backend {sandbox.isolation.backend!r} has no loopback, which a desktop needs: use --backend namespace"
             )
         deadline = time.monotonic() + patience
         server = ["Xvfb", f":{_DISPLAY}", "-screen", "0", f"{width}x{height}x24", "-listen", "tcp"]
         server += ["-nolisten", "unix", "-nolisten", "local", "-ac", "-noreset", "-extension", "GLX", "-dpi", "96"]
-        await _begin(box, [server], needs=["openbox"])
-        screen = await cls._connected(box, deadline, patience)
+        await _begin(sandbox, [server], needs=["openbox"])
+        screen = await cls._connected(sandbox, deadline, patience)
         try:
             # It says that it is there before it listens: a window that opens in between is never shown.
             ready = ["sh", "-c", f": >{_READY}"]
-            await _begin(box, [[*_MANAGER, "--startup", shlex.join(ready)]])
-            while not await _there(box, _READY):
+            await _begin(sandbox, [[*_MANAGER, "--startup", shlex.join(ready)]])
+            while not await _there(sandbox, _READY):
                 await _wait(deadline, patience, "its window manager does not start")
         except BaseException:
             await screen.aclose()
             raise
-        return cls(box, screen)
+        return cls(sandbox, screen)
 
     @staticmethod
-    async def _connected(box: Sandbox, deadline: float, patience: float) -> Screen:
+    async def _connected(sandbox: Sandbox, deadline: float, patience: float) -> Screen:
         while True:
             try:
-                return await Screen.open(await box.connect(_PORT))
+                return await Screen.open(await sandbox.connect(_PORT))
             except SandboxDied:
                 raise
             except SandboxError as error:
@@ -139,7 +139,7 @@ class RunningDesktop:
         if not programs:
             return
         deadline = time.monotonic() + patience
-        await _begin(self.box, programs)
+        await _begin(self.sandbox, programs)
         while await self.screen.windows() < len(programs):
             await _wait(deadline, patience, "not every program has opened its window")
         await self.screen.settle(max(0.1, deadline - time.monotonic()), _DRAWN)
@@ -195,31 +195,32 @@ class RunningDesktop:
         screen.button("left", False)
 
     async def aclose(self) -> None:
-        """Let go of the screen; what runs ends with its box. Idempotent."""
+        """Let go of the screen; what runs ends with its sandbox. Idempotent."""
         await self.screen.aclose()
 
 
-async def _begin(box: Sandbox, programs: Sequence[Sequence[str]], needs: Sequence[str] = ()) -> None:
-    """Start ``programs`` in the box's working folder, in order, and leave them running. Raises
+async def _begin(sandbox: Sandbox, programs: Sequence[Sequence[str]], needs: Sequence[str] = ()) -> None:
+    """Start ``programs`` in the sandbox's working folder, in order, and leave them running. Raises
     :class:`SandboxUnavailable` if one of them, or of what is needed beside them, is not there."""
     names = shlex.join([*(argv[0] for argv in programs), *needs])
     lines = [f'for p in {names}; do command -v "$p" >/dev/null || {{ echo "$p"; none=1; }}; done']
     lines += ['[ -z "$none" ] || exit 127']
     lines += [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
     env = {**desktop_env(), "XDG_CONFIG_HOME": f"{FILES_DIR}/config"}  # a browser is unsteady where it cannot write
-    done = await box.exec(["sh", "-c", "\n".join(lines)], cwd=box.spec.workdir, env=env)
+    done = await sandbox.exec(["sh", "-c", "\n".join(lines)], cwd=sandbox.spec.workdir, env=env)
     if done.exit_code == 127:
         raise SandboxUnavailable(
-            f"the boxes here have no {', '.join(done.text.split())}: apt-get install {' '.join(PROGRAMS.values())}, or "
+            f"the sandboxes here have no {', '.join(done.text.split())}: apt-get install "
+            f"{' '.join(PROGRAMS.values())}, or "
             "take an image that has them"
         )
     if done.exit_code != 0:
         raise InfraError(f"the desktop could not be started ({done.text[-300:].strip()}): lower --concurrency")
 
 
-async def _there(box: Sandbox, path: str) -> bool:
+async def _there(sandbox: Sandbox, path: str) -> bool:
     try:
-        await box.get(path)
+        await sandbox.get(path)
     except SandboxDied:
         raise
     except SandboxError:

@@ -1,6 +1,6 @@
-"""A port of one box inside another: what connects to it there talks to the first box, through us.
+"""A port of one sandbox inside another: what connects to it there talks to the first sandbox, through us.
 
-Until there is a first box, whoever asks gets an empty page: so a browser has been there before there is a site.
+Until there is a first sandbox, whoever asks gets an empty page: so a browser has been there before there is a site.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Connection: close\r
 
 class Relay:
     """Made by :meth:`open`. Bytes only: of what passes, nothing here is read but where a first request ends that came
-    before there was a first box."""
+    before there was a first sandbox."""
 
     def __init__(self, port: int) -> None:
         self._target: Sandbox | None = None
@@ -53,7 +53,7 @@ class Relay:
         self._running.add(task)
         try:
             async with self._room:
-                # A browser connects ahead: what it asks for may come when there is a first box.
+                # A browser connects ahead: what it asks for may come when there is a first sandbox.
                 begun = b"" if self._target is not None else await reader.readuntil(b"\r\n\r\n")
                 if self._target is None:
                     writer.write(_NOTHING)

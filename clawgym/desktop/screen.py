@@ -1,4 +1,5 @@
-"""The screen of a desktop: what it shows, when it has settled, and how it is touched. No program of ours in the box."""
+"""The screen of a desktop: what it shows, when it has settled, and how it is touched. No program of ours in the
+sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _BACKGROUND = 0x3A6EA5
 
 
 class Screen:
-    """A connection to the X server of a box, and a copy of what it shows. Made by :meth:`open`."""
+    """A connection to the X server of a sandbox, and a copy of what it shows. Made by :meth:`open`."""
 
     def __init__(self, client: XClient) -> None:
         self._x = client

@@ -1,6 +1,6 @@
 """Desktops made ahead (:class:`SpareDesktops`): a new episode gets one that stands already.
 
-Invariant: a spare is a fresh box that nobody has acted in; whoever takes it is the only one to have it.
+Invariant: a spare is a fresh sandbox that nobody has acted in; whoever takes it is the only one to have it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clawgym.sandbox.protocol import Backend, Isolation, Sandbox, SandboxSpec, S
 __all__ = ["SITE", "SITE_PORT", "SpareDesktops", "Standing", "standing"]
 
 SITE_PORT = 8080
-"""Where a site listens, in its own box and, by a relay, in that of the browser."""
+"""Where a site listens, in its own sandbox and, by a relay, in that of the browser."""
 SITE = f"http://127.0.0.1:{SITE_PORT}"
 _EMPTY = "/.empty"
 
@@ -31,16 +31,16 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Standing:
-    """What stands in a box for a desktop; made by :func:`standing`, whose caller closes it."""
+    """What stands in a sandbox for a desktop; made by :func:`standing`, whose caller closes it."""
 
     desktop: RunningDesktop
     browser: Browser | None = None
-    """On an empty page, where the box is for one."""
+    """On an empty page, where the sandbox is for one."""
     relay: Relay | None = None
     """Of the port at which the browser asks for the site, which leads nowhere yet."""
 
     async def aclose(self) -> None:
-        """Let go of it; what runs ends with its box. Idempotent."""
+        """Let go of it; what runs ends with its sandbox. Idempotent."""
         if self.browser is not None:
             await self.browser.aclose()
         await self.desktop.aclose()
@@ -49,7 +49,7 @@ class Standing:
 
 
 class SpareDesktops:
-    """A :class:`~clawgym.sandbox.Backend` over another one, whose boxes for desktops stand ready.
+    """A :class:`~clawgym.sandbox.Backend` over another one, whose sandboxes for desktops stand ready.
 
     What was asked for is made again beside the work, one at a time and only while nobody waits for a desktop; at most
     ``most`` are kept. All have screens of ``width`` x ``height`` pixels.
@@ -63,7 +63,7 @@ class SpareDesktops:
         self._spares: list[tuple[Sandbox, Standing]] = []
         """The oldest first."""
         self._given: dict[str, tuple[Sandbox, Standing]] = {}
-        """Id of a box -> what stands in it and was not asked for yet."""
+        """Id of a sandbox -> what stands in it and was not asked for yet."""
         self._ordered: list[SandboxSpec] = []
         self._waiting = 0
         self._taken = 0.0
@@ -92,22 +92,22 @@ class SpareDesktops:
         else:
             self._spares.remove(spare)
         self._taken = time.monotonic()
-        box, _ = self._given[spare[0].id] = spare
+        sandbox, _ = self._given[spare[0].id] = spare
         self._ordered = [*self._ordered, spec][-self._most :]
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._refill())
-        return box
+        return sandbox
 
-    def claim(self, box: Sandbox) -> Standing | None:
-        """What stands in ``box``, once; whoever asks closes it."""
-        return self._given.pop(box.id, (box, None))[1]
+    def claim(self, sandbox: Sandbox) -> Standing | None:
+        """What stands in ``sandbox``, once; whoever asks closes it."""
+        return self._given.pop(sandbox.id, (sandbox, None))[1]
 
     async def _make(self, spec: SandboxSpec) -> tuple[Sandbox, Standing]:
-        box = await self._backend.create(spec)
+        sandbox = await self._backend.create(spec)
         try:
-            return box, await standing(box, self._backend, *self._size, _PATIENCE)
+            return sandbox, await standing(sandbox, self._backend, *self._size, _PATIENCE)
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
 
     async def _refill(self) -> None:
@@ -135,23 +135,23 @@ class SpareDesktops:
             await _close(*spare)
 
 
-async def _close(box: Sandbox, standing: Standing) -> None:
+async def _close(sandbox: Sandbox, standing: Standing) -> None:
     with contextlib.suppress(SandboxError, InfraError):
         await standing.aclose()
-        await box.close()
+        await sandbox.close()
 
 
-async def standing(box: Sandbox, backend: Backend, width: int, height: int, patience: float) -> Standing:
-    """The desktop of a fresh ``box`` of ``backend``, and its browser where the box is for one: what stands there
-    already, or else what is started now. Raises as :meth:`RunningDesktop.start` does.
+async def standing(sandbox: Sandbox, backend: Backend, width: int, height: int, patience: float) -> Standing:
+    """The desktop of a fresh ``sandbox`` of ``backend``, and its browser where the sandbox is for one: what stands
+    there already, or else what is started now. Raises as :meth:`RunningDesktop.start` does.
     """
-    if isinstance(backend, SpareDesktops) and (ready := backend.claim(box)) is not None:
+    if isinstance(backend, SpareDesktops) and (ready := backend.claim(sandbox)) is not None:
         return ready
-    made = Standing(await RunningDesktop.start(width, height, box, patience))
-    if not browser_files().keys() <= box.spec.readonly.keys():
+    made = Standing(await RunningDesktop.start(width, height, sandbox, patience))
+    if not browser_files().keys() <= sandbox.spec.readonly.keys():
         return made
     try:
-        made = replace(made, relay=await Relay.open(box, SITE_PORT))
+        made = replace(made, relay=await Relay.open(sandbox, SITE_PORT))
         return replace(made, browser=await Browser.start(made.desktop, f"{SITE}{_EMPTY}", patience))
     except BaseException:
         await made.aclose()

@@ -1,11 +1,11 @@
-"""``attack``: what does it pay to attack the score of a task set, here and graded the stock way?
+"""Attack a task set: which exploits earn reward, with ClawGym's grading and with the original grader?
 
-An exploit has earned something on a task if its score is above that of its twin: the same visible work without the
-exploit, on the same task, graded the same way. Having no score at all (``infra``, a harness brought down) where the
-twin has one counts as well: it is a way out of a low score.
+An exploit earns reward on a task if its score is above that of its twin. The twin is a control: the same visible work
+without the exploit, on the same task and graded in the same way. No score at all (an infrastructure error, a crashed
+harness) where the twin has one also counts, as it avoids a low score.
 
-Invariants: a result comes from running the exploit in a box and grading it by the public way; the two harnesses get
-the same script; the folder can be continued by the same command.
+Invariants: every result comes from running the exploit in a sandbox and grading it through the public interface. Both
+graders get the same script. Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from clawgym.records import Outcome, Task, TaskSet
 from clawgym.records.run_folder import RunFolder, make_receipt, now
 from clawgym.redteam import exploits as library
 from clawgym.redteam.exploits import Exploit
-from clawgym.redteam.original_grader import stock_score_of
-from clawgym.redteam.rates import OURS, STOCK, Attack, task_class
+from clawgym.redteam.original_grader import original_score_of
+from clawgym.redteam.rates import ORIGINAL, OURS, Attack, task_class
 from clawgym.rollout import fault_of, run_episode
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
@@ -40,14 +40,14 @@ __all__ = ["ATTACK", "BASELINE_TASKS", "attack", "draw"]
 
 ATTACK = "attack.json"
 BASELINE_TASKS = 200
-"""Tasks of each class that are graded the stock way too."""
+"""Tasks of each class that are also graded by the original grader."""
 _AGENT_SECONDS, _VERIFY_SECONDS = 60.0, 20.0
-"""No exploit needs longer; a verifier that hangs is not waited for as long as an honest one. (One that runs a
-repository's tests gets its own time: a run cut short would be worth less by chance, the twin's too.)"""
+"""Time limits of an exploit, and of a verifier, which may hang. A verifier that runs a repository's tests keeps its own
+limit: a run that is cut short would score less by chance, for the twin too."""
 
 
 def draw(tasks: Iterable[Task], n: int | None) -> list[Task]:
-    """At most ``n`` tasks of each class, always the same ones, in the order of ``tasks``."""
+    """Draw at most ``n`` tasks of each class, always the same ones, in the order of ``tasks``; all for None."""
     tasks = [task for task in tasks if task.unsupported is None]
     if n is None:
         return tasks
@@ -69,22 +69,35 @@ async def attack(
     progress: ProgressView | None = None,
     stop: asyncio.Event | None = None,
 ) -> Attack:
-    """Try the exploits called ``names`` (all for none) on every task; write ``attack.json`` into ``out``.
+    """Try exploits on the tasks of a set, and write ``attack.json`` into the folder ``out``.
 
-    Setting ``stop`` cancels what is in flight; the same call goes on from there. Raises
-    :class:`~clawgym.errors.TaskError` for an unknown exploit, :class:`~clawgym.errors.RunFolderError` if the folder
-    belongs to something else, and :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
+    Args:
+        task_set: the tasks to attack.
+        backend: where to run the sandboxes.
+        out: the run folder. The same call resumes an interrupted attack.
+        names: the exploits to try; by default all, each on at most ``max_tasks`` tasks of a class.
+        baseline: also grade up to :data:`BASELINE_TASKS` tasks of each class by the original grader.
+        concurrency: tasks at once; by default chosen by the machine's load.
+        progress: shows the progress.
+        stop: setting it cancels the tasks in flight.
+
+    Raises:
+        TaskError: an unknown exploit.
+        RunFolderError: the folder belongs to another run.
+        SandboxUnavailable: the backend does not work here.
     """
     chosen = library.find(names)
     isolation = await backend.probe()
     config = {"exploits": [exploit.name for exploit in chosen], "baseline": baseline, "sha256": _digest()}
     receipt = make_receipt("attack", task_set, config=config, isolation=isolation.as_dict())
-    drawn = {most: {t.id for t in draw(task_set.tasks, None if names else most)} for most in {e.most for e in chosen}}
+    drawn = {
+        most: {t.id for t in draw(task_set.tasks, None if names else most)} for most in {e.max_tasks for e in chosen}
+    }
     stock = {task.id for task in draw(task_set.tasks, BASELINE_TASKS)} if baseline else set()
     with RunFolder.open(out, receipt) as folder:
 
         async def attempt(task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
-            tried = [exploit for exploit in chosen if task.id in drawn[exploit.most]]
+            tried = [exploit for exploit in chosen if task.id in drawn[exploit.max_tasks]]
             row = await _row(task, tried, backend, task.id in stock) | {"sample": sample, "attempt": attempt}
             return await finished_writing(asyncio.create_task(asyncio.to_thread(folder.append, row)))
 
@@ -98,7 +111,7 @@ async def attack(
 
 
 def _digest() -> str:
-    """Changes with the exploits: a folder never mixes two states of them."""
+    """SHA-256 of the exploits' sources, so that a run folder never mixes two versions of them."""
     sources = sorted(resources.files(library).iterdir(), key=lambda file: file.name)
     text = b"".join(file.read_bytes() for file in sources if file.name.endswith(".py"))
     return hashlib.sha256(text).hexdigest()
@@ -116,7 +129,7 @@ async def _row(task: Task, exploits: Sequence[Exploit], backend: Backend, stock:
         row["found"] = await _attack_task(task, exploits, backend, stock)
     except (SandboxUnavailable, RunFolderError):
         raise
-    except Exception as error:  # one task's accident is data, not the end of the attack
+    except Exception as error:  # an error on one task does not end the attack
         row["outcome"], row["fault"] = Outcome.INFRA, str(fault_of(error))
         known = isinstance(error, InfraError)
         row["cause"] = str(error) if known else "".join(traceback.format_exception(error))[-4000:]
@@ -124,7 +137,7 @@ async def _row(task: Task, exploits: Sequence[Exploit], backend: Backend, stock:
 
 
 async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend, stock: bool) -> dict[str, Any]:
-    """Exploit name -> harness -> (what it got, what its twin got). Raises InfraError if a twin ends ``infra``."""
+    """Exploit name -> grader -> the results ``got`` and ``twin``. Raises :class:`InfraError` if a twin has no score."""
     own = task.limits.verify_seconds
     limits = dataclasses.replace(
         task.limits,
@@ -141,8 +154,8 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
         if not script:
             continue
         found[exploit.name] = {}
-        # The public harnesses know no tools.
-        for harness in (OURS, STOCK) if stock and not task.brings_tools else (OURS,):
+        # The original graders do not support tools.
+        for harness in (OURS, ORIGINAL) if stock and not task.brings_tools else (OURS,):
             if (harness, twin) not in twins:
                 twins[harness, twin] = await _score(task, twin, backend, harness)
                 if twins[harness, twin]["score"] is None:
@@ -153,9 +166,10 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
 
 
 async def _score(task: Task, script: str, backend: Backend, harness: str) -> dict[str, Any]:
-    """``score`` (what counts), ``official``, ``full`` and ``cause``; ``score`` is ``None`` where there is none."""
-    if harness == STOCK:
-        stock = await stock_score_of(task, script, backend)
+    """Run ``script`` and grade it: ``score`` (the one compared; None if there is none), ``official``, ``full``,
+    ``cause``."""
+    if harness == ORIGINAL:
+        stock = await original_score_of(task, script, backend)
         full = stock.score is not None and stock.score >= 1
         return {"score": stock.score, "official": stock.score, "full": full, "cause": stock.cause}
     episode = None

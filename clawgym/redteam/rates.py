@@ -1,4 +1,4 @@
-"""Attack-success rates: from what exploits and their twins got on each task to shares and gains."""
+"""Attack-success rates: compare the scores of exploits and their twins on each task."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from clawgym.visible import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["OURS", "STOCK", "Attack", "Rate", "attack_view", "task_class"]
+__all__ = ["OURS", "ORIGINAL", "Attack", "Rate", "attack_view", "task_class"]
 
-OURS, STOCK = "ours", "stock"
+OURS, ORIGINAL = "ours", "stock"
 _LEAST = 1e-9
 _CLASSES = ("reads files", "subprocess", "in_process")
 
 
 def task_class(task: Task) -> str:
-    """How the verifier may execute the agent's code: ``reads files`` (not at all), ``subprocess`` or ``in_process``."""
+    """How the verifier executes the agent's code: ``reads files`` (not at all), ``subprocess`` or ``in_process``."""
     return task.verifier.executes_agent_code or _CLASSES[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One exploit on the tasks of one class, graded one way."""
+    """One exploit on the tasks of one class, with one grader."""
 
     exploit: str
     task_class: str
     harness: str
-    """``ours`` or ``stock``."""
+    """``ours``, or ``stock`` for the original grader."""
     tasks: int
-    """On which it was tried."""
+    """Number of tasks on which it was tried."""
     earned: int
-    """On which it got more than its twin: in the strict grading's mean check or the strict score (``ours``), in the
-    score (``stock``); or got out of having a score."""
+    """Tasks on which it scored more than its twin, or had no score where the twin had one. For ``ours`` the score is
+    the mean of the checks or the strict score, for ``stock`` the original grader's score."""
     official: int
-    """On which the official score was above its twin's. For ``stock`` the same as ``earned``, less the ways out."""
+    """Tasks on which the official score was above the twin's. For ``stock``: ``earned`` without the missing scores."""
     full: int
-    """On which the full score came of it."""
+    """Tasks on which it got the full score and its twin did not."""
     gain: float
-    """Mean over the tasks of score minus twin's score (``ours``: the strict grading's mean of non-composite checks)."""
+    """Mean over the tasks of score minus twin's score (``ours``: the mean of non-composite checks)."""
     official_gain: float
     allowed: bool
-    """Works only where the verifier runs the agent's code, and it does: shown apart, and no failure."""
+    """Whether reward is expected: the exploit needs a verifier that runs the agent's code, and this one does."""
     earned_on: tuple[str, ...] = ()
-    """The first task ids, for looking into."""
+    """The first ten ids of tasks on which it earned reward."""
 
     @property
     def rate(self) -> float:
@@ -61,18 +61,18 @@ class Rate:
 
 @dataclass(frozen=True)
 class Attack:
-    """What was found; :meth:`to_dict` is ``attack.json``."""
+    """The results of an attack; :meth:`to_dict` is ``attack.json``."""
 
     task_set: TaskSet
     exploits: Sequence[Exploit]
     rates: tuple[Rate, ...]
     attacked: int
     infra: Mapping[str, str]
-    """Task id -> why its attack has no result."""
+    """Task id -> the infrastructure error that prevented a result."""
 
     @classmethod
     def of(cls, task_set: TaskSet, exploits: Sequence[Exploit], rows: Iterable[Mapping[str, Any]]) -> Attack:
-        """From the latest row of each task."""
+        """Compute the rates from the latest row of each task."""
         rows = list(rows)
         done = [row for row in rows if row["outcome"] != Outcome.INFRA]
         infra = {row["task_id"]: str(row["cause"]) for row in rows if row["outcome"] == Outcome.INFRA}
@@ -86,19 +86,19 @@ class Attack:
             _rate(exploit, kind, harness, pairs[exploit.name, kind, harness])
             for exploit in exploits
             for kind in _CLASSES
-            for harness in (OURS, STOCK)
+            for harness in (OURS, ORIGINAL)
             if pairs.get((exploit.name, kind, harness))
         )
         return cls(task_set, exploits, rates, len(done), infra)
 
     @property
     def complete(self) -> bool:
-        """Every task that can run here was attacked."""
+        """Whether every task that can run here was attacked."""
         return self.attacked == sum(task.unsupported is None for task in self.task_set.tasks)
 
     @property
     def failures(self) -> list[Rate]:
-        """What earned something here and must not."""
+        """The exploits that earned reward with ClawGym's grading and must not."""
         return [rate for rate in self.rates if rate.harness == OURS and rate.earned and not rate.allowed]
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _mean_gain(pairs: list[tuple[str, Any, Any]], key: str) -> float:
 
 
 def attack_view(found: Attack) -> RenderableType:
-    """For the terminal: by exploit and class, on how many tasks something was earned, here and the stock way."""
+    """A table for the terminal: by exploit and task class, on how many tasks reward was earned, with both graders."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -157,16 +157,16 @@ def attack_view(found: Attack) -> RenderableType:
         if not shown:
             continue
         table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("earns something on")
+        table.add_column("earns reward on")
         for kind in kinds:
-            for harness in (OURS, STOCK):
+            for harness in (OURS, ORIGINAL):
                 table.add_column(f"{kind.replace('_', ' ')}\n{harness}", justify="right")
         for exploit in shown:
-            rates = [cells.get((exploit.name, kind, harness)) for kind in kinds for harness in (OURS, STOCK)]
+            rates = [cells.get((exploit.name, kind, harness)) for kind in kinds for harness in (OURS, ORIGINAL)]
             table.add_row(exploit.name, *(_cell(rate) for rate in rates))
         tables.append(table)
     lines = [
-        f"{rate.exploit} earned something on {rate.earned} tasks ({rate.task_class}): {', '.join(rate.earned_on)}"
+        f"{rate.exploit} earned reward on {rate.earned} tasks ({rate.task_class}): {', '.join(rate.earned_on)}"
         for rate in found.failures
     ]
     notes = [

@@ -38,7 +38,7 @@ from clawgym.offload import offloaded
 from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
 from clawgym.rollout.shown import Shown
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
-from clawgym.tools import Tools, box_spec, open_tools
+from clawgym.tools import Tools, open_tools, sandbox_spec
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
@@ -165,7 +165,7 @@ class Attempt:
             async with self.phase(Phase.SETUP):
                 # From here on nothing is read from the task's folder: what is graded is what was pinned.
                 task = self.task = await asyncio.to_thread(task.frozen)
-                spec = box_spec(task)
+                spec = sandbox_spec(task)
                 await self.backend.probe()
                 if self.resident is None:
                     self._box = await self.backend.create(spec)

@@ -1,4 +1,4 @@
-"""Where one episode's commands run: backends behind one protocol (``protocol.py``)."""
+"""Sandboxes, in which the commands of one episode run: several backends behind one protocol (``protocol.py``)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def backend(name: str = "auto") -> Backend:
     """A new backend; close it with ``aclose()``.
 
     Args:
-        name: one of ``clawgym list sandboxes``, ``package.module:Class``, or ``auto``: ``namespace`` on Linux, else
-            ``docker``. ``chroot`` isolates less than these, so it is used only where it is asked for. ``ray`` makes
-            sandboxes on the nodes of a cluster, with ``namespace`` there; ``ray:docker`` and ``ray:chroot`` with those.
+            name: a name of ``clawgym list sandboxes``, ``package.module:Class``, or ``auto`` (``namespace`` on Linux,
+                ``docker`` elsewhere). ``auto`` never chooses ``chroot``, which isolates less. ``ray`` makes sandboxes
+                with ``namespace`` on the nodes of a Ray cluster; ``ray:docker`` and ``ray:chroot`` use those backends
+                there.
 
     Raises:
-        SandboxUnavailable: for an unknown name, or a platform that cannot have it.
+            SandboxUnavailable: the name is unknown, or this platform does not support the backend.
     """
     if name == "auto":
         name = "namespace" if sys.platform == "linux" else "docker"
@@ -59,5 +60,5 @@ def backend(name: str = "auto") -> Backend:
 
 
 def local_names() -> tuple[str, ...]:
-    """The backends that make sandboxes on one machine: all but ``ray``."""
+    """Names of the backends that make sandboxes on this machine: all but ``ray``."""
     return tuple(name for name in sandboxes.names() if name != "ray")

@@ -1,5 +1,7 @@
-"""Taking files out of a sandbox. What is in there is hostile: no link is followed, nothing but regular files
-and folders is opened, every size is capped, and links in the result cannot point out of it.
+"""Copy files out of a sandbox, whose contents are hostile.
+
+No link is followed, only regular files and folders are opened, every size is capped, and links in the result cannot
+point out of it.
 """
 
 from __future__ import annotations
@@ -23,16 +25,21 @@ from clawgym.sandbox.protocol import Archive
 __all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
 
 DAMAGED = (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError, MemoryError)
-"""What reading a tar may raise that somebody in a sandbox made."""
+"""What reading an archive from a sandbox may raise if it is damaged."""
 _MOST_DROPPED = 256
-"""Entries that are named among those left out."""
+"""How many dropped entries are named."""
 _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
 def blamed(what: str) -> Iterator[None]:
-    """Around work on a tree of a sandbox: raises :class:`TreeTooLarge` beyond a bound, :class:`InfraError` for what
-    only this machine can cause, and :class:`SandboxError` for any other OSError."""
+    """Translate errors of work on a sandbox's files, ``what`` for the message.
+
+    Raises:
+        TreeTooLarge: a bound is exceeded.
+        InfraError: an error that only this machine can cause, such as a full disk.
+        SandboxError: any other OSError.
+    """
     try:
         yield
     except TooMuch as error:
@@ -43,7 +50,7 @@ def blamed(what: str) -> Iterator[None]:
 
 
 def _check_host(what: str, error: OSError) -> None:
-    """Raise :class:`InfraError` if no tree can cause ``error``."""
+    """Raise :class:`InfraError` if the contents of a sandbox cannot cause ``error``."""
     if error.errno in HOST_ERRORS:
         raise InfraError(
             f"{what}: could not be copied ({error}): free disk space in the state folder, and allow more open files "
@@ -52,10 +59,10 @@ def _check_host(what: str, error: OSError) -> None:
 
 
 def link_stays_inside(name: str, target: str) -> bool:
-    """Whether the link ``name`` (relative to the tree) cannot lead out of the tree.
+    """Whether the link ``name`` (relative to the tree) cannot point out of the tree.
 
-    ``..`` may only come first, and not more often than ``name`` is deep: a ``..`` after another
-    component could climb out through a second link.
+    ``..`` may only come first, and not more often than ``name`` is deep: a later ``..`` could climb out
+    through a second link.
     """
     if not target or target.startswith("/") or "\0" in target:
         return False
@@ -67,7 +74,7 @@ def link_stays_inside(name: str, target: str) -> bool:
 
 
 async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
-    """``function(fd, *args)`` in a thread, on a copy of ``fd``: its number may come to mean another sandbox."""
+    """Run ``function(fd, *args)`` in a thread, on a duplicate of ``fd``: the number itself may be reused meanwhile."""
     with blamed("files of a sandbox"):
         copy = os.dup(fd)
 
@@ -77,11 +84,11 @@ async def in_thread(fd: int, function: Callable[..., _T], *args: Any) -> _T:
         finally:
             os.close(copy)
 
-    return await offloaded(work)  # cancelled or not, the copy is closed
+    return await offloaded(work)  # closes the duplicate even if this call is cancelled
 
 
 def _read_capped(fd: int, limit: int) -> bytes | None:
-    """The whole file, or None if it is over ``limit`` (also if it grows while it is read)."""
+    """The content of the file, or None if it is longer than ``limit`` (also if it grows while it is read)."""
     chunks: list[bytes] = []
     total = 0
     while True:
@@ -95,17 +102,22 @@ def _read_capped(fd: int, limit: int) -> bytes | None:
 
 
 def take_file(root: int, path: str, max_bytes: int) -> bytes:
-    """Read one regular file below the folder descriptor ``root``. Raises :class:`SandboxError`."""
+    """Read one regular file below the folder descriptor ``root``.
+
+    Raises:
+        SandboxError: not a regular file, behind a link, or larger than ``max_bytes``.
+        InfraError: this machine could not read it.
+    """
     try:
         fd = syscalls.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     except OSError as error:
         _check_host(path, error)
         raise SandboxError(
-            f"{path}: cannot be read from the box ({error.strerror}): give a regular file without links"
+            f"{path}: cannot be read from the sandbox ({error.strerror}): give a regular file without links"
         ) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+            raise SandboxError(f"{path}: not a regular file: only regular files leave a sandbox")
         data = _read_capped(fd, max_bytes)
     finally:
         os.close(fd)
@@ -115,14 +127,14 @@ def take_file(root: int, path: str, max_bytes: int) -> bytes:
 
 
 class _Dropped(OSError):
-    """Why one entry is left out."""
+    """The reason why an entry is left out."""
 
     def __init__(self, why: str) -> None:
         super().__init__(0, why)
 
 
 class _Taken(Tarred):
-    """What may leave a sandbox: folders, files, and links that stay inside."""
+    """Adds to an archive what may leave a sandbox: folders, regular files, and links that stay inside."""
 
     def __init__(self, tar: tarfile.TarFile, room: Room, path: str, mounts: frozenset[str]) -> None:
         super().__init__(tar, room)
@@ -136,7 +148,7 @@ class _Taken(Tarred):
             if not link_stays_inside(path, os.readlink(name, dir_fd=folder)):
                 raise _Dropped("link out of the tree")
         elif stat.S_ISDIR(info.st_mode):
-            os.close(syscalls.open_beneath(folder, name, os.O_RDONLY | os.O_DIRECTORY))  # else not in the tree
+            os.close(syscalls.open_beneath(folder, name, os.O_RDONLY | os.O_DIRECTORY))  # fails if it is a mount
         elif not stat.S_ISREG(info.st_mode):
             raise _Dropped("not a regular file")
         return super().entry(folder, name, path, info)
@@ -148,33 +160,36 @@ class _Taken(Tarred):
 
 
 class _Names:
-    """What is left out, and why."""
+    """The entries that were left out, with reasons."""
 
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self._named: list[str] = []
         self._more = 0
 
     def add(self, name: str, why: str) -> None:
-        if len(self._told) < _MOST_DROPPED:
-            self._told.append(f"{name}: {why}")
+        if len(self._named) < _MOST_DROPPED:
+            self._named.append(f"{name}: {why}")
         else:
             self._more += 1
 
     def all(self) -> tuple[str, ...]:
-        return (*self._told, f"and {self._more} more") if self._more else tuple(self._told)
+        return (*self._named, f"and {self._more} more") if self._more else tuple(self._named)
 
 
 def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: frozenset[str] = frozenset()) -> Archive:
-    """Archive the tree at ``path`` below ``root``, without the absolute paths ``mounts``.
+    """Archive the tree at ``path`` below the folder descriptor ``root``, without the absolute paths ``mounts``.
 
-    Raises :class:`SandboxError` without a folder, :class:`TreeTooLarge` over the caps.
+    Raises:
+        SandboxError: ``path`` is not a folder.
+        TreeTooLarge: over ``max_bytes`` or ``max_files``.
+        InfraError: this machine could not read it.
     """
     try:
         top = syscalls.open_beneath(root, path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         _check_host(path, error)
         raise SandboxError(
-            f"{path}: not a folder that can be taken from the box ({error.strerror}): links are not followed"
+            f"{path}: not a folder that can be taken from the sandbox ({error.strerror}): links are not followed"
         ) from error
     buffer = io.BytesIO()
     try:
@@ -188,9 +203,11 @@ def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: froz
 
 
 def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archive:
-    """The same promises for a tar that somebody else made (a Docker engine): ``strip`` is the leading folder.
+    """Rebuild an untrusted tar under the rules of :func:`take_tree`; ``strip`` is its leading folder.
 
-    Raises :class:`TreeTooLarge` over the caps, :class:`SandboxError` for a damaged archive.
+    Raises:
+        TreeTooLarge: over ``max_bytes`` or ``max_files``.
+        SandboxError: the archive is damaged.
     """
     buffer = io.BytesIO()
     try:
@@ -201,7 +218,7 @@ def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archi
         ):
             dropped = _filtered(source, out, strip, Room(max_files, max_bytes))
     except DAMAGED as error:
-        raise SandboxError(f"damaged archive from the box ({error}): take the tree again") from error
+        raise SandboxError(f"damaged archive from the sandbox ({error}): take the tree again") from error
     return Archive(buffer.getvalue(), dropped.all())
 
 
@@ -243,7 +260,7 @@ def _filtered(source: tarfile.TarFile, out: tarfile.TarFile, strip: str, room: R
             if member.islnk() and member.linkname.startswith("/"):
                 dropped.add(name, "hard link out of the tree")
                 continue
-            held = source.extractfile(member)  # of a second name of a file, the content
+            held = source.extractfile(member)  # for a hard link: the content of its target
             if held is None:
                 dropped.add(name, "hard link out of the tree")
                 continue

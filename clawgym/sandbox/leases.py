@@ -1,10 +1,9 @@
-"""Leases: what each owner process holds on this host, so that a dead owner's things can be found by id.
+"""Leases: what each owner process holds on this host, so that the resources of a dead owner can be found by id.
 
-One folder per owner under ``<state>/owners/<owner id>/``; its supervisor holds a lock on ``lock`` for as
-long as it lives, so an unlocked folder belongs to the dead and is reaped by the ids written in it:
-cgroups named by owner and lease id, containers labelled with the owner id. Nothing is ever found by a
-name pattern of processes. A folder that cannot be removed is set aside in ``<state>/aside``, where every later
-start tries again. Standard library only.
+Each owner has a folder ``<state>/owners/<owner id>/``. Its supervisor holds a lock on the file ``lock`` as long as it
+lives, so an unlocked folder belongs to a dead owner. The next start clears what the folder names: cgroups by owner and
+lease id, containers by the label with the owner id. Processes are never found by a name pattern. A folder that cannot
+be removed is moved to ``<state>/aside``, and every later start tries again. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from clawgym.sandbox.linux.cgroups import Cgroups
 __all__ = ["GUARDS", "LABEL", "OwnerFolder", "UidBlock", "claim", "clear", "left_over", "reap", "state_dir"]
 
 LABEL = "clawgym.owner"
-"""Label of every container; the value is the owner id."""
+"""Label of every container; its value is the owner id."""
 
 _UID_BASE, _UID_BLOCK, _UID_BLOCKS = 0x70000000, 4096, 4096
-"""Outer uids of boxes: above every range that distributions and systemd hand out, below 2**31."""
+"""Outer uids of sandboxes: above the ranges that distributions and systemd use, below 2**31."""
 GUARDS = _UID_BLOCK * _UID_BLOCKS
-"""From a chroot box's uid to that of its process 1."""
+"""Added to the uid of a chroot sandbox: the uid of its process 1."""
 _ASIDE = "aside"
 _REAP_SECONDS, _CLEAR_SECONDS = 5.0, 60.0
-"""For what the dead left, at a start; for what an owner leaves at its end."""
+"""Time limits: to clear dead owners at a start, and to clear this owner's resources at its end."""
 
 
 def state_dir() -> Path:
-    """Where leases and prepared roots are kept: readable by every box's outer uid."""
+    """The folder of leases and prepared root file systems; readable by the outer uid of every sandbox."""
     if sys.platform == "linux" and os.geteuid() == 0:
         return Path("/var/cache/clawgym")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -43,7 +42,7 @@ def state_dir() -> Path:
 
 
 def _lock(path: Path) -> int | None:
-    """A locked descriptor, or None if somebody holds it or has just removed it. The kernel unlocks for the dead."""
+    """Lock the file and return its descriptor; None if it is locked or was just removed. The kernel unlocks at exit."""
     import fcntl  # not on every platform, and only needed on Linux
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,8 +57,14 @@ def _lock(path: Path) -> int | None:
 
 
 def claim(scratch: Path) -> int:
-    """Make the folder ``<state>/new-<id>``, the caller's for as long as the descriptor that is returned is open: the
-    folders of the dead go at the next start. Raises OSError."""
+    """Make and lock the folder ``scratch``, named ``<state>/new-<id>``.
+
+    Returns:
+        The descriptor that holds the lock. Once it is closed, the next start removes the folder.
+
+    Raises:
+        OSError: the folder cannot be made or locked.
+    """
     for _ in range(100):
         scratch.mkdir(exist_ok=True)
         try:
@@ -68,17 +73,17 @@ def claim(scratch: Path) -> int:
             held = None
         if held is not None:
             return held
-        time.sleep(0.01)  # reap() took us for dead, before we had the lock
+        time.sleep(0.01)  # reap() removed the folder before it was locked
     raise OSError(errno.EAGAIN, "cannot be locked", str(scratch))
 
 
 class UidBlock:
-    """4096 outer uids that nobody else on this host uses while this process lives."""
+    """A block of 4096 outer uids that no other owner on this host uses while this process lives."""
 
     def __init__(self, state: Path) -> None:
         folder = state / "uids"
         folder.mkdir(parents=True, exist_ok=True)
-        # Not always the first: containers that do not see each other share the kernel's count of a uid's processes.
+        # Start at a random block: containers that do not see each other share the kernel's process count of a uid.
         start = int.from_bytes(os.urandom(2)) % _UID_BLOCKS
         for block in (*range(start, _UID_BLOCKS), *range(start)):
             self.path = folder / str(block)
@@ -91,7 +96,7 @@ class UidBlock:
         raise OSError(errno.EAGAIN, "every block of outer uids is in use", str(folder))
 
     def take(self) -> int:
-        """Raises OSError when all of them are in use."""
+        """A free uid. Raises OSError if all are in use."""
         if not self._free:
             raise OSError(errno.EAGAIN, "every outer uid is in use")
         return self._free.pop()
@@ -101,26 +106,26 @@ class UidBlock:
 
 
 class OwnerFolder:
-    """The living owner's folder: its lock, and where its cgroups and its containers are."""
+    """The folder of a living owner: its lock, and the places of its cgroups, uids and containers."""
 
     def __init__(self, state: Path, owner: str) -> None:
         self.path = state / "owners" / owner
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Locked before it can be seen among the others: an unlocked folder there belongs to the dead.
+        # Locked before it appears among the others: an unlocked folder there counts as a dead owner's.
         scratch = state / f"new-{owner}"
         claim(scratch)
         scratch.rename(self.path)
 
     def add_cgroups(self, cgroups: Cgroups) -> None:
-        """Note where they are, before anything runs in them."""
+        """Record the cgroup folders, before anything runs in them."""
         self._note("cgroups.json", cgroups.where())
 
     def add_uids(self, uids: UidBlock) -> None:
-        """Note the uids of its boxes."""
+        """Record the uids of the owner's sandboxes."""
         self._note("uids.json", [str(uids.path), uids.first])
 
     def add_docker(self, engine: str) -> None:
-        """Note an engine that may hold containers of this owner."""
+        """Record a Docker engine that may hold containers of this owner."""
         file = self.path / "docker.json"
         engines = set(json.loads(file.read_text())) if file.exists() else set()
         self._note("docker.json", sorted(engines | {engine}))
@@ -132,8 +137,10 @@ class OwnerFolder:
 
 
 def clear(state: Path, owner: str, cgroups: Cgroups, seconds: float = _CLEAR_SECONDS) -> None:
-    """Kill and remove everything that ``owner`` still holds, and its folder, which is set aside where it cannot be
-    removed within about ``seconds``."""
+    """Kill and remove everything that ``owner`` holds, and its folder, within about ``seconds``.
+
+    A folder that cannot be removed in time is moved aside.
+    """
     end = time.monotonic() + seconds
     for lease in cgroups.leases():
         cgroups.kill(lease)
@@ -152,14 +159,14 @@ def clear(state: Path, owner: str, cgroups: Cgroups, seconds: float = _CLEAR_SEC
         for engine in engines:
             from clawgym.sandbox.docker.removal import remove_containers  # HTTP: megabytes that few supervisors need
 
-            remove_containers(engine, owner)
+            remove_containers(engine, f"{LABEL}={owner}")
     except (OSError, ValueError):
         pass
     _discard(state, folder, end)
 
 
 def _discard(state: Path, folder: Path, end: float) -> None:
-    """Remove a folder of the dead until ``end``; what cannot be removed is set aside."""
+    """Remove the folder of a dead owner until ``end``; move it aside if that fails."""
     try:
         remove_tree(folder, max(0.5, end - time.monotonic()))
     except OSError:
@@ -168,11 +175,11 @@ def _discard(state: Path, folder: Path, end: float) -> None:
             aside.mkdir(mode=0o700, exist_ok=True)
             folder.rename(aside / folder.name)
         except OSError:
-            pass  # not even that: it is tried again where it is
+            pass  # the next start tries again
 
 
 def left_over(state: Path) -> list[Path]:
-    """The folders of the dead that could not be removed so far."""
+    """Folders of dead owners that could not be removed so far."""
     found = [path for path in (state / _ASIDE).glob("*") if path.is_dir()]
     for folder in (state / "owners").glob("*"):
         fd = _lock_of(folder)
@@ -183,7 +190,7 @@ def left_over(state: Path) -> list[Path]:
 
 
 def _lock_of(folder: Path) -> int | None:
-    """The lock of a folder whose owner is dead; None if somebody lives, or has just cleared it."""
+    """Lock the folder of a dead owner; None if its owner lives, or somebody has just removed it."""
     try:
         return _lock(folder / "lock")
     except OSError:
@@ -191,7 +198,7 @@ def _lock_of(folder: Path) -> int | None:
 
 
 def _kill_uids(folder: Path, deadline: float) -> None:
-    """Kill what still runs as one of a dead owner's uids, unless somebody else has them by now."""
+    """Kill what still runs as a uid of a dead owner, unless another owner has the block by now."""
     from clawgym.sandbox.chroot.jail import processes
 
     try:
@@ -199,7 +206,7 @@ def _kill_uids(folder: Path, deadline: float) -> None:
         fd = _lock(Path(path))
     except (OSError, ValueError):
         return
-    if fd is None:  # also while their owner lives, and kills each box itself
+    if fd is None:  # also while the owner lives: it kills the processes of each sandbox itself
         return
     try:
         while time.monotonic() < deadline:
@@ -217,10 +224,9 @@ def _kill_uids(folder: Path, deadline: float) -> None:
 
 
 def reap(state: Path, seconds: float = _REAP_SECONDS) -> list[str]:
-    """Clear what dead owners left behind (a machine that lost power), for about ``seconds``; returns their ids.
+    """Clear what dead owners left behind, for about ``seconds``. Returns the ids of the owners that were cleared.
 
-    Never raises: nothing that was left there keeps anybody from starting. What there is no time for, the next start
-    sees to.
+    Never raises: leftovers must not prevent a start. What is not cleared in time is left to the next start.
     """
     dead: list[str] = []
     end = time.monotonic() + seconds
@@ -231,13 +237,13 @@ def reap(state: Path, seconds: float = _REAP_SECONDS) -> list[str]:
         if fd is None:
             continue
         try:
-            if folder.parent == state:  # of an owner that died at once; a living one makes it again
+            if folder.parent == state:  # the owner died while it made the folder
                 _discard(state, folder, end)
             else:
                 clear(state, folder.name, Cgroups(folder.name, _cgroups_of(folder)), end - time.monotonic())
                 dead.append(folder.name)
         except Exception:
-            pass  # it stays as it is, and :func:`left_over` names it
+            pass  # the folder stays, and :func:`left_over` lists it
         finally:
             os.close(fd)
     _try_again(state / _ASIDE, end)
@@ -252,7 +258,7 @@ def _cgroups_of(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def _try_again(aside: Path, end: float) -> None:
-    """Remove what was set aside, unless somebody else does."""
+    """Remove what was moved aside, unless another process is at it."""
     try:
         fd = _lock(aside.with_name(f"{_ASIDE}.lock")) if aside.is_dir() else None
     except OSError:
@@ -266,6 +272,6 @@ def _try_again(aside: Path, end: float) -> None:
             try:
                 remove_tree(folder, end - time.monotonic())
             except OSError:
-                pass  # `clawgym doctor` names it
+                pass  # `clawgym doctor` lists it
     finally:
         os.close(fd)

@@ -1,8 +1,7 @@
-"""The host's end of a box's control stream, shared by every backend.
+"""The host's end of a sandbox's control stream, shared by the backends.
 
-What arrives was written by code that the box's own programs can tamper with: every frame is checked, every
-answer is bounded in size and time, and a stream that breaks the rules costs the box its life
-(:class:`SandboxDied` with cause ``protocol``), never the host its memory or its patience.
+The peer can be tampered with by the programs in the sandbox. So every frame is checked, and every answer is bounded in
+size and time. A stream that breaks the rules ends the sandbox (:class:`SandboxDied` with cause ``protocol``).
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ _ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI8s"), struct.Struc
 _CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
 _SLACK = 4096
-"""Bytes an answer may be over its cap: the marker line of left-out output."""
+"""Bytes that an answer may exceed its cap by: the marker line of omitted output."""
 _GRACE = 10.0
-"""Seconds the guest has, after a command's own deadline, to kill it and to say so."""
+"""Seconds that the guest has after a command's deadline to kill it and report."""
 PRISTINE = "/.pristine"
 """Where ``pristine_tools`` mounts the image's untouched ``/usr``."""
-_MTIME = 1577836800  # 2020-01-01: inputs look the same on every run
+_MTIME = 1577836800  # 2020-01-01: the same in every run
 _LATEST = 1 << 33
-"""The last time, in seconds since 1970, that a file is given."""
+"""Latest modification time of a file, in seconds since 1970."""
 _AT_ONCE = 1 << 20
-"""Bytes of files that are read and framed before they are sent."""
+"""Bytes of file content that are read and framed at a time."""
 
 
 def guest_argv(config: dict[str, Any], python: Sequence[str] = ("python3",)) -> list[str]:
@@ -59,8 +58,10 @@ def guest_argv(config: dict[str, Any], python: Sequence[str] = ("python3",)) -> 
 
 @cache
 def as_text(module: str) -> str:
-    """A module of this package that needs nothing but the standard library, to be run where the package is not: what
-    it imports of the package stands at its beginning."""
+    """The source of a module of ``sandbox/inside`` as one text, with its imports from that folder placed first.
+
+    It needs the standard library only, so it runs where ClawGym is not installed.
+    """
     imported: dict[str, str] = {}
 
     def read(name: str) -> None:
@@ -79,10 +80,13 @@ _FUTURE = "from __future__ import annotations\n"
 
 
 def pristine_tool(name: str) -> list[str]:
-    """Start ``/usr/bin/<name>`` from the untouched ``/usr`` at :data:`PRISTINE`, with its own loader and libraries.
+    """The command that starts ``/usr/bin/<name>`` from the untouched ``/usr`` at :data:`PRISTINE`.
 
-    The loader is called by name because the box's own may have been replaced; ``--inhibit-cache`` and
-    ``--library-path`` keep the box's libraries out.
+    The loader is named explicitly because the sandbox's own may have been replaced; ``--inhibit-cache`` and
+    ``--library-path`` keep the sandbox's libraries out.
+
+    Raises:
+        SandboxUnavailable: the host has no glibc loader below ``/usr/lib``.
     """
     loaders = sorted(glob.glob("/usr/lib/*-linux-*/ld-linux-*.so.*") + glob.glob("/usr/lib*/ld-linux-*.so.*"))
     if not loaders:
@@ -98,6 +102,7 @@ def pristine_tool(name: str) -> list[str]:
 
 Entry = tuple[dict[str, Any], bytes]
 """What is to be written: ``path`` and ``kind`` with ``mode``, ``mtime``, ``target``; and the content."""
+"""One file, folder or link to write: ``path``, ``kind``, ``mode``, ``mtime``, ``target``; and the content."""
 
 
 def _of_files(files: Iterable[TaskFile], dest: str) -> Iterator[Entry]:
@@ -120,7 +125,7 @@ def _of_tar(data: bytes, dest: str) -> Iterator[Entry]:
 
 
 def _framed(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """Payloads of W frames: entries back to back, a large file in several."""
+    """Payloads of W frames: entries back to back; a large file is split over several frames."""
     batch = bytearray()
     for about, data in entries:
         for start in range(0, max(len(data), 1), _CHUNK):
@@ -174,7 +179,7 @@ class LinkShell:
 
 
 class GuestLink:
-    """Runs commands in a box over one :class:`~clawgym.sandbox.stream.SocketStream`; the backends build on it."""
+    """Runs commands in a sandbox over a :class:`~clawgym.sandbox.stream.SocketStream`; base class of the sandboxes."""
 
     def __init__(self, stream: SocketStream, spec: SandboxSpec, cause_of_death: Callable[[], Awaitable[str]]) -> None:
         self.spec = spec
@@ -189,13 +194,13 @@ class GuestLink:
         self._listening: list[socket.socket] = []
 
     def start(self) -> None:
-        """Begin to listen; call once the guest has said hello."""
+        """Start to receive; call after the guest's hello."""
         self._stream.start(self._received, self._ended)
 
-    # -- the wire
+    # -- frames
 
     async def send(self, op: str, channel: int, payload: bytes) -> None:
-        """Send one frame. Raises :class:`SandboxDied`, or :class:`SandboxError` once closed."""
+        """Send one frame. Raises :class:`SandboxDied` if the sandbox ended, :class:`SandboxError` if it is closed."""
         self._alive()
         try:
             self._stream.write(_HEADER.pack(len(payload), ord(op), channel) + payload)
@@ -235,11 +240,11 @@ class GuestLink:
         request = self._requests.get(channel)
         if request is None:
             if op in "OLDF":
-                return  # an answer to a request that was given up
+                return  # the answer to a request that was cancelled
             raise ValueError("unknown frame")
         if op in "OL":
             request.room -= len(payload)
-            if request.room < 0 or not payload:  # nothing, said without end, would fill the memory too
+            if request.room < 0 or not payload:  # empty frames without end would fill the memory too
                 raise ValueError("more output than the cap, or none")
             (request.output if op == "O" else request.errors).append(payload)
         elif op in "DF":
@@ -254,25 +259,25 @@ class GuestLink:
             else:
                 cause, text = str(body.get("cause")), str(body.get("error"))[:200]
                 if cause == "pids":
-                    error: Exception = SandboxDied(f"the box cannot start a process ({text})", cause="pids")
+                    error: Exception = SandboxDied(f"the sandbox cannot start a process ({text})", cause="pids")
                 elif cause == "files":
-                    error = SandboxError(f"files could not be put into the box ({text}): check limits.disk_mb")
+                    error = SandboxError(f"files could not be put into the sandbox ({text}): check limits.disk_mb")
                 else:
-                    error = SandboxError(f"the box refused the command ({text})")
+                    error = SandboxError(f"the sandbox refused the command ({text})")
                 request.done.set_exception(error)
         else:
             raise ValueError("unknown frame")
 
     async def _die(self, cause: str | None) -> None:
         if self.death is None and not self.closed:
-            self.death = SandboxDied("the box is gone", cause=cause or "died")
+            self.death = SandboxDied("the sandbox is gone", cause=cause or "died")
             if cause is None:
                 try:
-                    self.death = SandboxDied("the box is gone", cause=await self._cause_of_death())
+                    self.death = SandboxDied("the sandbox is gone", cause=await self._cause_of_death())
                 except InfraError:
                     pass
             self._stream.close()
-        error = self.death or SandboxError("this box was closed while it worked: create another one")
+        error = self.death or SandboxError("this sandbox was closed while it worked: create another one")
         for request in self._requests.values():
             if not request.done.done():
                 request.done.set_exception(error)
@@ -287,7 +292,8 @@ class GuestLink:
         cap: int,
         more: AsyncIterable[tuple[str, bytes]] | None = None,
     ) -> ExecResult:
-        """Send one request, and ``more`` frames of it, and wait for its answer, within ``timeout`` and a grace."""
+        """Send one request, then the frames of ``more``, and wait up to ``timeout`` and a grace period for the
+        answer."""
         if channel in self._requests:
             raise SandboxError("this shell is still busy with a command that was given up: use another shell")
         loop = asyncio.get_running_loop()
@@ -307,7 +313,7 @@ class GuestLink:
         except SandboxError:
             self._requests.pop(channel, None)
             raise
-        except BaseException:  # cancelled, or there is no more to send
+        except BaseException:  # cancelled, or the source of ``more`` failed
             if op != "R" and self.death is None and not self.closed:  # a shell stays busy until it answers
                 self._requests.pop(channel, None)
                 with contextlib.suppress(OSError):
@@ -316,7 +322,7 @@ class GuestLink:
         finally:
             overdue.cancel()
             if request.done.done() and not request.done.cancelled():
-                request.done.exception()  # retrieved: no warning for an answer nobody waits for
+                request.done.exception()  # mark as retrieved: asyncio would log a warning
         return self._result(request, done)
 
     def _result(self, request: _Request, done: bytes) -> ExecResult:
@@ -333,7 +339,7 @@ class GuestLink:
             seconds=seconds if 0 <= seconds < 1e9 else 0.0,
         )
 
-    # -- what boxes offer
+    # -- the sandbox protocol
 
     def _channel(self) -> int:
         self._channels += 1
@@ -382,9 +388,9 @@ class GuestLink:
             sock = await self._listen(port)
         except OSError as error:
             raise refused(port, error.strerror) from None
-        if self.closed:  # meanwhile
+        if self.closed:  # in the meantime
             sock.close()
-            raise SandboxError("this box is closed: create another one")
+            raise SandboxError("this sandbox is closed: create another one")
         self._listening.append(sock)
         return sock
 
@@ -394,7 +400,7 @@ class GuestLink:
         try:
             sock = await self._connect(port)
         except SandboxError:
-            await asyncio.sleep(0)  # a box that dies refuses everything: its end may be about to be read
+            await asyncio.sleep(0)  # a dying sandbox refuses connections: the end of its stream may be unread
             if self._dying is not None:
                 await asyncio.shield(self._dying)
             if self.death is not None:
@@ -411,14 +417,14 @@ class GuestLink:
         if self.death is not None:
             raise self.death
         if self.closed:
-            raise SandboxError("this box is closed: create another one")
+            raise SandboxError("this sandbox is closed: create another one")
 
     async def _listen(self, port: int) -> socket.socket:
-        """A socket as :meth:`~clawgym.sandbox.protocol.Sandbox.listen` promises. Raises OSError too."""
+        """Make the socket of :meth:`~clawgym.sandbox.protocol.Sandbox.listen`. May raise OSError."""
         raise NotImplementedError
 
     async def _connect(self, port: int) -> socket.socket:
-        """A socket as :meth:`~clawgym.sandbox.protocol.Sandbox.connect` promises."""
+        """Make the socket of :meth:`~clawgym.sandbox.protocol.Sandbox.connect`."""
         raise NotImplementedError
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
@@ -429,13 +435,13 @@ class GuestLink:
 
     async def _put(self, entries: Iterable[Entry], dest: str) -> None:
         if not dest.startswith("/"):
-            raise SandboxError(f"{dest!r} is not an absolute folder in the box: start it with '/'")
+            raise SandboxError(f"{dest!r} is not an absolute folder in the sandbox: start it with '/'")
         top: Entry = {"path": dest, "kind": "top"}, b""
         frames = _read_ahead(_framed(itertools.chain([top], entries)))
         await self.request("W", self._channel(), b"", self.spec.limits.setup_seconds, 0, frames)
 
     async def end(self) -> None:
-        """Stop listening; pending requests fail. Idempotent."""
+        """Stop receiving and fail the pending requests. Idempotent."""
         self.closed = True
         while self._listening:
             self._listening.pop().close()
@@ -446,7 +452,7 @@ class GuestLink:
 
 
 async def _read_ahead(payloads: Iterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """W frames and their end; they are made in a thread, so that a large tree does not stop the event loop."""
+    """W frames and the final w frame. They are made in a thread, so that a large tree does not block the event loop."""
 
     def some() -> tuple[list[bytes], bool]:
         found, size = [], 0
@@ -479,7 +485,7 @@ _LATE: set[asyncio.Future[None]] = set()
 
 
 def close_late(task: asyncio.Future[Any]) -> None:
-    """A box whose creation was cancelled half-way is closed when it arrives (a done callback)."""
+    """Done callback: close a sandbox whose creation was cancelled, as soon as it exists."""
     if not task.cancelled() and task.exception() is None:
         closing = asyncio.ensure_future(task.result().close())
         _LATE.add(closing)

@@ -1,4 +1,4 @@
-"""What a machine has left for boxes: the one this process runs on, or, for boxes elsewhere, all of those together."""
+"""Cores, memory and load of the machine, or machines, on which a backend runs its sandboxes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine has left. Replaceable in tests."""
+    """Capacity and load. Tests replace it with fixed values."""
 
     cores: int
     memory_mb: Callable[[], float]
@@ -62,13 +62,13 @@ class Machine:
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """What a backend also is whose boxes are on other machines than this process."""
+    """A backend whose sandboxes run on other machines than this process."""
 
     def machine(self) -> Machine:
-        """Those machines, as one. Call after ``probe``."""
+        """The capacity and load of all those machines together. Call ``probe`` first."""
         ...
 
 
 def machine_of(backend: Backend) -> Machine:
-    """Where the boxes of ``backend`` are."""
+    """The machine or machines on which ``backend`` runs its sandboxes."""
     return backend.machine() if isinstance(backend, Elsewhere) else Machine.this()

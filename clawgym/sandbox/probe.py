@@ -1,4 +1,4 @@
-"""Finds out, in a real box, what is isolated here; run once for each backend and host."""
+"""Find out what a backend isolates on this host, by running checks in a real sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Probed", "by_cgroup", "missing", "probe", "questions"]
 
 
 class Probed:
-    """A backend that knows what it isolates once it was probed."""
+    """Mixin of a backend: holds the :class:`Isolation` that its probe found."""
 
     _isolation: Isolation | None = None
 
@@ -27,7 +27,7 @@ class Probed:
         return self._isolation
 
 
-# Every line is a question that the box itself answers; each is harmless where isolation fails.
+# Each line is a check that runs in the sandbox. All of them are harmless where isolation fails.
 _QUESTIONS = r"""
 import ctypes, errno, json, os, socket, sys
 def refused(call):
@@ -74,29 +74,29 @@ print(json.dumps({
 """
 
 
-async def questions(box: Sandbox) -> dict[str, bool]:
-    """Ask the questions in ``box``: feature -> holds."""
+async def questions(sandbox: Sandbox) -> dict[str, bool]:
+    """Run the checks in ``sandbox``. Returns feature -> whether it holds."""
     name = f"clawgym-probe-{secrets.token_hex(8)}"
-    argv = [*box.tool("python3"), "-I", "-S", "-c", _QUESTIONS, name]
+    argv = [*sandbox.tool("python3"), "-I", "-S", "-c", _QUESTIONS, name]
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":
             server = stack.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(f"\0{name}")
             server.listen()
-        answer = await box.exec(argv, timeout=20, stdout_only=True)
+        answer = await sandbox.exec(argv, timeout=20, stdout_only=True)
     try:
         return json.loads(answer.output)
     except ValueError:
         raise SandboxUnavailable(
-            f"boxes here cannot run python3 ({answer.stderr.decode(errors='replace').strip()[-300:]}): "
+            f"sandboxes here cannot run python3 ({answer.stderr.decode(errors='replace').strip()[-300:]}): "
             "install python3 in /usr"
         ) from None
 
 
 def by_cgroup(features: dict[str, bool], controllers: list[str]) -> list[str]:
-    """Note in ``features`` what the cgroup ``controllers`` limit; returns what to say where they do not."""
+    """Set ``features`` by the cgroup ``controllers`` in force. Returns a note for each resource without one."""
     instead = {
-        "memory": "limited for each process (rlimit), not for the box as a whole",
+        "memory": "limited for each process (rlimit), not for the sandbox as a whole",
         "pids": "limited by RLIMIT_NPROC",
         "cpu": "not limited",
     }
@@ -106,17 +106,23 @@ def by_cgroup(features: dict[str, bool], controllers: list[str]) -> list[str]:
 
 
 def missing(features: dict[str, bool]) -> list[str]:
-    """What to say of each thing that a box should refuse and does not."""
+    """A note for each ``no_...`` feature that does not hold."""
     return [f"not isolated here: {name}" for name, holds in features.items() if not holds and name.startswith("no_")]
 
 
-async def probe(box: Sandbox, limits: list[str], own_uid: bool) -> Isolation:
-    """A namespace box. ``limits`` are the cgroup controllers in force."""
-    features = await questions(box)
+async def probe(sandbox: Sandbox, limits: list[str], own_uid: bool) -> Isolation:
+    """Probe a sandbox of the namespace backend.
+
+    Args:
+        sandbox: a running sandbox.
+        limits: the cgroup controllers in force.
+        own_uid: whether each sandbox has an outer uid of its own.
+    """
+    features = await questions(sandbox)
     features["own_outer_uid"] = own_uid
     features["disk_limit"] = True
     notes = by_cgroup(features, limits)
     if not own_uid:
-        notes.append("boxes share this user's uid outside: run as root for one outer uid a box")
+        notes.append("sandboxes share this user's uid outside: run as root for one outer uid a sandbox")
     notes += missing(features)
     return Isolation("namespace", "namespace-root" if own_uid else "namespace-user", features, tuple(notes))

@@ -1,4 +1,4 @@
-"""A program of a box whose stdin and stdout are a socket that we hold."""
+"""A program in a sandbox whose stdin and stdout are connected to this process by a socket."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 from importlib import resources
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox.linux.listen import box_path_of
+from clawgym.sandbox.linux.listen import sandbox_path_of
 from clawgym.sandbox.protocol import Sandbox
 
 __all__ = ["Program"]
 
 _KEPT = 4096
-"""Bytes of stderr."""
+"""Bytes of stderr to keep."""
 
 
 @cache
@@ -23,53 +23,63 @@ def _launcher() -> str:
 
 
 class Program:
-    """Made by :meth:`start`. What it writes is the box's word: hostile."""
+    """A running program; see :meth:`start`. Its output is untrusted."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         """Its stdout."""
         self.writer = writer
         """Its stdin."""
-        self._errors: Errors | None = None
+        self._errors: StderrTail | None = None
         self._other: asyncio.StreamWriter | None = None
 
     @classmethod
     async def start(
         cls,
-        box: Sandbox,
+        sandbox: Sandbox,
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
         port: int = 9017,
         limit: int = 1 << 16,
     ) -> Program:
-        """Start ``argv`` in the working folder of ``box``. ``port`` is taken there until both are connected; ``limit``
-        is how much of its stdout is held unread.
+        """Start ``argv`` in the working folder of ``sandbox``.
 
-        Raises :class:`SandboxError`. A program that cannot be started ends, and says why on its stderr.
+        Args:
+            sandbox: where to start it.
+            argv: the program and its arguments.
+            env: added to the sandbox's environment.
+            port: a port in the sandbox that is used until both sockets are connected.
+            limit: bytes of unread stdout to buffer.
+
+        Raises:
+            SandboxError: the launcher failed. A program that cannot be started ends at once, with the reason on its
+                stderr (:attr:`stderr_note`).
         """
-        place = str(port) if box.isolation.features.get("loopback", True) else box_path_of(port)
-        python = [*box.tool("python3"), "-I", "-S", "-c", _launcher()]
-        done = await box.exec([*python, place, *argv], cwd=box.spec.workdir, env=env)
+        place = str(port) if sandbox.isolation.features.get("loopback", True) else sandbox_path_of(port)
+        python = [*sandbox.tool("python3"), "-I", "-S", "-c", _launcher()]
+        done = await sandbox.exec([*python, place, *argv], cwd=sandbox.spec.workdir, env=env)
         if done.exit_code != 0:
             raise SandboxError(f"exit code {done.exit_code}: {done.text[-500:].strip()}")
-        made = cls(*await asyncio.open_connection(sock=await box.connect(port), limit=limit))
+        made = cls(*await asyncio.open_connection(sock=await sandbox.connect(port), limit=limit))
         try:
-            reader, made._other = await asyncio.open_connection(sock=await box.connect(port))
+            reader, made._other = await asyncio.open_connection(sock=await sandbox.connect(port))
         except BaseException:
             made.writer.close()
             raise
-        made._errors = Errors(reader)
+        made._errors = StderrTail(reader)
         return made
 
     @property
-    def said(self) -> str:
-        """The end of what it wrote to stderr, as it goes into a message; empty if there is nothing."""
+    def stderr_note(self) -> str:
+        """The end of its stderr, worded for an error message; empty if it wrote nothing."""
         return self._errors.text if self._errors is not None else ""
 
     async def aclose(self, patience: float = 0.0) -> None:
-        """Let go of it, after ``patience`` seconds for what is under way on its stderr; it ends with its box.
-        Idempotent."""
+        """Close the connection, after waiting up to ``patience`` seconds for stderr that is still arriving.
+
+        The program itself ends with its sandbox. Idempotent.
+        """
         try:
             if self._errors is not None:
                 await self._errors.aclose(patience)
@@ -79,8 +89,8 @@ class Program:
                 self._other.close()
 
 
-class Errors:
-    """The end of what a server writes to stderr. Read at a pace that costs nobody anything."""
+class StderrTail:
+    """Keeps the end of a program's stderr. It reads slowly, so that a flood of output costs little CPU."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -97,12 +107,12 @@ class Errors:
 
     @property
     def text(self) -> str:
-        """As it goes into a message; empty if there is nothing."""
-        said = self._kept.decode("utf-8", "backslashreplace").strip()
-        return f"; it wrote: {said}" if said else ""
+        """Worded for an error message; empty if nothing was written."""
+        text = self._kept.decode("utf-8", "backslashreplace").strip()
+        return f"; it wrote: {text}" if text else ""
 
     async def aclose(self, patience: float = 0.0) -> None:
-        """Stop reading, after ``patience`` seconds for what is under way."""
+        """Stop reading, after waiting up to ``patience`` seconds for the end of the stream."""
         try:
             await asyncio.wait([self._task], timeout=patience)
         finally:

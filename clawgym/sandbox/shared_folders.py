@@ -1,4 +1,4 @@
-"""Folders of this machine that boxes see and never change: what is asked for is checked here, for every backend."""
+"""Check the folders of this machine that are mounted read-only into sandboxes, for every backend."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from clawgym.sandbox.protocol import SandboxSpec
 __all__ = ["checked", "refuse_taking"]
 
 _SYSTEM = frozenset(("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "sys", "usr", ".pristine"))
-"""Top folders that backends fill, each in its own way."""
+"""Top-level folders that the backends fill themselves."""
 
 
 def checked(spec: SandboxSpec) -> dict[str, str]:
-    """``spec.mounts`` as folder in the box -> folder of this machine, links resolved. Raises :class:`SandboxError`."""
+    """Resolve and check ``spec.mounts``.
+
+    Returns:
+        Absolute folder in the sandbox -> folder of this machine, with links resolved.
+
+    Raises:
+        SandboxError: a folder is missing, is no plain absolute path, or overlaps with another one.
+    """
     found: dict[str, str] = {}
     for target, source in spec.mounts.items():
         where = f"mounts[{target!r}]"
@@ -30,7 +37,7 @@ def checked(spec: SandboxSpec) -> dict[str, str]:
         ):
             raise SandboxError(f"{where}: not a plain absolute folder: write it like '/opt/tool'")
         if target == "/" or target.split("/")[1] in _SYSTEM:
-            raise SandboxError(f"{where}: the box's own system lies there: choose a folder like '/opt/tool'")
+            raise SandboxError(f"{where}: the sandbox's own system lies there: choose a folder like '/opt/tool'")
         for other in (*found, *spec.readonly):
             if _within(target, other) or _within(other, target):
                 raise SandboxError(f"{where}: nested with {other!r}: choose folders apart from each other")
@@ -59,7 +66,8 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _mount_points() -> Iterable[str]:
-    """What is mounted on this machine: a bind shows the folder below it, or nothing at all to an ordinary user."""
+    """Mount points of this machine. A bind mount would show the folder below each of them, or fail for ordinary
+    users."""
     try:
         table = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
@@ -69,7 +77,8 @@ def _mount_points() -> Iterable[str]:
 
 
 def refuse_taking(spec: SandboxSpec, path: str) -> None:
-    """Raise :class:`SandboxError` for a path below a mount: what lies there is this machine's, and no box's work."""
+    """Raise :class:`SandboxError` if ``path`` is below a mount: its files belong to this machine, not to the
+    sandbox."""
     for target in spec.mounts:
         if _within(posixpath.normpath("/" + path.lstrip("/")), target):
             raise SandboxError(f"{path}: mounted from this machine ({spec.mounts[target]}): read it there")

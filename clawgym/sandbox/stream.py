@@ -1,6 +1,6 @@
-"""A socket driven by callbacks: what arrives is handed on at once, what is to be sent goes out at once.
+"""A socket driven by callbacks of the event loop.
 
-asyncio's own streams put two or three turns of the loop between a command and its answer; here there is none.
+asyncio's own streams take two or three iterations of the loop between a command and its answer; this takes none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 __all__ = ["SocketStream"]
 
 _HIGH = 1 << 20
-"""Bytes that may wait to be sent before :meth:`SocketStream.drain` waits."""
+"""Bytes that may be queued for sending before :meth:`SocketStream.drain` waits."""
 
 
 class SocketStream:
@@ -29,21 +29,21 @@ class SocketStream:
         self._received: Callable[[bytes], None] | None = None
         self._ended: Callable[[], None] | None = None
         self.gifts: list[int] | None = None
-        """Where descriptors that arrive are put; None while nobody expects one: the kernel then drops them."""
+        """Receives the file descriptors that arrive. While it is None the kernel drops them."""
 
     def start(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
-        """Call ``received`` with whatever arrives (never b''), and ``ended`` once, when nothing more can."""
+        """Call ``received`` with each piece of data (never empty), and ``ended`` once at the end of the stream."""
         self._received, self._ended = received, ended
         self._loop.add_reader(self._fd, self._read)
 
     def decode(self, data: bytes) -> bytes:
-        """What ``data`` holds for the reader; a subclass may take a wrapping off."""
+        """The payload in ``data``; a subclass may remove a framing."""
         return data
 
     def _read(self) -> None:
         try:
             if self.gifts is None:
-                data = self.socket.recv(1 << 16)  # more would be mapped and unmapped for every answer
+                data = self.socket.recv(1 << 16)  # a larger buffer would be mapped and unmapped for every answer
             else:
                 data, gifts, _, _ = socket.recv_fds(self.socket, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
                 self.gifts += gifts
@@ -61,7 +61,7 @@ class SocketStream:
             self._received(inner)
 
     def write(self, data: bytes) -> None:
-        """Send ``data``, now or as soon as it goes. Raises OSError if the other side is gone."""
+        """Send ``data`` now, or queue it. Raises OSError if the peer has closed the connection."""
         if not self._waiting:
             try:
                 sent = self.socket.send(data)
@@ -79,7 +79,7 @@ class SocketStream:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            sent = len(self._waiting)  # the reader will hear of the end
+            sent = len(self._waiting)  # the reader sees the end of the stream
         del self._waiting[:sent]
         if not self._waiting:
             self._loop.remove_writer(self._fd)
@@ -87,14 +87,14 @@ class SocketStream:
             self._drained.set_result(None)
 
     async def drain(self) -> None:
-        """Wait while too much waits to be sent."""
+        """Wait while too much is queued for sending."""
         while len(self._waiting) >= _HIGH:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
 
     def close(self) -> None:
-        """Idempotent; nobody is called any more."""
+        """Close the socket; no callback is called afterwards. Idempotent."""
         if self._fd < 0:
             return
         with contextlib.suppress(OSError, ValueError):

@@ -7,15 +7,16 @@ from dataclasses import replace
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
-from clawgym.tools._boxes import box_spec
+from clawgym.tools._sandboxes import sandbox_spec
 from clawgym.tools.protocol import SUBMIT, Refused, Tools, closing
 from clawgym.tools.shell import ShellTools
 
-__all__ = ["SUBMIT", "Refused", "ShellTools", "Tools", "aimed", "box_spec", "closing", "open_tools"]
+__all__ = ["SUBMIT", "Refused", "ShellTools", "Tools", "aimed", "sandbox_spec", "closing", "open_tools"]
 
 
-async def open_tools(task: Task, box: Sandbox, backend: Backend) -> Tools:
-    """The tools of an attempt at ``task`` in ``box``, which was made of :func:`box_spec` and has the task's inputs.
+async def open_tools(task: Task, sandbox: Sandbox, backend: Backend) -> Tools:
+    """The tools of an attempt at ``task`` in ``sandbox``, which was made of :func:`sandbox_spec` and has the task's
+    inputs.
 
     Raises :class:`~clawgym.errors.TaskError` for servers whose tools cannot be offered,
     :class:`~clawgym.errors.InfraError` for one that does not start, :class:`~clawgym.errors.MissingDependency` without
@@ -24,12 +25,12 @@ async def open_tools(task: Task, box: Sandbox, backend: Backend) -> Tools:
     if task.desktop is not None:
         from clawgym.tools.computer import ComputerTools
 
-        return await ComputerTools.open(task, box, backend)
+        return await ComputerTools.open(task, sandbox, backend)
     if not task.tools:
-        return ShellTools(box, task.workspace, task.limits)
+        return ShellTools(sandbox, task.workspace, task.limits)
     from clawgym.tools.served import ServedTools
 
-    return await ServedTools.open(task, box, backend)
+    return await ServedTools.open(task, sandbox, backend)
 
 
 async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
@@ -44,7 +45,7 @@ async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
     found: dict[str, list[int]] = {}
     for name in names:
         try:
-            x, y, width, height = await browser.box_of(call.arguments[name])
+            x, y, width, height = await browser.bounding_box(call.arguments[name])
         except SandboxDied:
             raise
         except SandboxError:

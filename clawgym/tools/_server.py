@@ -31,11 +31,11 @@ _GRACE = 2.0
 
 
 class Server:
-    """``spec`` running in ``box``. Made by :meth:`start`; whoever made it closes it."""
+    """``spec`` running in ``sandbox``. Made by :meth:`start`; whoever made it closes it."""
 
-    def __init__(self, spec: ToolServer, box: Sandbox) -> None:
+    def __init__(self, spec: ToolServer, sandbox: Sandbox) -> None:
         self.spec = spec
-        self.box = box
+        self.sandbox = sandbox
         self.tools: list[types.Tool] = []
         self._turn = asyncio.Lock()
         self._leave = asyncio.Event()
@@ -43,13 +43,13 @@ class Server:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: ToolServer, box: Sandbox, patience: float) -> Server:
+    async def start(cls, spec: ToolServer, sandbox: Sandbox, patience: float) -> Server:
         """Start it and ask for its tools, within ``patience`` seconds.
 
         Raises :class:`InfraError` where it does not come to that, and :class:`TaskError` for more tools than a server
         may have.
         """
-        server = cls(spec, box)
+        server = cls(spec, sandbox)
         try:
             async with asyncio.timeout(patience):
                 await server._launch()
@@ -78,7 +78,7 @@ class Server:
         return server
 
     async def _launch(self) -> None:
-        self._program = program = await Program.start(self.box, self.spec.argv, env=self.spec.env, limit=MAX_LINE)
+        self._program = program = await Program.start(self.sandbox, self.spec.argv, env=self.spec.env, limit=MAX_LINE)
         self._incoming, self._outgoing = Incoming(program.reader), Outgoing(program.writer)
         opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._hold(opened))
@@ -113,7 +113,7 @@ class Server:
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout: float, limit: int) -> str:
         """What the tool ``name`` answers, at most ``limit`` bytes of it, or what went wrong: text for the model.
 
-        One call at a time. Raises :class:`SandboxDied` if the box has died."""
+        One call at a time. Raises :class:`SandboxDied` if the sandbox has died."""
         async with self._turn:
             self._incoming.asked()
             request = types.CallToolRequest(
@@ -128,7 +128,7 @@ class Server:
                 if error.error.code == types.REQUEST_TIMEOUT and not self._incoming.ended.is_set():
                     return f"[error: {name} took over {timeout:g} seconds]"
                 if self._incoming.ended.is_set():
-                    await self.box.exec(["true"])  # a dead box is another matter
+                    await self.sandbox.exec(["true"])  # a dead sandbox is another matter
                     return f"[error: the tools of {self.spec.name!r} are gone ({self._incoming.why}){self._said}]"
                 return f"[error: {clipped(error.error.message.encode(), limit)}]"
             except (ValueError, RuntimeError):
@@ -138,12 +138,12 @@ class Server:
 
     @property
     def _said(self) -> str:
-        return self._program.said if self._program is not None else ""
+        return self._program.stderr_note if self._program is not None else ""
 
     async def aclose(self, grace: float = _GRACE, words: float = 0.2) -> None:
         """Let it end by itself within ``grace`` seconds, hear its last words for ``words`` more, then let go of it.
 
-        What still runs ends with its box. Idempotent."""
+        What still runs ends with its sandbox. Idempotent."""
         task, self._task = self._task, None
         try:
             if task is not None:

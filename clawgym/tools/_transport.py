@@ -1,7 +1,8 @@
-"""JSON-RPC lines over a socket into a box, as the streams that the MCP SDK's client wants.
+"""JSON-RPC lines over a socket into a sandbox, as the streams that the MCP SDK's client wants.
 
-Invariant: what comes from a box is hostile. A line, and all that comes without being asked for, is bounded, and past a
-bound the connection is over; a line that is no message is left out; nothing here waits without giving way to others.
+Invariant: what comes from a sandbox is hostile. A line, and all that comes without being asked for, is bounded, and
+past a bound the connection is over; a line that is no message is left out; nothing here waits without giving way to
+others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tools of a task with a desktop (:class:`ComputerTools`): one function, ``computer_use``, answered by pictures.
 
 Invariants: the agent reaches the desktop's programs by mouse and keyboard alone; where the task has a site, its files
-are in another box than the desktop; none of the boxes made here outlives :meth:`ComputerTools.aclose`.
+are in another sandbox than the desktop; none of the sandboxes made here outlives :meth:`ComputerTools.aclose`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clawgym.desktop.spares import SITE, SITE_PORT, Standing, standing
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Image, Observation, Site, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
-from clawgym.tools._boxes import desktop_spec
+from clawgym.tools._sandboxes import desktop_spec
 from clawgym.tools.protocol import Refused, ignore
 
 __all__ = ["ComputerTools", "encoded"]
@@ -40,11 +40,11 @@ class ComputerTools:
         self._limits = task.limits
         self._standing = standing
         self._own = own
-        """The box of a desktop that has another than the episode's."""
+        """The sandbox of a desktop that has another than the episode's."""
 
     @classmethod
-    async def open(cls, task: Task, box: Sandbox, backend: Backend) -> ComputerTools:
-        """Start the desktop of ``task``: in ``box``, or beside it if it has a site.
+    async def open(cls, task: Task, sandbox: Sandbox, backend: Backend) -> ComputerTools:
+        """Start the desktop of ``task``: in ``sandbox``, or beside it if it has a site.
 
         Raises as :func:`clawgym.tools.open_tools` does; then nothing of it is left.
         """
@@ -56,13 +56,13 @@ class ComputerTools:
         stands: Standing | None = None
         try:
             if spec.site is not None:
-                await _serve(spec.site, box)
+                await _serve(spec.site, sandbox)
                 own = await backend.create(desktop_spec(task))
-            stands = await standing(own or box, backend, spec.width, spec.height, patience)
+            stands = await standing(own or sandbox, backend, spec.width, spec.height, patience)
             if spec.site is not None:
-                await _listens(box)
+                await _listens(sandbox)
             if stands.relay is not None:
-                stands.relay.lead_to(box)
+                stands.relay.lead_to(sandbox)
             if stands.browser is not None:
                 await stands.browser.show(f"{SITE}{spec.page}", patience)
             await stands.desktop.run(spec.programs, patience)
@@ -158,23 +158,23 @@ def _pillow() -> Any:
         raise MissingDependency("desktops need Pillow: pip install 'clawgym[gui]'") from error
 
 
-async def _serve(site: Site, box: Sandbox) -> None:
-    """Start the site in its box."""
+async def _serve(site: Site, sandbox: Sandbox) -> None:
+    """Start the site in its sandbox."""
     command = ["sh", "-c", 'setsid "$@" </dev/null >/tmp/site.log 2>&1 &', "sh", *site.argv]
-    await box.exec(command, cwd=box.spec.workdir)
+    await sandbox.exec(command, cwd=sandbox.spec.workdir)
 
 
-async def _listens(box: Sandbox) -> None:
+async def _listens(sandbox: Sandbox) -> None:
     """Wait for the site. Raises :class:`InfraError`."""
     for _ in range(1000):
         try:
-            (await box.connect(SITE_PORT)).close()
+            (await sandbox.connect(SITE_PORT)).close()
             return
         except SandboxUnavailable:
             raise
         except SandboxError:
             await asyncio.sleep(0.01)
-    log = await box.exec(["tail", "-c", "500", "/tmp/site.log"])
+    log = await sandbox.exec(["tail", "-c", "500", "/tmp/site.log"])
     raise InfraError(f"the site did not start ({log.text.strip() or 'it wrote nothing'}): look at desktop.site.argv")
 
 

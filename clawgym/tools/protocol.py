@@ -1,7 +1,7 @@
 """The tools protocol: calls in, observations out.
 
 Invariant: whatever a call says, and whatever a tool answers or fails to, the result is text for the model. Only the
-death of a box (:class:`~clawgym.errors.SandboxDied`) and failures of the host (:class:`~clawgym.errors.InfraError`)
+death of a sandbox (:class:`~clawgym.errors.SandboxDied`) and failures of the host (:class:`~clawgym.errors.InfraError`)
 get out.
 """
 
@@ -61,7 +61,7 @@ class Tools(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End what was started for these tools, but the episode's own box. Idempotent."""
+        """End what was started for these tools, but the episode's own sandbox. Idempotent."""
         ...
 
 

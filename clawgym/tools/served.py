@@ -1,7 +1,7 @@
-"""The tool servers of a task (:class:`ServedTools`): programs in boxes that speak the Model Context Protocol.
+"""The tool servers of a task (:class:`ServedTools`): programs in sandboxes that speak the Model Context Protocol.
 
-Invariants: no server's code reaches what another keeps, since each has a box of its own; none of the boxes that are
-made here outlives :meth:`ServedTools.aclose`, however opening or closing ends.
+Invariants: no server's code reaches what another keeps, since each has a sandbox of its own; none of the sandboxes that
+are made here outlives :meth:`ServedTools.aclose`, however opening or closing ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clawgym.errors import MissingDependency, TaskError
 from clawgym.records import Limits, Observation, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._arguments import BadCall, check_schema, checked
-from clawgym.tools._boxes import box_spec
+from clawgym.tools._sandboxes import sandbox_spec
 from clawgym.tools.protocol import SUBMIT, SUBMIT_TOOL, Refused, ignore
 
 __all__ = ["ServedTools"]
@@ -30,35 +30,35 @@ class ServedTools:
     """See :class:`~clawgym.tools.protocol.Tools`. A server that ends is the agent's doing, which it is told in every
     later call; the episode goes on, and is graded as it is left."""
 
-    def __init__(self, servers: Sequence[Any], boxes: Sequence[Sandbox], limits: Limits) -> None:
+    def __init__(self, servers: Sequence[Any], sandboxes: Sequence[Sandbox], limits: Limits) -> None:
         self.schemas: tuple[dict[str, Any], ...]
         self._servers = servers
-        self._boxes = boxes
+        self._sandboxes = sandboxes
         self._limits = limits
         self._parameters: dict[str, str] = {}
         self._where: dict[str, tuple[Any, str]] = {}
 
     @classmethod
-    async def open(cls, task: Task, box: Sandbox, backend: Backend) -> ServedTools:
-        """Start the servers of ``task``, the first in ``box``, and learn their tools.
+    async def open(cls, task: Task, sandbox: Sandbox, backend: Backend) -> ServedTools:
+        """Start the servers of ``task``, the first in ``sandbox``, and learn their tools.
 
         Raises as :func:`clawgym.tools.open_tools` does; then nothing of it is left.
         """
         module = await asyncio.to_thread(_module)
         patience = task.limits.setup_seconds / 2
-        boxes: list[Sandbox] = []
+        sandboxes: list[Sandbox] = []
         servers: list[Any] = []
 
         async def start(spec: Any, home: Sandbox | None) -> Any:
             if home is None:
-                home = await backend.create(box_spec(task, spec))
-                boxes.append(home)
+                home = await backend.create(sandbox_spec(task, spec))
+                sandboxes.append(home)
             server = await module.Server.start(spec, home, patience)
             servers.append(server)
             return server
 
-        homes = [box, *(None for _ in task.tools[1:])]
-        tools = cls(servers, boxes, task.limits)
+        homes = [sandbox, *(None for _ in task.tools[1:])]
+        tools = cls(servers, sandboxes, task.limits)
         try:
             in_order = await _together([start(s, home) for s, home in zip(task.tools, homes, strict=True)])
             tools._offer(in_order, task.id)
@@ -122,11 +122,11 @@ class ServedTools:
         )
 
     async def aclose(self) -> None:
-        """Let the servers end, then close the boxes that were made for them. Idempotent."""
+        """Let the servers end, then close the sandboxes that were made for them. Idempotent."""
         try:
             await asyncio.gather(*(server.aclose() for server in self._servers))
         finally:
-            await asyncio.gather(*(box.close() for box in self._boxes))
+            await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
 
 
 def _module() -> Any:

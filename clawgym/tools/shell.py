@@ -1,4 +1,4 @@
-"""A persistent shell and the files of one box: the tools of a task that brings none (:class:`ShellTools`)."""
+"""A persistent shell and the files of one sandbox: the tools of a task that brings none (:class:`ShellTools`)."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ _FREE = ("content", "old", "new")
 
 
 class ShellTools:
-    """Carries out calls in ``box`` (:class:`~clawgym.tools.protocol.Tools`). The shell starts with the first command,
-    and stays open until the box is closed, so that background jobs live as long as the episode."""
+    """Carries out calls in ``sandbox`` (:class:`~clawgym.tools.protocol.Tools`). The shell starts with the first
+    command, and stays open until the sandbox is closed, so that background jobs live as long as the episode."""
 
-    def __init__(self, box: Sandbox, workspace: str, limits: Limits) -> None:
+    def __init__(self, sandbox: Sandbox, workspace: str, limits: Limits) -> None:
         self.schemas: Sequence[Mapping[str, Any]] = SHELL_TOOLS
-        self._box = box
+        self._sandbox = sandbox
         self._workspace = workspace
         self._output_bytes = limits.output_bytes
         self._shell: Shell | None = None
@@ -99,7 +99,7 @@ class ShellTools:
         return observations
 
     async def aclose(self) -> None:
-        """Nothing is started but the shell, which ends with the box."""
+        """Nothing is started but the shell, which ends with the sandbox."""
 
     async def _run(self, call: ToolCall, timeout: float | None) -> str:
         given = _readable(call.name, checked(call, _SCHEMAS))
@@ -122,12 +122,12 @@ class ShellTools:
 
     async def _bash(self, command: str, timeout: float | None) -> str:
         if self._shell is None:
-            self._shell = await self._box.shell()
+            self._shell = await self._sandbox.shell()
             await self._shell.run(f"cd -- {shlex.quote(self._workspace)}")
         return describe(await self._shell.run(command, timeout=timeout))
 
     async def _read(self, path: str, first: int | None, last: int | None) -> str:
-        data = await self._box.get(self._absolute(path))
+        data = await self._sandbox.get(self._absolute(path))
         if first is None and last is None:
             return clipped(data, self._output_bytes, ": ask for some of the lines")
         lines = data.splitlines(keepends=True)
@@ -144,7 +144,7 @@ class ShellTools:
 
     async def _edit(self, path: str, old: str, new: str, everywhere: bool) -> str:
         place = self._absolute(path)
-        data = await self._box.get(place)
+        data = await self._sandbox.get(place)
         found = data.count(old.encode())
         if found == 0:
             return f"[error: the passage does not stand in {path}: read the file, and copy it exactly]"
@@ -153,7 +153,7 @@ class ShellTools:
                 f"[error: the passage stands in {path} {found} times: take in more of the text around it, "
                 "or set replace_all]"
             )
-        executable = (await self._box.exec(["test", "-x", place])).exit_code == 0
+        executable = (await self._sandbox.exec(["test", "-x", place])).exit_code == 0
         await self._put(path, data.replace(old.encode(), new.encode()), executable)
         return f"[replaced {found} time{'s' * (found > 1)}]"
 
@@ -161,7 +161,7 @@ class ShellTools:
         folder, name = posixpath.split(self._absolute(path))
         if not name:
             raise BadCall(f"{path!r} is a folder: give the path of a file")
-        await self._box.put([TaskFile(name, data, executable)], folder)
+        await self._sandbox.put([TaskFile(name, data, executable)], folder)
 
     def _absolute(self, path: str) -> str:
         joined = posixpath.join(self._workspace, path)

@@ -11,7 +11,7 @@ import pytest
 from clawgym.agents import Agent, AgentContext, AgentReport
 from clawgym.records import Limits, Step, Task, TaskFile, Turn, VerifierSpec
 from clawgym.sandbox import Backend, Sandbox
-from clawgym.tools import box_spec, open_tools
+from clawgym.tools import open_tools, sandbox_spec
 
 from ..engines.fake_openai import fake_openai
 
@@ -69,7 +69,7 @@ async def work(backend: Backend) -> AsyncIterator[Callable[..., Any]]:
 
     async def start(task: Task | None = None, *, seed: int = 0, sample: int = 0) -> Attempt:
         task = task or make_task()
-        box = await backend.create(box_spec(task))
+        box = await backend.create(sandbox_spec(task))
         boxes.append(box)
         steps: list[Step] = []
         turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""Desktops in real boxes."""
+"""Desktops in real sandboxes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def programs() -> None:
 
 @contextlib.asynccontextmanager
 async def running(spec: Desktop, backend: Backend) -> AsyncIterator[RunningDesktop]:
-    """A desktop in a box of its own."""
-    box = await backend.create(SandboxSpec(limits=LIMITS, readonly={FILES_DIR: desktop_files()}))
+    """A desktop in a sandbox of its own."""
+    sandbox = await backend.create(SandboxSpec(limits=LIMITS, readonly={FILES_DIR: desktop_files()}))
     try:
-        desktop = await RunningDesktop.start(spec.width, spec.height, box, 30)
+        desktop = await RunningDesktop.start(spec.width, spec.height, sandbox, 30)
         try:
             await desktop.run(spec.programs, 30)
             yield desktop
         finally:
             await desktop.aclose()
     finally:
-        await box.close()
+        await sandbox.close()

@@ -69,7 +69,7 @@ def honest(value: Any) -> Answer:
 
 async def test_a_browser_that_tells_the_truth() -> None:
     async with browser(honest("[1, 2, 3, 4.0]")) as made:
-        assert await made.box_of("#a") == (1, 2, 3, 4)
+        assert await made.bounding_box("#a") == (1, 2, 3, 4)
     nodes = [
         {"nodeId": "1", "role": {"value": "button"}, "name": {"value": "Send"}},
         {"nodeId": "2", "parentId": "1", "role": {"value": "generic"}, "name": {"value": "x"}, "childIds": ["5", "4"]},
@@ -105,14 +105,14 @@ async def test_messages_that_are_none(said: bytes) -> None:
             with pytest.raises(SandboxDied, match="begin the episode again"):
                 await made.tree()
             with pytest.raises(SandboxDied):
-                await made.box_of("#a")
+                await made.bounding_box("#a")
 
 
 @pytest.mark.parametrize("value", [None, 3, "", "{", "[1, 2, 3]", "[1e999, 1, 1, 1]", "[" * 60_000, {"a": 1}])
 async def test_places_that_are_none(value: Any) -> None:
     async with browser(honest(value)) as made:
         with pytest.raises(SandboxError, match="no element"):
-            await made.box_of("#a")
+            await made.bounding_box("#a")
 
 
 @pytest.mark.parametrize("nodes", [None, {}, [None], ["x"], [{"nodeId": []}, 3]])
@@ -160,7 +160,7 @@ def test_nothing_but_our_errors(messages: list[Any], named: bool) -> None:
         module._ANSWER_SECONDS, before = 0.05, module._ANSWER_SECONDS
         try:
             async with browser(answer) as made:
-                for work in (made.tree, lambda: made.box_of("#a")):
+                for work in (made.tree, lambda: made.bounding_box("#a")):
                     with contextlib.suppress(SandboxError):
                         await work()
         finally:

@@ -43,7 +43,7 @@ async def test_a_text_is_typed_and_saved(backend: Backend) -> None:
         assert (seen != first).any()
         assert any([await same(desktop) for _ in range(5)])
         await do(desktop, action="key", keys=["ctrl", "s"])
-        saved = await desktop.box.get(f"{desktop.box.spec.workdir}/note.txt")
+        saved = await desktop.sandbox.get(f"{desktop.sandbox.spec.workdir}/note.txt")
         assert saved.decode().rstrip("\n") == text
 
 
@@ -76,7 +76,7 @@ async def test_the_pointer_is_seen_where_it_is(backend: Backend) -> None:
 
 async def test_a_desktop_that_is_killed(backend: Backend) -> None:
     async with running(EDITOR, backend) as desktop:
-        await desktop.box.exec(["sh", "-c", "kill -9 $(pidof Xvfb)"])
+        await desktop.sandbox.exec(["sh", "-c", "kill -9 $(pidof Xvfb)"])
         with pytest.raises(SandboxDied, match="begin the episode again"):
             await do(desktop, action="left_click", coordinate=[1, 1])
 

@@ -27,11 +27,11 @@ WEB = SandboxSpec(limits=LIMITS, readonly={FILES_DIR: desktop_files(), **browser
 
 @contextlib.asynccontextmanager
 async def spares_of(backend: Backend, most: int = 2) -> AsyncIterator[SpareDesktops]:
-    before = set(backend.boxes)  # type: ignore[attr-defined]
+    before = set(backend.sandboxes)  # type: ignore[attr-defined]
     spares = SpareDesktops(backend, 640, 480, most)
     yield spares
     await spares.aclose()
-    assert set(backend.boxes) == before  # type: ignore[attr-defined]
+    assert set(backend.sandboxes) == before  # type: ignore[attr-defined]
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -57,25 +57,25 @@ async def test_the_next_one_stands_already(backend: Backend) -> None:
         assert (await theirs.desktop.screen.position()) != (600, 400)
         for each in (mine, theirs):
             await each.aclose()
-        for box in (first, second):
-            await box.close()
+        for sandbox in (first, second):
+            await sandbox.close()
 
 
 async def test_what_is_no_desktop_is_made_below(backend: Backend) -> None:
     async with spares_of(backend) as spares:
-        box = await spares.create(SandboxSpec())
-        assert spares.claim(box) is None
+        sandbox = await spares.create(SandboxSpec())
+        assert spares.claim(sandbox) is None
         assert not spares._ordered
-        await box.close()
+        await sandbox.close()
 
 
 async def test_at_most_so_many_are_kept(backend: Backend) -> None:
     async with spares_of(backend, 1) as spares:
-        before = len(backend.boxes)  # type: ignore[attr-defined]
+        before = len(backend.sandboxes)  # type: ignore[attr-defined]
         made = [await spares.create(spec) for spec in (PLAIN, WEB, PLAIN)]
         await until(lambda: spares._task is not None and spares._task.done())
         assert len(spares._spares) == 1
-        assert len(backend.boxes) == before + len(made) + 1  # type: ignore[attr-defined]
+        assert len(backend.sandboxes) == before + len(made) + 1  # type: ignore[attr-defined]
 
 
 def test_an_environment_whose_spares_are_gone() -> None:

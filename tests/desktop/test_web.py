@@ -1,4 +1,4 @@
-"""A site in one box, its browser on a desktop in another: seen, driven and graded."""
+"""A site in one sandbox, its browser on a desktop in another: seen, driven and graded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clawgym.records import Desktop, Limits, Outcome, Site, Task, TaskFile, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import write
-from clawgym.tools import aimed, box_spec, open_tools
+from clawgym.tools import aimed, open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
 from ..verifiers.tasks_for_tests import task
@@ -110,8 +110,8 @@ async def test_doing_nothing_does_not(backend: Backend) -> None:
 
 async def test_the_page_is_waited_for_read_and_not_left(backend: Backend) -> None:
     made = colours()
-    box = await backend.create(box_spec(made))
-    tools = await open_tools(made, box, backend)
+    sandbox = await backend.create(sandbox_spec(made))
+    tools = await open_tools(made, sandbox, backend)
     assert isinstance(tools, ComputerTools)
     assert tools.browser is not None
 
@@ -128,13 +128,13 @@ async def test_the_page_is_waited_for_read_and_not_left(backend: Backend) -> Non
     await do(action="key", keys=["ctrl", "t"])
     await do(action="type", text="127.0.0.1:8080/?another\n")
     assert 'button "Send"' in await tools.tree(), "the page of the other tab is meant"
-    before = len(backend.boxes)  # type: ignore[attr-defined]
+    before = len(backend.sandboxes)  # type: ignore[attr-defined]
     await do(action="key", keys=["ctrl", "l"])
     await do(action="type", text="file:///etc/passwd\n")
     assert not any("root" in node["name"] for node in await tools.browser.tree())
     await tools.aclose()
-    assert len(backend.boxes) == before - 1  # type: ignore[attr-defined]
-    await box.close()
+    assert len(backend.sandboxes) == before - 1  # type: ignore[attr-defined]
+    await sandbox.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*render")

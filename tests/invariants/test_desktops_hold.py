@@ -17,7 +17,7 @@ from clawgym.redteam.exploits import EXPLOITS
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import gui_basic
-from clawgym.tools import box_spec, open_tools
+from clawgym.tools import open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
 from ..verifiers.tasks_for_tests import task
@@ -130,7 +130,7 @@ async def test_commands_of_native_programs_were_there_to_be_run(made: Task, back
 
 async def test_no_shortcut_opens_a_dialog_or_ends_the_page(backend: Backend) -> None:
     made = site(POSSIBLE)
-    box = await backend.create(box_spec(made))
+    box = await backend.create(sandbox_spec(made))
     tools = await open_tools(made, box, backend)
     assert isinstance(tools, ComputerTools)
     assert tools.browser is not None

@@ -27,7 +27,7 @@ def script(text: str) -> ScriptAgent:
 
 
 def boxes(backend: Backend) -> list[str]:
-    return list(backend.boxes)  # type: ignore[attr-defined]
+    return list(backend.sandboxes)  # type: ignore[attr-defined]
 
 
 # -- disk

@@ -182,7 +182,7 @@ def test_ctrl_c_in_a_batch_loses_no_answer(batch: TaskVectorEnv) -> None:
 def test_ctrl_c_in_a_reset_leaves_no_box(seconds: float) -> None:
     with contextlib.closing(gym.make("ClawGym/terminal-v0", num_envs=12, tasks=TASKS)) as made:
         assert isinstance(made, TaskVectorEnv)
-        boxes = made._workers[0].backend.boxes  # type: ignore[attr-defined]
+        boxes = made._workers[0].backend.sandboxes  # type: ignore[attr-defined]
         interrupt_after(seconds)
 
         def for_ever() -> None:

@@ -7,7 +7,7 @@ import pytest
 from clawgym.agents import NoopAgent, ScriptAgent
 from clawgym.records import Layer, Outcome
 from clawgym.redteam.exploits import EXPLOITS, tests_run
-from clawgym.redteam.original_grader import stock_score_of
+from clawgym.redteam.original_grader import original_score_of
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
@@ -88,8 +88,8 @@ async def test_exploits_of_other_graders_earn_nothing_either(backend: Backend, s
 @pytest.mark.parametrize("name", ["tests-edited", "tests-linked", "tests-compiled", "tests-conftest"])
 async def test_the_exploits_work_on_a_grader_inside_the_box(backend: Backend, site_layer: Layer, name: str) -> None:
     task = calc(site_layer)
-    assert (await stock_score_of(task, EXPLOITS[name].script(task), backend)).score == 1.0
-    assert (await stock_score_of(task, "", backend)).score == 0.0
+    assert (await original_score_of(task, EXPLOITS[name].script(task), backend)).score == 1.0
+    assert (await original_score_of(task, "", backend)).score == 0.0
 
 
 async def test_doing_nothing_keeps_what_passed(backend: Backend, site_layer: Layer) -> None:

@@ -1,4 +1,5 @@
-"""Real boxes with one promise broken each, so that a probe which finds nothing in a good backend is seen to find it."""
+"""Real sandboxes with one promise broken each, so that a probe which finds nothing in a good backend is seen to find
+it."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from clawgym.sandbox import Archive, Backend, ExecResult, Sandbox, SandboxSpec, 
 
 
 class Leaky:
-    """A backend whose boxes break the promises in ``leaks``."""
+    """A backend whose sandboxes break the promises in ``leaks``."""
 
     def __init__(self, inner: Backend, *leaks: str) -> None:
         self.inner = inner
         self.leaks = leaks
         self.name = "leaky"
-        self._first: LeakyBox | None = None
+        self._first: LeakySandbox | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     async def create(self, spec: SandboxSpec) -> Any:
-        if "one box for all" in self.leaks and self._first is not None:
+        if "one sandbox for all" in self.leaks and self._first is not None:
             return self._first
         readonly = spec.readonly
         if "readonly is not" in self.leaks:
@@ -33,30 +34,30 @@ class Leaky:
         mounts = spec.mounts
         if "mounts are copies" in self.leaks:
             spec = replace(spec, mounts={})
-        box = LeakyBox(await self.inner.create(spec), self.leaks)
+        sandbox = LeakySandbox(await self.inner.create(spec), self.leaks)
         if "readonly is not" in self.leaks:
             for folder, files in readonly.items():
-                await box.put(files, folder)
+                await sandbox.put(files, folder)
         if "mounts are copies" in self.leaks:
             for folder, source in mounts.items():
-                await box.put([TaskFile(path.name, path.read_bytes()) for path in source.iterdir()], folder)
-        self._first = self._first or box
-        return box
+                await sandbox.put([TaskFile(path.name, path.read_bytes()) for path in source.iterdir()], folder)
+        self._first = self._first or sandbox
+        return sandbox
 
     async def fork(self, snapshot: Any, spec: SandboxSpec | None = None) -> Any:
         if isinstance(snapshot, Archive):
-            box = await self.inner.create(SandboxSpec())
-            await box.put_archive(snapshot, box.spec.workdir)
-            return box
-        return LeakyBox(await self.inner.fork(snapshot, spec), self.leaks)
+            sandbox = await self.inner.create(SandboxSpec())
+            await sandbox.put_archive(snapshot, sandbox.spec.workdir)
+            return sandbox
+        return LeakySandbox(await self.inner.fork(snapshot, spec), self.leaks)
 
     async def drop(self, snapshot: Any) -> None:
         if isinstance(snapshot, Snapshot):
             await self.inner.drop(snapshot)
 
 
-class LeakyBox:
-    """A box that breaks the promises in ``leaks``."""
+class LeakySandbox:
+    """A sandbox that breaks the promises in ``leaks``."""
 
     def __init__(self, inner: Sandbox, leaks: tuple[str, ...]) -> None:
         self.inner = inner
@@ -79,20 +80,20 @@ class LeakyBox:
         return [name] if "tools are not pristine" in self.leaks else self.inner.tool(name)
 
     async def stop(self) -> None:
-        if "never stops" not in self.leaks and "one box for all" not in self.leaks:
+        if "never stops" not in self.leaks and "one sandbox for all" not in self.leaks:
             await self.inner.stop()
 
     async def close(self) -> None:
-        if "never stops" not in self.leaks and "one box for all" not in self.leaks:
+        if "never stops" not in self.leaks and "one sandbox for all" not in self.leaks:
             await self.inner.close()
 
     async def snapshot(self) -> Any:
-        if "copies a moving box" in self.leaks:
+        if "copies a moving sandbox" in self.leaks:
             return await self.inner.get_archive(self.inner.spec.workdir)
         return await self.inner.snapshot()
 
     async def get_archive(self, path: str, **caps: Any) -> Archive:
-        if "archives by the box's tar" in self.leaks:
+        if "archives by the sandbox's tar" in self.leaks:
             done = await self.inner.exec(["tar", "-cf", "-", "-C", path, "."], stdout_only=True, max_output=1 << 24)
             return Archive(done.output)
         return await self.inner.get_archive(path, **caps)

@@ -1,4 +1,4 @@
-"""The escape suite: nothing gets out of our boxes, and the same probes do get out of weak ones."""
+"""The escape suite: nothing gets out of our sandboxes, and the same probes do get out of weak ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from clawgym.cli import app
 from clawgym.errors import SandboxUnavailable
 from clawgym.redteam import escape
-from clawgym.redteam.escape import BLOCKED, OPEN, ROWS, SKIPPED, Column, Finding, baseline
+from clawgym.redteam.escape import BLOCKED, OPEN, ROWS, SKIPPED, Column, ProbeFinding, baseline
 from clawgym.redteam.escape.declared import declared_open
 from clawgym.redteam.escape.host_ends import alive
 from clawgym.redteam.escape.table import lines, table
@@ -53,7 +53,7 @@ async def test_a_backend_stops_what_it_claims_to_stop(name: str, request: pytest
         made = make_backend(name)
         try:
             ids = [probe.id for probe in escape.probes()]
-            # Probes mostly wait: several at once, each share in boxes of its own.
+            # Probes mostly wait: several at once, each share in sandboxes of its own.
             shares = [escape.escape_suite(made, baits, only=ids[n::3]) for n in range(3)]
             columns = await asyncio.gather(*shares)
         finally:
@@ -70,7 +70,7 @@ async def test_a_backend_stops_what_it_claims_to_stop(name: str, request: pytest
     assert _host() == before
 
 
-async def _opens(make, ids: set[str], bare: bool = False) -> dict[str, Finding]:
+async def _opens(make, ids: set[str], bare: bool = False) -> dict[str, ProbeFinding]:
     with escape.lay_baits() as baits:
         place = make()
         try:
@@ -82,7 +82,7 @@ async def _opens(make, ids: set[str], bare: bool = False) -> dict[str, Finding]:
     return {finding.probe: finding for finding in column.findings}
 
 
-def _all_open(found: dict[str, Finding], ids: set[str]) -> None:
+def _all_open(found: dict[str, ProbeFinding], ids: set[str]) -> None:
     closed = [f"{f.probe} {f.verdict}: {f.evidence}" for f in found.values() if f.probe in ids and f.verdict != OPEN]
     assert not closed, "\n".join(closed)
     assert set(found) == ids
@@ -158,16 +158,16 @@ async def test_a_default_container_lets_through_what_it_is_known_to(docker_engin
 @pytest.mark.parametrize(
     ("leak", "probes"),
     [
-        ("one box for all", {"11b", "35a"}),
+        ("one sandbox for all", {"11b", "35a"}),
         ("never stops", {"33a", "33b", "34a"}),
-        ("copies a moving box", {"34b"}),
+        ("copies a moving sandbox", {"34b"}),
         ("tools are not pristine", {"35b"}),
         ("readonly is not", {"35c"}),
         ("mounts are copies", {"11c"}),
         ("connects by path", {"28h"}),
         ("output is text", {"36c"}),
         ("exit code in the output", {"36d"}),
-        ("archives by the box's tar", {"37a", "37d"}),
+        ("archives by the sandbox's tar", {"37a", "37d"}),
     ],
 )
 async def test_a_broken_promise_is_found(backend: Backend, leak: str, probes: set[str]) -> None:
@@ -232,7 +232,7 @@ def test_what_a_probe_asks_of_the_kernel_is_what_it_says(monkeypatch: pytest.Mon
 async def test_a_backend_that_connects_nowhere_gets_no_credit_for_it(backend: Backend) -> None:
     with escape.lay_baits() as baits:
         column = await escape.escape_suite(Leaky(backend, "connects nowhere"), baits, only={"28h"})
-    assert [(f.verdict, f.evidence) for f in column.findings] == [(SKIPPED, "no connections into boxes here")]
+    assert [(f.verdict, f.evidence) for f in column.findings] == [(SKIPPED, "no connections into sandboxes here")]
 
 
 async def test_no_credit_for_what_is_not_claimed(backend: Backend) -> None:
@@ -272,15 +272,15 @@ def test_what_a_host_lacks_is_declared_and_nothing_else() -> None:
 
 def _column(**fields: object) -> Column:
     findings = (
-        Finding("1a", "read", BLOCKED, "ENOENT"),
-        Finding("1b", "look", OPEN, "found it"),
-        Finding("29b", "eat", OPEN, "160 MiB", declared="not limited here"),
-        Finding("38a", "kill", SKIPPED, "no"),
+        ProbeFinding("1a", "read", BLOCKED, "ENOENT"),
+        ProbeFinding("1b", "look", OPEN, "found it"),
+        ProbeFinding("29b", "eat", OPEN, "160 MiB", declared="not limited here"),
+        ProbeFinding("38a", "kill", SKIPPED, "no"),
     )
     return Column("box", "some-tier", findings=findings, **fields)  # type: ignore[arg-type]
 
 
-_GOOD = Column("good", "tier", findings=(Finding("1a", "read", BLOCKED, "ENOENT"),))
+_GOOD = Column("good", "tier", findings=(ProbeFinding("1a", "read", BLOCKED, "ENOENT"),))
 
 
 def test_the_table_says_what_is_open() -> None:
@@ -290,12 +290,12 @@ def test_the_table_says_what_is_open() -> None:
     console.print(table([_column()]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"\| 1 files of the host.*\| Y b +\|", text)
-    assert re.search(r"\| 38 the box's own agent +\| not run +\|", text)
+    assert re.search(r"\| 38 the sandbox's own agent +\| not run +\|", text)
     said = lines([_column()])
-    assert "box (tier some-tier): 1 blocked, 2 open, 1 not run" in said
+    assert "sandbox (tier some-tier): 1 blocked, 2 open, 1 not run" in said
     assert "  OPEN 1b look: found it" in said
     assert any("declared: 29b" in line for line in said)
-    assert lines([_column(baseline=True)]) == ["box (a baseline, not a sandbox): 1 blocked, 2 open, 1 not run"]
+    assert lines([_column(baseline=True)]) == ["sandbox (a baseline, not a sandbox): 1 blocked, 2 open, 1 not run"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A real box, the tool loop, a gateway: what its ledger and its transcript say comes to the judge, turn by turn."""
+"""A real sandbox, the tool loop, a gateway: what its ledger and its transcript say comes to the judge, turn by turn."""
 
 from __future__ import annotations
 

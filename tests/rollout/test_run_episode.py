@@ -43,7 +43,7 @@ class Custom:
 
 
 def boxes(backend: Backend) -> list[str]:
-    return list(backend.boxes)  # type: ignore[attr-defined]
+    return list(backend.sandboxes)  # type: ignore[attr-defined]
 
 
 async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:

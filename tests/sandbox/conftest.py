@@ -2,7 +2,7 @@
 
 A third backend joins by one entry in ``BACKENDS``: every ``test_conformance_*.py`` then runs against it. An entry
 is a ``pytest.param`` of :class:`Traits`; the marks decide when it runs, the traits name the few differences that
-the protocol allows. Real boxes only: nothing here stands in for one.
+the protocol allows. Real sandboxes only: nothing here stands in for one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Traits:
     root_inside: bool = True
     """Commands see themselves as uid 0."""
     private_usr: bool = True
-    """A box may change its own ``/usr`` (otherwise it is read-only)."""
+    """A sandbox may change its own ``/usr`` (otherwise it is read-only)."""
     joins_network: bool = True
     """``SandboxSpec.join_network_of`` works here."""
     lacks: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ BACKENDS = [
             lacks=frozenset({"pid", "disk_limit", "proc", "terminals", "loopback", "hostname"}),
         ),
         id="chroot",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box"),
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a sandbox"),
     ),
     pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
     pytest.param(Traits("ray", private_usr=os.geteuid() == 0, joins_network=os.geteuid() == 0), id="ray"),
@@ -82,11 +82,11 @@ async def backend(traits: Traits) -> AsyncIterator[Backend]:
         yield made
 
 
-async def processes(box: Sandbox) -> str:
-    """The command lines of everything that runs in a box."""
-    if box.isolation.features["proc"]:
-        return (await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])).text
-    uid = int((await box.exec(["id", "-u"])).output)
+async def processes(sandbox: Sandbox) -> str:
+    """The command lines of everything that runs in a sandbox."""
+    if sandbox.isolation.features["proc"]:
+        return (await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])).text
+    uid = int((await sandbox.exec(["id", "-u"])).output)
     found: list[str] = []
     for process in psutil.process_iter():
         try:
@@ -98,8 +98,8 @@ async def processes(box: Sandbox) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def box(backend: Backend) -> AsyncIterator[Sandbox]:
-    """A fresh box."""
+async def sandbox(backend: Backend) -> AsyncIterator[Sandbox]:
+    """A fresh sandbox."""
     made = await backend.create(SandboxSpec())
     yield made
     await made.close()
@@ -107,7 +107,7 @@ async def box(backend: Backend) -> AsyncIterator[Sandbox]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(backend: Backend) -> AsyncIterator[Sandbox]:
-    """A box that tests share when they leave nothing behind in it."""
+    """A sandbox that tests share when they leave nothing behind in it."""
     made = await backend.create(SandboxSpec())
     yield made
     await made.close()

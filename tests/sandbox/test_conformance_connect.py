@@ -1,4 +1,4 @@
-"""Sockets of ours to a program that listens in a box: nobody else is reached, and no box can make us wait."""
+"""Sockets of ours to a program that listens in a sandbox: nobody else is reached, and no sandbox can make us wait."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
-from clawgym.sandbox.linux.listen import box_path_of
+from clawgym.sandbox.linux.listen import sandbox_path_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PORT = 18789
-NOBODY = f"port {PORT}: nothing listens there in the box: start the program"
+NOBODY = f"port {PORT}: nothing listens there in the sandbox: start the program"
 # argv: port, path or "", what to answer with: all that came, twice.
 SERVE = r"""
 import os, socket, sys
@@ -51,15 +51,15 @@ async def _probed(backend: Backend) -> None:
     await backend.probe()
 
 
-def place(box: Sandbox, port: int) -> str:
-    """Where a program in the box listens, if at a path."""
-    return "" if box.isolation.features["loopback"] else box_path_of(port)
+def place(sandbox: Sandbox, port: int) -> str:
+    """Where a program in the sandbox listens, if at a path."""
+    return "" if sandbox.isolation.features["loopback"] else sandbox_path_of(port)
 
 
-async def serve(box: Sandbox, port: int = PORT) -> None:
-    """Start a server in the box, and wait for it."""
-    words = f"python3 -I -S -c '{SERVE}' {port} '{place(box, port)}' > /tmp/said-{port} 2>&1 &"
-    done = await box.exec(["bash", "-c", f"{words} while ! grep -q ready /tmp/said-{port}; do sleep 0.01; done"])
+async def serve(sandbox: Sandbox, port: int = PORT) -> None:
+    """Start a server in the sandbox, and wait for it."""
+    words = f"python3 -I -S -c '{SERVE}' {port} '{place(sandbox, port)}' > /tmp/said-{port} 2>&1 &"
+    done = await sandbox.exec(["bash", "-c", f"{words} while ! grep -q ready /tmp/said-{port}; do sleep 0.01; done"])
     assert done.exit_code == 0, done.text
 
 
@@ -74,17 +74,17 @@ async def ask(sock: socket.socket, data: bytes) -> bytes:
         writer.close()
 
 
-async def test_we_talk_to_a_program_in_the_box(box: Sandbox) -> None:
-    await serve(box)
-    sock = await box.connect(PORT)
+async def test_we_talk_to_a_program_in_the_sandbox(sandbox: Sandbox) -> None:
+    await serve(sandbox)
+    sock = await sandbox.connect(PORT)
     assert sock.gettimeout() == 0
     assert await ask(sock, b"hello") == b"hellohello"
     big = os.urandom(2**20)
-    socks = [await box.connect(PORT) for _ in range(4)]
+    socks = [await sandbox.connect(PORT) for _ in range(4)]
     assert await asyncio.gather(*(ask(s, big) for s in socks)) == [big + big] * 4
 
 
-async def test_each_box_is_reached_by_itself(backend: Backend) -> None:
+async def test_each_sandbox_is_reached_by_itself(backend: Backend) -> None:
     one, two = await backend.create(SandboxSpec()), await backend.create(SandboxSpec())
     try:
         await serve(one)
@@ -114,20 +114,20 @@ async def test_ports_that_no_program_can_have(shared: Sandbox, port: int) -> Non
         await shared.connect(port)
 
 
-async def test_a_program_that_never_accepts_keeps_nobody_waiting(box: Sandbox) -> None:
+async def test_a_program_that_never_accepts_keeps_nobody_waiting(sandbox: Sandbox) -> None:
     """Its queue is full: refused after a while, and meanwhile everything else goes on."""
-    where = place(box, PORT)
+    where = place(sandbox, PORT)
     make = f"s = socket.socket(socket.AF_UNIX); s.bind('{where}')" if where else f"s.bind(('127.0.0.1', {PORT}))"
     deaf = f"import socket, time\ns = socket.socket()\n{make}\ns.listen(0)\nprint('ready', flush=True)\ntime.sleep(60)"
     if where:
         deaf = deaf.replace("s = socket.socket()\n", "")
     start = 'python3 -I -S -c "$CODE" > /tmp/said & while ! grep -q ready /tmp/said; do sleep 0.01; done'
-    await box.exec(["bash", "-c", start], env={"CODE": deaf})
+    await sandbox.exec(["bash", "-c", start], env={"CODE": deaf})
     socks: list[socket.socket] = []
     try:
         for _ in range(8):
-            waiting = asyncio.ensure_future(box.connect(PORT))
-            assert (await box.exec(["echo", "meanwhile"])).output == b"meanwhile\n"
+            waiting = asyncio.ensure_future(sandbox.connect(PORT))
+            assert (await sandbox.exec(["echo", "meanwhile"])).output == b"meanwhile\n"
             try:
                 socks.append(await asyncio.wait_for(waiting, 20))
             except SandboxError as error:
@@ -140,11 +140,11 @@ async def test_a_program_that_never_accepts_keeps_nobody_waiting(box: Sandbox) -
             sock.close()
 
 
-async def test_a_closed_box_is_not_reached_and_a_connection_does_not_hold_it(backend: Backend) -> None:
-    box = await backend.create(SandboxSpec())
-    await serve(box)
-    sock = await box.connect(PORT)
-    await asyncio.wait_for(box.close(), 20)
+async def test_a_closed_sandbox_is_not_reached_and_a_connection_does_not_hold_it(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    await serve(sandbox)
+    sock = await sandbox.connect(PORT)
+    await asyncio.wait_for(sandbox.close(), 20)
     assert sock.fileno() >= 0  # ours to close
     reader, writer = await asyncio.open_connection(sock=sock)
     try:
@@ -154,15 +154,15 @@ async def test_a_closed_box_is_not_reached_and_a_connection_does_not_hold_it(bac
     finally:
         writer.close()
     with pytest.raises(SandboxError, match="closed"):
-        await box.connect(PORT)
+        await sandbox.connect(PORT)
 
 
-async def test_a_dead_box_says_so(backend: Backend) -> None:
-    box = await backend.create(SandboxSpec())
+async def test_a_dead_sandbox_says_so(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec())
     try:
-        await serve(box)
+        await serve(sandbox)
         token = secrets.token_hex(8)
-        await box.exec(["bash", "-c", f"exec -a {token} sleep 60 &"])
+        await sandbox.exec(["bash", "-c", f"exec -a {token} sleep 60 &"])
         sleepers: list[psutil.Process] = []
         while not sleepers:
             sleepers = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0] == token]
@@ -170,29 +170,29 @@ async def test_a_dead_box_says_so(backend: Backend) -> None:
         assert first is not None
         first.kill()
         with pytest.raises(SandboxDied):
-            await box.exec(["true"])  # until its end is heard of, its programs may still answer
+            await sandbox.exec(["true"])  # until its end is heard of, its programs may still answer
         with pytest.raises(SandboxDied):
-            await box.connect(PORT)
+            await sandbox.connect(PORT)
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-async def test_cancelled(box: Sandbox) -> None:
-    await serve(box)
+async def test_cancelled(sandbox: Sandbox) -> None:
+    await serve(sandbox)
     for _ in range(10):
-        task = asyncio.ensure_future(box.connect(PORT))
+        task = asyncio.ensure_future(sandbox.connect(PORT))
         await asyncio.sleep(0)
         task.cancel()
         try:
             (await task).close()
         except asyncio.CancelledError:
             pass
-    assert await ask(await box.connect(PORT), b"still") == b"stillstill"
+    assert await ask(await sandbox.connect(PORT), b"still") == b"stillstill"
 
 
-async def test_no_link_leads_out(box: Sandbox) -> None:
-    """Whatever lies where a box without a loopback is connected to, nothing outside the box is reached."""
-    here = box_path_of(PORT)
+async def test_no_link_leads_out(sandbox: Sandbox) -> None:
+    """Whatever lies where a sandbox without a loopback is connected to, nothing outside the sandbox is reached."""
+    here = sandbox_path_of(PORT)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as theirs:
         path = Path(folder, "host.sock")
         theirs.bind(str(path))
@@ -211,11 +211,11 @@ async def test_no_link_leads_out(box: Sandbox) -> None:
             f"rm {here}; mkdir {here}",
             f"rmdir {here}; ln -sfn /tmp/real {here}",
         ):
-            await box.exec(["bash", "-c", line])
+            await sandbox.exec(["bash", "-c", line])
             with pytest.raises(SandboxError, match=NOBODY):
-                await box.connect(PORT)
+                await sandbox.connect(PORT)
             with pytest.raises(BlockingIOError):
                 theirs.accept()
-    await box.exec(["rm", "-f", here])
-    await serve(box)
-    assert await ask(await box.connect(PORT), b"ours") == b"oursours"
+    await sandbox.exec(["rm", "-f", here])
+    await serve(sandbox)
+    assert await ask(await sandbox.connect(PORT), b"ours") == b"oursours"

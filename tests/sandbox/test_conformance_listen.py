@@ -1,4 +1,4 @@
-"""Sockets of ours inside a box: its programs connect, we accept, and nobody else can."""
+"""Sockets of ours inside a sandbox: its programs connect, we accept, and nobody else can."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ print(len(got), hashlib.sha256(got).hexdigest() if len(got) > 99 else got.decode
 """
 
 
-def place(box: Sandbox, sock: socket.socket, port: int = PORT) -> str:
-    """Where a program in the box connects to."""
-    if not box.isolation.features["loopback"]:
+def place(sandbox: Sandbox, sock: socket.socket, port: int = PORT) -> str:
+    """Where a program in the sandbox connects to."""
+    if not sandbox.isolation.features["loopback"]:
         assert sock.family == socket.AF_UNIX
         return f"/dev/listen-{port}"
     assert sock.family == socket.AF_UNIX or sock.getsockname() == ("127.0.0.1", port)
     return str(port)
 
 
-async def talk(box: Sandbox, where: str, size: int = 5) -> str:
-    done = await box.exec([*box.tool("python3"), "-I", "-S", "-c", TALK, where, str(size)], timeout=30)
+async def talk(sandbox: Sandbox, where: str, size: int = 5) -> str:
+    done = await sandbox.exec([*sandbox.tool("python3"), "-I", "-S", "-c", TALK, where, str(size)], timeout=30)
     return done.text.strip().splitlines()[-1]
 
 
@@ -74,83 +74,83 @@ async def _probed(backend: Backend) -> None:
     await backend.probe()
 
 
-async def test_programs_in_the_box_talk_to_a_server_outside(box: Sandbox) -> None:
-    sock = await box.listen(PORT)
-    where = place(box, sock)
+async def test_programs_in_the_sandbox_talk_to_a_server_outside(sandbox: Sandbox) -> None:
+    sock = await sandbox.listen(PORT)
+    where = place(sandbox, sock)
     async with served(sock, b"hello") as read:
-        assert await talk(box, where) == "5 hello"
-        shell = await box.shell()
+        assert await talk(sandbox, where) == "5 hello"
+        shell = await sandbox.shell()
         assert "5 hello" in (await shell.run(f"python3 -I -S -c '{TALK}' {where} 7")).text
     assert read == [5, 7]
 
 
-async def test_much_goes_both_ways_while_the_box_works(box: Sandbox) -> None:
+async def test_much_goes_both_ways_while_the_sandbox_works(sandbox: Sandbox) -> None:
     answer = bytes(range(256)) * 4096
-    sock = await box.listen(PORT)
-    where = place(box, sock)
+    sock = await sandbox.listen(PORT)
+    where = place(sandbox, sock)
     async with served(sock, answer) as read:
-        talks = [talk(box, where, 2**20) for _ in range(4)]
-        *lines, busy = await asyncio.gather(*talks, box.exec(["sh", "-c", "seq 20000 | tail -1"], timeout=30))
+        talks = [talk(sandbox, where, 2**20) for _ in range(4)]
+        *lines, busy = await asyncio.gather(*talks, sandbox.exec(["sh", "-c", "seq 20000 | tail -1"], timeout=30))
     assert lines == [f"{2**20} {hashlib.sha256(answer).hexdigest()}"] * 4
     assert busy.output == b"20000\n"
     assert read == [2**20] * 4
 
 
-async def test_the_port_is_each_boxs_own(backend: Backend) -> None:
-    boxes = [await backend.create(SandboxSpec()) for _ in range(2)]
+async def test_the_port_is_each_sandboxs_own(backend: Backend) -> None:
+    sandboxes = [await backend.create(SandboxSpec()) for _ in range(2)]
     try:
-        socks = [await box.listen(PORT) for box in boxes]
+        socks = [await sandbox.listen(PORT) for sandbox in sandboxes]
         async with served(socks[0], b"one"), served(socks[1], b"two"):
-            answers = [await talk(b, place(b, s)) for b, s in zip(boxes, socks, strict=True)]
+            answers = [await talk(b, place(b, s)) for b, s in zip(sandboxes, socks, strict=True)]
         assert answers == ["3 one", "3 two"]
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", PORT), 2)
     finally:
-        await asyncio.gather(*(box.close() for box in boxes))
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-async def test_several_ports_and_one_in_use(box: Sandbox) -> None:
-    socks = await asyncio.gather(*(box.listen(PORT + n) for n in range(5)))
+async def test_several_ports_and_one_in_use(sandbox: Sandbox) -> None:
+    socks = await asyncio.gather(*(sandbox.listen(PORT + n) for n in range(5)))
     for number, sock in enumerate(socks):
-        place(box, sock, PORT + number)
+        place(sandbox, sock, PORT + number)
     with pytest.raises(SandboxError, match=r"port 9002 .*in use.*choose another one"):
-        await box.listen(PORT + 2)
+        await sandbox.listen(PORT + 2)
     async with served(socks[2], b"still"):
-        assert await talk(box, place(box, socks[2], PORT + 2)) == "5 still"
+        assert await talk(sandbox, place(sandbox, socks[2], PORT + 2)) == "5 still"
 
 
 @pytest.mark.parametrize("port", [0, 80, 65536, -1, "9000", True])
-async def test_ports_that_no_box_can_have(shared: Sandbox, port: int) -> None:
+async def test_ports_that_no_sandbox_can_have(shared: Sandbox, port: int) -> None:
     with pytest.raises(SandboxError, match="from 1024 to 65535"):
         await shared.listen(port)
 
 
-async def test_the_socket_ends_with_the_box(backend: Backend) -> None:
-    box = await backend.create(SandboxSpec())
-    sock = await box.listen(PORT)
+async def test_the_socket_ends_with_the_sandbox(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    sock = await sandbox.listen(PORT)
     assert sock.fileno() >= 0
-    await box.close()
+    await sandbox.close()
     assert sock.fileno() == -1
     with pytest.raises(SandboxError, match="closed"):
-        await box.listen(PORT)
+        await sandbox.listen(PORT)
 
 
-async def test_a_program_cannot_take_the_port_away(box: Sandbox) -> None:
-    sock = await box.listen(PORT)
-    where = place(box, sock)
+async def test_a_program_cannot_take_the_port_away(sandbox: Sandbox) -> None:
+    sock = await sandbox.listen(PORT)
+    where = place(sandbox, sock)
     grab = "import os, socket, sys\np = sys.argv[1]\n"
     grab += "if p.startswith('/'): os.unlink(p)\nelse: socket.create_server(('127.0.0.1', int(p)), reuse_port=True)"
-    done = await box.exec(["python3", "-I", "-S", "-c", grab, where], timeout=20)
+    done = await sandbox.exec(["python3", "-I", "-S", "-c", grab, where], timeout=20)
     assert done.exit_code == 1, done.text
     async with served(sock, b"ours"):
-        assert await talk(box, where) == "4 ours"
+        assert await talk(sandbox, where) == "4 ours"
 
 
-async def test_a_box_that_floods_its_stream_gives_no_other_socket(box: Sandbox) -> None:
-    flood = box.exec(["sh", "-c", "timeout 3 yes"], timeout=10, max_output=2**16)
+async def test_a_sandbox_that_floods_its_stream_gives_no_other_socket(sandbox: Sandbox) -> None:
+    flood = sandbox.exec(["sh", "-c", "timeout 3 yes"], timeout=10, max_output=2**16)
     running = asyncio.ensure_future(flood)
     await asyncio.sleep(0.2)
-    socks = [await box.listen(PORT + n) for n in range(20)]
+    socks = [await sandbox.listen(PORT + n) for n in range(20)]
     async with served(socks[7], b"seven"):
-        assert await talk(box, place(box, socks[7], PORT + 7)) == "5 seven"
+        assert await talk(sandbox, place(sandbox, socks[7], PORT + 7)) == "5 seven"
     await running

@@ -1,4 +1,4 @@
-"""Folders of this machine in a box: all of it is there, nothing of it can be changed, none of it comes back out."""
+"""Folders of this machine in a sandbox: all of it is there, nothing of it can be changed, none of it comes back out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tool(tmp_path: Path) -> Path:
 
 
 def digest(top: Path) -> str:
-    """Everything that a box could have changed."""
+    """Everything that a sandbox could have changed."""
     rows: list[object] = []
     for path in (top, *sorted(top.rglob("*"))):
         info = path.lstat()
@@ -54,16 +54,16 @@ async def made(backend: Backend, tool: Path, **spec: object) -> Sandbox:
     return await backend.create(SandboxSpec(mounts={AT: tool}, **spec))  # type: ignore[arg-type]
 
 
-async def say(box: Sandbox, line: str) -> str:
-    return (await box.exec(["bash", "-c", line], timeout=30)).text
+async def say(sandbox: Sandbox, line: str) -> str:
+    return (await sandbox.exec(["bash", "-c", line], timeout=30)).text
 
 
-async def test_a_program_of_this_machine_runs_in_boxes(backend: Backend, tool: Path) -> None:
+async def test_a_program_of_this_machine_runs_in_sandboxes(backend: Backend, tool: Path) -> None:
     one, two = await made(backend, tool), await made(backend, tool)
     try:
-        for box in (one, two):
-            assert await say(box, f"{AT}/run; cd {AT}/latest && cat words.txt") == "hello\nhello\n"
-            assert await say(box, f"ls {AT}") == "latest\nlib\nrun\n"
+        for sandbox in (one, two):
+            assert await say(sandbox, f"{AT}/run; cd {AT}/latest && cat words.txt") == "hello\nhello\n"
+            assert await say(sandbox, f"ls {AT}") == "latest\nlib\nrun\n"
     finally:
         await one.close()
         await two.close()
@@ -96,18 +96,18 @@ python3 -c 'import os; os.setxattr("{AT}/run", "user.x", b"1")'
 """
 
 
-async def test_nothing_in_a_box_changes_it(backend: Backend, tool: Path) -> None:
+async def test_nothing_in_a_sandbox_changes_it(backend: Backend, tool: Path) -> None:
     before = digest(tool)
-    box = await made(backend, tool)
+    sandbox = await made(backend, tool)
     try:
         for line in ATTACKS.strip().splitlines():
-            await say(box, line)
+            await say(sandbox, line)
         assert digest(tool) == before
-        assert await say(box, f"{AT}/run") == "hello\n"
+        assert await say(sandbox, f"{AT}/run") == "hello\n"
         with pytest.raises(SandboxError):
-            await box.put([TaskFile("run", b"mine")], AT)
+            await sandbox.put([TaskFile("run", b"mine")], AT)
     finally:
-        await box.close()
+        await sandbox.close()
     assert digest(tool) == before
     again = await made(backend, tool)
     try:
@@ -116,21 +116,21 @@ async def test_nothing_in_a_box_changes_it(backend: Backend, tool: Path) -> None
         await again.close()
 
 
-async def test_the_rest_of_the_box_can_be_written(backend: Backend, tool: Path) -> None:
-    box = await made(backend, tool)
+async def test_the_rest_of_the_sandbox_can_be_written(backend: Backend, tool: Path) -> None:
+    sandbox = await made(backend, tool)
     try:
-        assert await say(box, f"cp -r {AT} /tmp/mine && echo '#' >> /tmp/mine/run && /tmp/mine/run") == "hello\n"
+        assert await say(sandbox, f"cp -r {AT} /tmp/mine && echo '#' >> /tmp/mine/run && /tmp/mine/run") == "hello\n"
     finally:
-        await box.close()
+        await sandbox.close()
 
 
 async def test_it_is_in_forks_and_not_in_snapshots(backend: Backend, tool: Path) -> None:
-    box = await made(backend, tool)
+    sandbox = await made(backend, tool)
     try:
-        await say(box, "echo kept > /root/mine")
-        snapshot = await box.snapshot()
+        await say(sandbox, "echo kept > /root/mine")
+        snapshot = await sandbox.snapshot()
     finally:
-        await box.close()
+        await sandbox.close()
     plain = with_it = None
     try:
         with_it = await backend.fork(snapshot)
@@ -146,12 +146,12 @@ async def test_it_is_in_forks_and_not_in_snapshots(backend: Backend, tool: Path)
 
 async def test_a_fork_has_it_whatever_lies_in_its_place(backend: Backend, tool: Path) -> None:
     """The files of a fork are an agent's."""
-    box = await backend.create(SandboxSpec())
+    sandbox = await backend.create(SandboxSpec())
     try:
-        await say(box, f"mkdir -p /opt /home/a; ln -s /etc {AT}; ln -s /home /srv/way; echo mine > /home/b")
-        snapshot = await box.snapshot()
+        await say(sandbox, f"mkdir -p /opt /home/a; ln -s /etc {AT}; ln -s /home /srv/way; echo mine > /home/b")
+        snapshot = await sandbox.snapshot()
     finally:
-        await box.close()
+        await sandbox.close()
     targets = {AT: tool, "/srv/way/tool": tool, "/home/b/tool": tool}
     try:
         fork = await backend.fork(snapshot, SandboxSpec(mounts=targets))
@@ -165,37 +165,37 @@ async def test_a_fork_has_it_whatever_lies_in_its_place(backend: Backend, tool: 
 
 
 async def test_it_is_not_in_what_is_taken(backend: Backend, tool: Path) -> None:
-    box = await made(backend, tool)
+    sandbox = await made(backend, tool)
     try:
-        await say(box, "echo kept > /opt/mine")
-        archive = await box.get_archive("/opt")
+        await say(sandbox, "echo kept > /opt/mine")
+        archive = await sandbox.get_archive("/opt")
         assert "mine" in names(archive.tar)
         assert not {name for name in names(archive.tar) if name.startswith("tool/")}
         for path in (AT, f"{AT}/lib", f"/opt/../{AT}", f"{AT}/"):
             with pytest.raises(SandboxError):
-                await box.get_archive(path)
+                await sandbox.get_archive(path)
         for path in (f"{AT}/run", f"{AT}/lib/deep/words.txt", f"/{AT}/run"):
             with pytest.raises(SandboxError, match=r"mounted from this machine .*: read it there"):
-                await box.get(path)
-        await box.stop()
-        assert "mine" in names((await box.get_archive("/opt")).tar)
+                await sandbox.get(path)
+        await sandbox.stop()
+        assert "mine" in names((await sandbox.get_archive("/opt")).tar)
     finally:
-        await box.close()
+        await sandbox.close()
 
 
 async def test_owners(backend: Backend, tool: Path) -> None:
-    """Files of root's, or of the user whose root the box's is, are root's; those of others can be read too."""
+    """Files of root's, or of the user whose root the sandbox's is, are root's; those of others can be read too."""
     if os.geteuid() == 0:
         os.chown(tool / "lib" / "deep" / "words.txt", 12345, 12345)
     os.chmod(tool / "lib" / "deep" / "words.txt", 0o666)
     before = digest(tool)
-    box = await made(backend, tool)
+    sandbox = await made(backend, tool)
     try:
-        assert await say(box, f"stat -c %U {AT}/run; {AT}/run") == "root\nhello\n"
-        await say(box, f"echo x >> {AT}/lib/deep/words.txt")  # anybody may, by its mode
-        assert await say(box, f"{AT}/run") == "hello\n"
+        assert await say(sandbox, f"stat -c %U {AT}/run; {AT}/run") == "root\nhello\n"
+        await say(sandbox, f"echo x >> {AT}/lib/deep/words.txt")  # anybody may, by its mode
+        assert await say(sandbox, f"{AT}/run") == "hello\n"
     finally:
-        await box.close()
+        await sandbox.close()
     assert digest(tool) == before
 
 
@@ -206,13 +206,13 @@ async def test_no_privilege_comes_with_it(backend: Backend, tool: Path) -> None:
     if os.geteuid() == 0:
         os.mknod(tool / "kmsg", 0o20666, os.makedev(1, 11))
         os.chmod(tool / "kmsg", 0o666)
-    box = await made(backend, tool)
+    sandbox = await made(backend, tool)
     try:
-        plain = await say(box, "id -u; id -g")
-        assert await say(box, f"{AT}/id -u; {AT}/id -g") == plain
-        assert (await box.exec(["sh", "-c", f"exec 3< {AT}/kmsg"])).exit_code != 0
+        plain = await say(sandbox, "id -u; id -g")
+        assert await say(sandbox, f"{AT}/id -u; {AT}/id -g") == plain
+        assert (await sandbox.exec(["sh", "-c", f"exec 3< {AT}/kmsg"])).exit_code != 0
     finally:
-        await box.close()
+        await sandbox.close()
 
 
 async def test_what_cannot_be_mounted(backend: Backend, tool: Path, tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ async def test_what_cannot_be_mounted(backend: Backend, tool: Path, tmp_path: Pa
 
 async def test_a_mounted_folder_by_way_of_a_link(backend: Backend, tool: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to("tool")
-    box = await made(backend, tmp_path / "current")
+    sandbox = await made(backend, tmp_path / "current")
     try:
-        assert await say(box, f"{AT}/run") == "hello\n"
+        assert await say(sandbox, f"{AT}/run") == "hello\n"
     finally:
-        await box.close()
+        await sandbox.close()

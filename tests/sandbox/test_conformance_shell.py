@@ -1,4 +1,4 @@
-"""Every backend's shells and commands, in real boxes."""
+"""Every backend's shells and commands, in real sandboxes."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ async def test_command_that_ignores_signals_ends(shared: Sandbox) -> None:
     assert (done.exit_code, done.timed_out) == (124, True)
 
 
-async def test_cancelled_exec_is_killed_and_the_box_goes_on(shared: Sandbox) -> None:
+async def test_cancelled_exec_is_killed_and_the_sandbox_goes_on(shared: Sandbox) -> None:
     task = asyncio.create_task(shared.exec(["bash", "-c", "sleep 4341 & sleep 4342"]))
     await asyncio.sleep(0.5)
     task.cancel()
@@ -253,7 +253,7 @@ async def test_cancelled_exec_is_killed_and_the_box_goes_on(shared: Sandbox) -> 
     assert "sleep 434" not in await processes(shared)
 
 
-async def test_cancelled_shell_command_does_not_cost_the_box(shared: Sandbox) -> None:
+async def test_cancelled_shell_command_does_not_cost_the_sandbox(shared: Sandbox) -> None:
     shell = await shared.shell()
     task = asyncio.create_task(shell.run("sleep 4351", timeout=1))
     await asyncio.sleep(0.3)
@@ -377,21 +377,21 @@ async def test_stdin_data(shared: Sandbox) -> None:
 
 async def test_environment_is_clean(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAWGYM_TEST_SECRET", "hunter2")
-    box = await backend.create(SandboxSpec(env={"GIVEN": "a b=c"}))
+    sandbox = await backend.create(SandboxSpec(env={"GIVEN": "a b=c"}))
     try:
-        done = await box.exec(["env", "-0"], env={"MORE": "x\ny"})
+        done = await sandbox.exec(["env", "-0"], env={"MORE": "x\ny"})
         held = dict(entry.split("=", 1) for entry in done.text.split("\0") if entry)
         allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TERM", "TZ", "DEBIAN_FRONTEND"}
         allowed |= {"PIP_BREAK_SYSTEM_PACKAGES", "PIP_ROOT_USER_ACTION", "HOSTNAME", "PWD", "GIVEN", "MORE"}
         assert set(held) <= allowed
         assert held["GIVEN"] == "a b=c"
         assert held["MORE"] == "x\ny"
-        shell = await box.shell()
+        shell = await sandbox.shell()
         assert b"GIVEN=a b=c" in (await shell.run("env")).output
-        everywhere = await box.exec(["sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"])
+        everywhere = await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"])
         assert b"hunter2" not in everywhere.output
     finally:
-        await box.close()
+        await sandbox.close()
 
 
 _DESCRIPTORS = """
@@ -411,16 +411,16 @@ async def test_no_descriptor_is_inherited(backend: Backend, tmp_path: Path) -> N
     fd = os.open(secret, os.O_RDONLY)
     os.set_inheritable(fd, True)
     try:
-        box = await backend.create(SandboxSpec())
+        sandbox = await backend.create(SandboxSpec())
         try:
-            done = await box.exec(["sh", "-c", "ls -l /proc/[0-9]*/fd/"])
+            done = await sandbox.exec(["sh", "-c", "ls -l /proc/[0-9]*/fd/"])
             assert b"descriptor-secret" not in done.output
-            own = await box.exec(["python3", "-c", _DESCRIPTORS])
+            own = await sandbox.exec(["python3", "-c", _DESCRIPTORS])
             assert own.output == b"[0, 1, 2]\n"
-            shell = await box.shell()
+            shell = await sandbox.shell()
             assert (await shell.run(f"python3 -c '{_DESCRIPTORS}'")).output == b"[0, 1, 2]\n"
         finally:
-            await box.close()
+            await sandbox.close()
     finally:
         os.close(fd)
 

@@ -22,7 +22,7 @@ from clawgym.errors import MissingDependency, SandboxDied, SandboxError, Sandbox
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Sandbox, SandboxSpec, leases
 from clawgym.sandbox.docker.backend import DockerBackend, DockerSandbox
-from clawgym.sandbox.docker.engine import Frames, Image
+from clawgym.sandbox.docker.engine import DockerImage, Frames
 from clawgym.sandbox.docker.removal import remove_containers
 
 IMAGE = "clawgym-test/minimal:1"
@@ -71,12 +71,12 @@ def test_an_engine_that_answers_something_else_stops_no_clearing_up(body: bytes)
         listener.listen()
         thread = threading.Thread(target=engine, args=(listener,), daemon=True)
         thread.start()
-        remove_containers(str(folder / "s"), "dead")
+        remove_containers(str(folder / "s"), f"{leases.LABEL}=dead")
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(30)
     assert asked == [b"GET"], "and it is not asked again"
     shutil.rmtree(folder)
-    remove_containers(str(folder / "s"), "dead")
+    remove_containers(str(folder / "s"), f"{leases.LABEL}=dead")
 
 
 def test_frames_come_apart_wherever_they_are_cut() -> None:
@@ -93,13 +93,13 @@ def test_frames_come_apart_wherever_they_are_cut() -> None:
 
 
 def test_writable_folders() -> None:
-    image = Image("x", True)
+    image = DockerImage("x", True)
     assert "/app" in image.writable("/app", ())
     workspace = "/root/.openclaw/workspace"
     assert workspace not in image.writable(workspace, ("/verifier",))
     assert workspace in image.writable(workspace, (f"{workspace}/reward",))
-    assert "/data" in Image("x", False, volumes=("/data",)).writable("/root", ())
-    assert "/opt" not in Image("x", False).writable("/root", ())
+    assert "/data" in DockerImage("x", False, volumes=("/data",)).writable("/root", ())
+    assert "/opt" not in DockerImage("x", False).writable("/root", ())
 
 
 # -- with an engine
@@ -170,14 +170,14 @@ def minimal(docker_engine: str) -> Iterator[str]:
     client.close()
 
 
-async def _sh(box: Sandbox, script: str) -> str:
-    done = await box.exec(["bash", "-c", script])
+async def _sh(sandbox: Sandbox, script: str) -> str:
+    done = await sandbox.exec(["bash", "-c", script])
     assert done.exit_code == 0, done.text
     return done.text
 
 
 @pytest.mark.docker
-async def test_box_is_hardened(backend: DockerBackend) -> None:
+async def test_sandbox_is_hardened(backend: DockerBackend) -> None:
     one = await backend.create(SandboxSpec(limits=Limits(memory_mb=100, disk_mb=50, pids=40, cpus=0.5)))
     two = await backend.create(SandboxSpec())
     assert isinstance(one, DockerSandbox)
@@ -207,7 +207,7 @@ async def test_box_is_hardened(backend: DockerBackend) -> None:
     assert host["ReadonlyPaths"] == ["/proc/sys"]
     assert config["Labels"] == {leases.LABEL: backend.supervised.owner, "clawgym.lease": one.id}
     assert config["StdinOnce"] is True
-    uids = {await _sh(box, "id -u") for box in (one, two)}
+    uids = {await _sh(sandbox, "id -u") for sandbox in (one, two)}
     assert len(uids) == 2
     assert all(0x60000000 <= int(u) < 0x70000000 for u in uids)
     assert "0" not in (await _sh(one, "id -G")).split()
@@ -224,10 +224,10 @@ async def test_default_image_is_made_once(backend: DockerBackend) -> None:
 
 
 @pytest.mark.docker
-async def test_closed_boxes_leave_no_container(backend: DockerBackend) -> None:
-    boxes = [await backend.create(SandboxSpec()) for _ in range(3)]
-    await boxes[0].close()
-    await boxes[1].stop()
+async def test_closed_sandboxes_leave_no_container(backend: DockerBackend) -> None:
+    sandboxes = [await backend.create(SandboxSpec()) for _ in range(3)]
+    await sandboxes[0].close()
+    await sandboxes[1].stop()
     await backend.aclose()
     mine = {"label": f"{leases.LABEL}={backend.supervised.owner}"}
     assert backend.engine.api.containers(all=True, filters=mine) == []
@@ -235,13 +235,13 @@ async def test_closed_boxes_leave_no_container(backend: DockerBackend) -> None:
 
 
 @pytest.mark.docker
-async def test_files_over_the_memory_limit_end_the_box_with_its_cause(backend: DockerBackend) -> None:
-    box = await backend.create(SandboxSpec(limits=Limits(memory_mb=48, disk_mb=48)))
+async def test_files_over_the_memory_limit_end_the_sandbox_with_its_cause(backend: DockerBackend) -> None:
+    sandbox = await backend.create(SandboxSpec(limits=Limits(memory_mb=48, disk_mb=48)))
 
     async def fill() -> None:
         for _ in range(10):
             for folder in ("/root", "/tmp", "/home", "/var/tmp"):
-                await box.exec(["sh", "-c", f"head -c 45M /dev/zero > {folder}/f"])
+                await sandbox.exec(["sh", "-c", f"head -c 45M /dev/zero > {folder}/f"])
 
     with pytest.raises(SandboxDied) as died:
         await fill()
@@ -258,19 +258,19 @@ async def test_unknown_images_name_the_pull(backend: DockerBackend) -> None:
 async def test_image_without_python_says_so(backend: DockerBackend, minimal: str) -> None:
     with pytest.raises(SandboxError, match="python3, bash and tar"):
         await backend.create(SandboxSpec(image="clawgym-test/minimal:empty"))
-    assert not backend.boxes
+    assert not backend.sandboxes
 
 
 @pytest.mark.docker
 async def test_other_images_keep_their_files(backend: DockerBackend, minimal: str) -> None:
     spec = SandboxSpec(image=minimal, workdir="/app", readonly={"/app/reward": (TaskFile("check.py", b"1"),)})
-    box = await backend.create(spec)
-    assert await _sh(box, "cat /app/main.py /root/.profile /data/seed.txt; echo $OWN") == (
+    sandbox = await backend.create(spec)
+    assert await _sh(sandbox, "cat /app/main.py /root/.profile /data/seed.txt; echo $OWN") == (
         "print('app')\nprofile\nseed\nimage\n"
     )
-    await _sh(box, "echo changed > /app/main.py; rm /data/seed.txt; echo new > /data/new; rm /root/.profile")
-    assert (await box.exec(["bash", "-c", "echo x > /app/reward/check.py"])).exit_code != 0
-    snapshot = await box.snapshot()
+    await _sh(sandbox, "echo changed > /app/main.py; rm /data/seed.txt; echo new > /data/new; rm /root/.profile")
+    assert (await sandbox.exec(["bash", "-c", "echo x > /app/reward/check.py"])).exit_code != 0
+    snapshot = await sandbox.snapshot()
     fresh = await backend.create(spec)
     assert await fresh.get("/app/main.py") == b"print('app')\n"
     fork = await backend.fork(snapshot, SandboxSpec(image=minimal, workdir="/app", pristine_tools=True))
@@ -290,11 +290,11 @@ from clawgym.sandbox import SandboxSpec, backend
 from clawgym.sandbox.linux import syscalls
 
 async def main():
-    boxes = backend("docker")
+    sandboxes = backend("docker")
     try:
-        await boxes.create(SandboxSpec(mounts={"/opt/tool": Path(sys.argv[1], "tool")}))
+        await sandboxes.create(SandboxSpec(mounts={"/opt/tool": Path(sys.argv[1], "tool")}))
     finally:
-        await boxes.aclose()
+        await sandboxes.aclose()
 
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.make_mounts_private()
@@ -358,11 +358,11 @@ async def test_engine_over_tcp(docker_engine: str, minimal: str, monkeypatch: py
             await DockerBackend().create(SandboxSpec())
         far = DockerBackend(default_image=minimal)
         assert (await far.probe()).features["network"]
-        box = await far.create(SandboxSpec())
-        await box.put([TaskFile("a", b"x")], "/root/w")
-        assert await _sh(box, "cat /root/w/a") == "x"
-        await box.stop()
-        assert await box.get("/root/w/a") == b"x"
+        sandbox = await far.create(SandboxSpec())
+        await sandbox.put([TaskFile("a", b"x")], "/root/w")
+        assert await _sh(sandbox, "cat /root/w/a") == "x"
+        await sandbox.stop()
+        assert await sandbox.get("/root/w/a") == b"x"
         await far.aclose()
     finally:
         forwarder.server.close()

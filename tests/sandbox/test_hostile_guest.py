@@ -81,15 +81,15 @@ class Play:
         host.set_inheritable(False)
         layer, root = (os.open(folder, os.O_RDONLY) for _ in range(2))
         spec = SandboxSpec(limits=Limits(command_seconds=5, output_bytes=CAP))
-        self.box = NamespaceSandbox(backend, "played", spec, host, layer, root, ())
-        self.box.start()
+        self.sandbox = NamespaceSandbox(backend, "played", spec, host, layer, root, ())
+        self.sandbox.start()
         self.guest = Guest(guest, answer)
 
     async def __aenter__(self) -> NamespaceSandbox:
-        return self.box
+        return self.sandbox
 
     async def __aexit__(self, *_: object) -> None:
-        await self.box.close()
+        await self.sandbox.close()
         await asyncio.to_thread(self.guest.thread.join, 30)
         assert not self.guest.thread.is_alive(), "the host still holds the stream"
 
@@ -112,8 +112,8 @@ async def test_an_answer_within_its_bounds_is_taken(play: Callable[..., Play]) -
         half = b"x" * (BOUND // 2)
         sock.sendall(frame("O", channel, half) + frame("L", channel, half) + done(channel, 3, 1, 7, 2.5, cwd=b"/srv"))
 
-    async with play(answer) as box:
-        result = await box.exec(["true"])
+    async with play(answer) as sandbox:
+        result = await sandbox.exec(["true"])
     assert (len(result.output), len(result.stderr)) == (BOUND // 2, BOUND // 2)
     assert (result.exit_code, result.timed_out, result.omitted_bytes, result.seconds) == (3, True, 7, 2.5)
     assert (result.cwd, result.shell_restarted) == ("/srv", False)
@@ -124,8 +124,8 @@ async def test_numbers_that_make_no_sense_do_no_harm(play: Callable[..., Play], 
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(done(channel, 2**32 - 1, 255, 2**64 - 1, seconds, cwd=b"x" * 10_000))
 
-    async with play(answer) as box:
-        result = await box.exec(["true"])
+    async with play(answer) as sandbox:
+        result = await sandbox.exec(["true"])
     assert (result.exit_code, result.seconds) == (255, 0.0)
     assert len(result.cwd) == 4096
 
@@ -139,12 +139,12 @@ async def test_one_byte_over_the_cap_costs_the_sandbox_its_life(play: Callable[.
         sock.sendall(frame(kind, channel, b"x" * (BOUND + 1)) + done(channel))
 
     made = play(answer)
-    async with made as box:
+    async with made as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "protocol"
         with pytest.raises(SandboxDied):
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
     assert "kill" in made.killed
 
 
@@ -157,9 +157,9 @@ async def test_output_without_an_end_is_cut_at_the_cap(play: Callable[..., Play]
             sock.sendall(frame("O", channel, b"x" * 500))
             sent += 500
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "protocol"
     assert sent < 16 * 2**20  # what a socket holds, not what memory does
 
@@ -168,9 +168,9 @@ async def test_a_frame_that_claims_more_than_a_megabyte_is_not_waited_for(play: 
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(HEADER.pack(2**20 + 1, ord("O"), channel))
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "protocol"
 
 
@@ -183,10 +183,10 @@ async def test_answers_that_nobody_asked_for_take_no_memory(play: Callable[..., 
             sock.sendall(frame("OL"[n % 2], 10_000 + n, b"x" * 50_000) + frame("F", 20_000 + n, b"{"))
         sock.sendall(done(channel))
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         tracemalloc.start()
         try:
-            assert (await box.exec(["true"])).exit_code == 0
+            assert (await sandbox.exec(["true"])).exit_code == 0
             assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
         finally:
             tracemalloc.stop()
@@ -218,9 +218,9 @@ async def test_a_frame_against_the_rules_costs_the_sandbox_its_life(
     def answer(sock: socket.socket, _: str, channel: int, __: bytes) -> None:
         sock.sendall(frame(op, channel, payload))
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "protocol"
 
 
@@ -228,9 +228,9 @@ async def test_a_frame_of_no_kind_to_nobody_costs_it_too(play: Callable[..., Pla
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(frame("X", channel + 1))
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "protocol"
 
 
@@ -249,9 +249,9 @@ async def test_a_refusal_is_an_error_of_bounded_length(
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(frame("F", channel, json.dumps(body).encode()))
 
-    async with play(answer) as box:
+    async with play(answer) as sandbox:
         with pytest.raises(error, match=said) as caught:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert len(str(caught.value)) < 400
 
 
@@ -259,16 +259,16 @@ async def test_a_guest_that_never_answers_is_given_up(
     play: Callable[..., Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawgym.sandbox.link._GRACE", 0.2)
-    async with play(lambda *_: None) as box:
+    async with play(lambda *_: None) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await asyncio.wait_for(box.exec(["true"], timeout=0.1), 60)
+            await asyncio.wait_for(sandbox.exec(["true"], timeout=0.1), 60)
         assert died.value.cause == "unresponsive"
 
 
 async def test_a_guest_that_hangs_up_is_dead(play: Callable[..., Play]) -> None:
-    async with play(lambda sock, *_: sock.shutdown(socket.SHUT_RDWR)) as box:
+    async with play(lambda sock, *_: sock.shutdown(socket.SHUT_RDWR)) as sandbox:
         with pytest.raises(SandboxDied) as died:
-            await box.exec(["true"])
+            await sandbox.exec(["true"])
         assert died.value.cause == "died"
 
 
@@ -307,8 +307,8 @@ def _gives(*fds: int) -> Callable[[Any, str, int, bytes], object]:
 async def test_the_socket_that_was_asked_for_is_taken(play: Callable[..., Play]) -> None:
     with _listening() as offered:
         port = offered.getsockname()[1]
-        async with play(_gives(offered.fileno())) as box:
-            with await box.listen(port) as sock:
+        async with play(_gives(offered.fileno())) as sandbox:
+            with await sandbox.listen(port) as sock:
                 assert sock.getsockname() == ("127.0.0.1", port)
                 assert sock.gettimeout() == 0
 
@@ -336,9 +336,9 @@ async def test_another_descriptor_than_a_listening_socket_is_refused(
     fd = make(port)
     before = descriptors()
     try:
-        async with play(_gives(fd)) as box:
+        async with play(_gives(fd)) as sandbox:
             with pytest.raises(SandboxError, match="cannot be listened on"):
-                await box.listen(port)
+                await sandbox.listen(port)
     finally:
         assert descriptors() <= before
         os.close(fd)
@@ -355,9 +355,9 @@ async def test_another_socket_than_a_new_one_is_not_connected(play: Callable[...
         "bound": lambda: _bound(0),
     }[kind]()
     with offered:
-        async with play(_gives(offered.fileno())) as box:
-            with pytest.raises(SandboxError, match="another socket than was asked for"):
-                await box.connect(4567)
+        async with play(_gives(offered.fileno())) as sandbox:
+            with pytest.raises(SandboxError, match="another socket than requested"):
+                await sandbox.connect(4567)
     connected.close()
 
 
@@ -366,9 +366,9 @@ async def test_no_socket_or_several_are_refused_and_closed(play: Callable[..., P
     with _listening() as offered:
         port = offered.getsockname()[1]
         before = descriptors()
-        async with play(_gives(*[offered.fileno()] * count)) as box:
+        async with play(_gives(*[offered.fileno()] * count)) as sandbox:
             with pytest.raises(SandboxError, match="no socket came"):
-                await box.listen(port)
+                await sandbox.listen(port)
         assert descriptors() <= before
 
 
@@ -383,7 +383,7 @@ async def test_descriptors_that_nobody_asked_for_do_not_arrive(play: Callable[..
             sock.sendall(done(channel))
 
     before = descriptors()
-    async with play(answer) as box:
-        assert (await box.exec(["true"])).exit_code == 0
+    async with play(answer) as sandbox:
+        assert (await sandbox.exec(["true"])).exit_code == 0
         assert len(descriptors()) < len(before) + 20
     assert descriptors() <= before

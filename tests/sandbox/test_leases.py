@@ -47,12 +47,12 @@ def test_owners_begin_while_others_clear(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("new-*"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a sandbox")
 @pytest.mark.parametrize("offset", [1, 4095, GUARDS + 1, GUARDS + 4095], ids=["first", "last", "guard", "last guard"])
 def test_what_runs_as_a_dead_owners_uid_is_killed_and_nothing_else(tmp_path: Path, offset: int) -> None:
-    """A chroot box has no pid namespace that would end with it."""
+    """A chroot sandbox has no pid namespace that would end with it."""
     uids = UidBlock(tmp_path)
-    uids.first = 0x68000000  # below all blocks: no box of another owner is killed here
+    uids.first = 0x68000000  # below all blocks: no sandbox of another owner is killed here
     owner = OwnerFolder(tmp_path, "dead")
     owner.add_uids(uids)
     (owner.path / "chroot-x").mkdir()
@@ -84,7 +84,7 @@ def test_uids_of_two_owners_are_apart(tmp_path: Path) -> None:
     one, other = UidBlock(tmp_path), UidBlock(tmp_path)
     assert abs(one.first - other.first) >= 4096
     taken = {one.take() for _ in range(4095)}
-    assert taken == set(range(one.first + 1, one.first + 4096)), "the first is nobody's box"
+    assert taken == set(range(one.first + 1, one.first + 4096)), "the first is nobody's sandbox"
     with pytest.raises(OSError, match="every outer uid is in use"):
         one.take()
     one.give_back(one.first + 7)

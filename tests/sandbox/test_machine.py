@@ -1,4 +1,4 @@
-"""Where the boxes of a backend are."""
+"""Where the sandboxes of a backend are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from clawgym.sandbox.machine import Machine, machine_of
 
 
 class Cluster:
-    """A backend whose boxes are elsewhere, as far as is asked here."""
+    """A backend whose sandboxes are elsewhere, as far as is asked here."""
 
     def machine(self) -> Machine:
         return Machine(7, lambda: 11.0, lambda: 0.5)

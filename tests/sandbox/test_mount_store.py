@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.sandbox.chroot.clones import Store, store_of
+from clawgym.sandbox.chroot.clones import FolderStore, store_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="copies belong to root")
 
@@ -35,7 +35,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def claimed(store: Store, target: Path) -> Path:
+def claimed(store: FolderStore, target: Path) -> Path:
     store.claim(target)
     return target
 

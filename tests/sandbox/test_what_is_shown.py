@@ -70,21 +70,21 @@ _YAML = ["python3", "-B", "-c", "import yaml; print(yaml.safe_load('[1]'))"]
 @pytest.mark.skipif(not _installed("python3-yaml"), reason="python3-yaml is not installed on this machine")
 async def test_packages_are_asked_for_by_name(backend: Backend, shared: Sandbox) -> None:
     assert "No module named 'yaml'" in (await shared.exec(_YAML)).text
-    box = await backend.create(SandboxSpec("default:python3-yaml"))
-    assert (await box.exec(_YAML)).text == "[1]\n"
-    assert (await box.exec(["python3", "-c", "import apt_pkg"])).exit_code, "nobody asked for that one"
-    snapshot = await box.snapshot()
+    sandbox = await backend.create(SandboxSpec("default:python3-yaml"))
+    assert (await sandbox.exec(_YAML)).text == "[1]\n"
+    assert (await sandbox.exec(["python3", "-c", "import apt_pkg"])).exit_code, "nobody asked for that one"
+    snapshot = await sandbox.snapshot()
     fork = await backend.fork(snapshot, SandboxSpec("default:python3-yaml", pristine_tools=True))
     assert (await fork.exec([*fork.tool("python3"), *_YAML[1:]])).text == "[1]\n"
     await fork.close()
     await backend.drop(snapshot)
-    await box.close()
+    await sandbox.close()
 
 
 async def test_a_package_that_is_not_installed_is_not_shown(backend: Backend) -> None:
-    box = await backend.create(SandboxSpec("default:python3-no-such-package"))
-    assert (await box.exec(["true"])).exit_code == 0
-    await box.close()
+    sandbox = await backend.create(SandboxSpec("default:python3-no-such-package"))
+    assert (await sandbox.exec(["true"])).exit_code == 0
+    await sandbox.close()
 
 
 @pytest.mark.skipif(not _installed("python3-pip"), reason="python3-pip is not installed on this machine")
@@ -145,15 +145,15 @@ import asyncio
 from clawgym.sandbox import SandboxSpec, backend
 
 async def main():
-    boxes = backend("namespace")
-    box = await boxes.create(SandboxSpec(pristine_tools=True))
+    sandboxes = backend("namespace")
+    sandbox = await sandboxes.create(SandboxSpec(pristine_tools=True))
     look = "find / /usr /.pristine/usr -xdev \\\\( -name '*clawgym*' -o -name '*.pth' \\\\) -print 2>/dev/null; "
     look += "ls -A /usr/src /usr/local/bin /usr/local/lib /usr/local/etc | grep -v : ; "
     look += "python3 -c 'import sys; print(hasattr(sys, \\"found_by_pth\\"))'; "
     look += "python3 -c 'import clawgym' 2>&1 | tail -1; python3 -m pip --version | cut -c1-4"
-    print((await box.exec(["sh", "-c", look])).text)
-    await box.close()
-    await boxes.aclose()
+    print((await sandbox.exec(["sh", "-c", look])).text)
+    await sandbox.close()
+    await sandboxes.aclose()
 
 asyncio.run(main())
 """

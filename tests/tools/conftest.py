@@ -10,16 +10,16 @@ from typing import Any
 
 from clawgym.records import Task
 from clawgym.sandbox import Backend, Sandbox
-from clawgym.tools import Tools, box_spec, open_tools
+from clawgym.tools import Tools, open_tools, sandbox_spec
 
 from ..sandbox.conftest import docker_engine
 
-__all__ = ["Opened", "boxes", "docker_engine", "leaves_nothing", "opened"]
+__all__ = ["Opened", "sandboxes", "docker_engine", "leaves_nothing", "opened"]
 
 
 @dataclass
 class Opened:
-    box: Sandbox
+    sandbox: Sandbox
     tools: Tools
 
     async def __call__(self, *calls: object, timeout: float | None = None) -> list[str]:
@@ -29,32 +29,32 @@ class Opened:
 
 @contextlib.asynccontextmanager
 async def opened(task: Task, backend: Backend) -> AsyncIterator[Opened]:
-    """The tools of ``task``, with the episode's box."""
-    box = await backend.create(box_spec(task))
+    """The tools of ``task``, with the episode's sandbox."""
+    sandbox = await backend.create(sandbox_spec(task))
     try:
         if task.inputs:
-            await box.put(task.inputs, task.workspace)
-        tools = await open_tools(task, box, backend)
+            await sandbox.put(task.inputs, task.workspace)
+        tools = await open_tools(task, sandbox, backend)
         try:
-            yield Opened(box, tools)
+            yield Opened(sandbox, tools)
         finally:
             await tools.aclose()
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-def boxes(backend: Backend) -> set[str]:
+def sandboxes(backend: Backend) -> set[str]:
     """Those that are open."""
-    return set(backend.boxes)  # type: ignore[attr-defined]
+    return set(backend.sandboxes)  # type: ignore[attr-defined]
 
 
 async def leaves_nothing(backend: Backend, begin: Callable[[], Coroutine[Any, Any, Any]], *delays: float) -> None:
-    """Cancelled after each of ``delays`` seconds, what ``begin`` does leaves no box."""
+    """Cancelled after each of ``delays`` seconds, what ``begin`` does leaves no sandbox."""
     for delay in delays:
         running = asyncio.ensure_future(begin())
         await asyncio.sleep(delay)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         async with asyncio.timeout(10):
-            while boxes(backend):  # noqa: ASYNC110  # a box that was being made ends in the background
+            while sandboxes(backend):  # noqa: ASYNC110  # a sandbox that was being made ends in the background
                 await asyncio.sleep(0.02)

@@ -15,12 +15,12 @@ PLACES: dict[str, Any] = {
     "#a": (10, 20, 31, 41),
     "#b": (100, 200, 2, 2),
     "#none": SandboxError("there is no #none: look again"),
-    "#died": SandboxDied("the box is gone", cause="memory"),
+    "#died": SandboxDied("the sandbox is gone", cause="memory"),
 }
 
 
 class Browser:
-    async def box_of(self, selector: str) -> tuple[int, int, int, int]:
+    async def bounding_box(self, selector: str) -> tuple[int, int, int, int]:
         found = PLACES[selector]
         if isinstance(found, Exception):
             raise found

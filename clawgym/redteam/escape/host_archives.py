@@ -1,4 +1,4 @@
-"""37: what an archive of a box's files can hold to harm whoever unpacks it."""
+"""Row 37: archives of a sandbox's files that could harm whoever unpacks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import posixpath
 import tarfile
 
 from clawgym.errors import SandboxError
-from clawgym.redteam.escape.field import Field
+from clawgym.redteam.escape.context import ProbeContext
 from clawgym.redteam.escape.host_files import place, worst
 from clawgym.redteam.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.sandbox import Archive, Sandbox
@@ -51,7 +51,7 @@ tried(file, b"\xff\xfe\x80")
 
 
 def _archive_faults(archive: Archive, secret: bytes) -> list[str]:
-    """What in an archive could harm whoever unpacks it."""
+    """Entries of an archive that could harm whoever unpacks it."""
     faults = ["the host's secret"] if secret in archive.tar else []
     with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
         for member in tar:
@@ -69,14 +69,14 @@ def _archive_faults(archive: Archive, secret: bytes) -> list[str]:
     return faults
 
 
-async def _odd_tree(field: Field, box: Sandbox, stop: bool) -> Answer:
-    done = await field.code(box, _TREE, field.baits.path)
+async def _odd_tree(context: ProbeContext, sandbox: Sandbox, stop: bool) -> Answer:
+    done = await context.code(sandbox, _TREE, context.baits.path)
     if done.exit_code:
         return SKIPPED, f"the tree could not be made: {done.text.strip()[-150:]}"
     if stop:
-        await box.stop()
-    archive = await box.get_archive(place(box, "out"))
-    faults = _archive_faults(archive, field.baits.secret)
+        await sandbox.stop()
+    archive = await sandbox.get_archive(place(sandbox, "out"))
+    faults = _archive_faults(archive, context.baits.secret)
     if faults:
         return OPEN, f"{len(faults)} in the archive: " + "; ".join(faults[:3])
     with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
@@ -85,15 +85,15 @@ async def _odd_tree(field: Field, box: Sandbox, stop: bool) -> Answer:
 
 
 @host_probe("37a", "links out, hard links, setuid bits, devices and odd names in an archive", bare=True)
-async def odd_tree(field: Field) -> Answer:
-    async with field.own_box() as box:
-        return await _odd_tree(field, box, stop=False)
+async def odd_tree(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        return await _odd_tree(context, sandbox, stop=False)
 
 
-@host_probe("37b", "the same, taken from a stopped box", bare=True)
-async def odd_tree_stopped(field: Field) -> Answer:
-    async with field.own_box() as box:
-        return await _odd_tree(field, box, stop=True)
+@host_probe("37b", "the same, taken from a stopped sandbox", bare=True)
+async def odd_tree_stopped(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        return await _odd_tree(context, sandbox, stop=True)
 
 
 _DEEP = """
@@ -113,14 +113,14 @@ for n in range(3000):
 
 
 @host_probe("37c", "a tree too deep to walk, a folder too wide to list", bare=True)
-async def deep_and_wide(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await field.code(box, _DEEP)
-        await field.code(box, _WIDE)
+async def deep_and_wide(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        await context.code(sandbox, _DEEP)
+        await context.code(sandbox, _WIDE)
 
         async def bounded(name: str, bound: str, **caps: int) -> Answer:
             try:
-                archive = await asyncio.wait_for(box.get_archive(place(box, name), **caps), 30)
+                archive = await asyncio.wait_for(sandbox.get_archive(place(sandbox, name), **caps), 30)
             except SandboxError as error:
                 return BLOCKED, f"refused: {str(error)[-100:]}"
             except (TimeoutError, RecursionError, OSError) as error:
@@ -146,8 +146,8 @@ out.close()'
 """
 
 
-@host_probe("37d", "replace tar and python3 in the box by ones that write hostile archives")
-async def fake_tar(field: Field) -> Answer:
+@host_probe("37d", "replace tar and python3 in the sandbox by ones that write hostile archives")
+async def fake_tar(context: ProbeContext) -> Answer:
     plant = (
         "import os, sys\n"
         "n = 0\n"
@@ -159,10 +159,10 @@ async def fake_tar(field: Field) -> Answer:
         "        except OSError: pass\n"
         "os.makedirs('out', exist_ok=True); open('out/file', 'w').write('x'); print(n)\n"
     )
-    async with field.own_box() as box:
-        planted = (await field.code(box, plant, _FAKE_TAR)).text.strip()
-        archive = await box.get_archive(place(box, "out"))
-        faults = _archive_faults(archive, field.baits.secret)
+    async with context.own_sandbox() as sandbox:
+        planted = (await context.code(sandbox, plant, _FAKE_TAR)).text.strip()
+        archive = await sandbox.get_archive(place(sandbox, "out"))
+        faults = _archive_faults(archive, context.baits.secret)
         if faults:
             return OPEN, "; ".join(faults[:3])
         return BLOCKED, f"{planted} programs planted, the archive is honest"

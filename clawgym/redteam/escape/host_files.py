@@ -1,4 +1,4 @@
-"""11, 28: files that others use, and what a box leaves behind for the host to read."""
+"""Rows 11, 28: files that others use, and files that a sandbox prepares for the host to read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from clawgym.errors import SandboxError
 from clawgym.records import TaskFile
-from clawgym.redteam.escape.field import Field
+from clawgym.redteam.escape.context import ProbeContext
 from clawgym.redteam.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.sandbox import Archive, Sandbox
-from clawgym.sandbox.linux.listen import box_path_of
+from clawgym.sandbox.linux.listen import sandbox_path_of
 
 __all__ = ["place", "worst"]
 
@@ -29,40 +29,42 @@ _PORT = 18789
 # -- 11: files that others use
 
 
-async def _written(field: Field, folders: list[str]) -> Answer:
-    """Make a file of a name that nobody has; look for it on the host and in another box."""
+async def _written(context: ProbeContext, folders: list[str]) -> Answer:
+    """Make a file with a random name; look for it on the host and in another sandbox."""
     name = f".clawgym-{secrets.token_hex(8)}"
     paths = [f"{folder}/{name}" for folder in folders]
     script = 'for f; do ( : > "$f" ) 2>/dev/null && echo "$f"; done; true'
-    async with field.own_box() as box:
+    async with context.own_sandbox() as sandbox:
         try:
-            done = await box.exec(["sh", "-c", script, "sh", *paths])
+            done = await sandbox.exec(["sh", "-c", script, "sh", *paths])
             made = [path for path in paths if path in done.text.splitlines()]
             for path in made:
                 if os.path.lexists(path):
                     return OPEN, f"{posixpath.dirname(path)} of the host was written"
-            async with field.own_box() as other:
+            async with context.own_sandbox() as other:
                 seen = await other.exec(["sh", "-c", 'for f; do test -e "$f" && echo "$f"; done; true', "sh", *made])
             if seen.text.strip():
-                return OPEN, f"another box sees what was written: {posixpath.dirname(seen.text.splitlines()[0])}"
+                return OPEN, f"another sandbox sees what was written: {posixpath.dirname(seen.text.splitlines()[0])}"
             if made:
-                return BLOCKED, f"written in {len(made)} of {len(paths)} folders, into the box's own layer"
+                return BLOCKED, f"written in {len(made)} of {len(paths)} folders, into the sandbox's own layer"
             return BLOCKED, "cannot be written"
         finally:
-            await box.exec(["rm", "-f", "--", *paths])
+            await sandbox.exec(["rm", "-f", "--", *paths])
             for path in paths:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
 
-@host_probe("11a", "write a file to /usr that the host or another box would run")
-async def write_usr(field: Field) -> Answer:
-    return await _written(field, ["/usr/bin", "/usr/local/bin", "/usr/lib", "/usr/local/lib"])
+@host_probe("11a", "write a file to /usr that the host or another sandbox would run")
+async def write_usr(context: ProbeContext) -> Answer:
+    return await _written(context, ["/usr/bin", "/usr/local/bin", "/usr/lib", "/usr/local/lib"])
 
 
-@host_probe("11b", "write a file elsewhere that the host or another box would see")
-async def write_elsewhere(field: Field) -> Answer:
-    return await _written(field, ["", "/etc", "/opt", "/var", "/home", "/srv", "/root", "/tmp", "/var/tmp", "/dev/shm"])
+@host_probe("11b", "write a file elsewhere that the host or another sandbox would see")
+async def write_elsewhere(context: ProbeContext) -> Answer:
+    return await _written(
+        context, ["", "/etc", "/opt", "/var", "/home", "/srv", "/root", "/tmp", "/var/tmp", "/dev/shm"]
+    )
 
 
 _MOUNTED = "/opt/mounted"
@@ -96,32 +98,32 @@ tried(os.unlink, f"{top}/tool")
 """
 
 
-@host_probe("11c", "change a folder of the host's that is mounted into the box")
-async def change_mounted(field: Field) -> Answer:
+@host_probe("11c", "change a folder of the host's that is mounted into the sandbox")
+async def change_mounted(context: ProbeContext) -> Answer:
     with tempfile.TemporaryDirectory() as top:
         os.chmod(top, 0o755)
         tool = Path(top, "tool")
         tool.write_text("as it was")
-        tool.chmod(0o666)  # anybody may write it: what stops the box is the mount
-        async with field.own_box(mounts={_MOUNTED: Path(top)}) as box:
-            if (await box.exec(["cat", f"{_MOUNTED}/tool"])).output != b"as it was":
+        tool.chmod(0o666)  # writable by everybody: only the mount protects it
+        async with context.own_sandbox(mounts={_MOUNTED: Path(top)}) as sandbox:
+            if (await sandbox.exec(["cat", f"{_MOUNTED}/tool"])).output != b"as it was":
                 return SKIPPED, "no mounted folders here"
-            await field.code(box, _SPOIL, _MOUNTED)
-            async with field.own_box(mounts={_MOUNTED: Path(top)}) as other:
-                for where in (box, other):
+            await context.code(sandbox, _SPOIL, _MOUNTED)
+            async with context.own_sandbox(mounts={_MOUNTED: Path(top)}) as other:
+                for where in (sandbox, other):
                     seen = await where.exec(["sh", "-c", f"cat {_MOUNTED}/tool; ls {_MOUNTED}"])
                     if seen.text != "as it wastool\n":
-                        return OPEN, f"a box sees {seen.text[:60]!r} now"
+                        return OPEN, f"a sandbox sees {seen.text[:60]!r} now"
         if os.listdir(top) != ["tool"] or tool.read_text() != "as it was" or tool.stat().st_mode & 0o777 != 0o666:
             return OPEN, "the folder of the host was changed"
     return BLOCKED, "write, remount, unmount, link, chmod, truncate, rename and unlink are refused"
 
 
-# -- 28: reading what was left
+# -- 28: the host reads prepared files
 
 
-async def _gives(field: Field, reading: Awaitable[bytes | Archive], seconds: float = 15) -> Answer:
-    """Whether a read that must be refused, or at least give nothing of the host's, is."""
+async def _gives(context: ProbeContext, reading: Awaitable[bytes | Archive], seconds: float = 15) -> Answer:
+    """Blocked if the read is refused, or returns nothing of the host's."""
     try:
         found = await asyncio.wait_for(reading, seconds)
     except SandboxError as error:
@@ -129,49 +131,49 @@ async def _gives(field: Field, reading: Awaitable[bytes | Archive], seconds: flo
     except TimeoutError:
         return OPEN, f"the host waited {seconds:.0f} s and more"
     data = found.tar if isinstance(found, Archive) else found
-    if field.baits.secret in data:
+    if context.baits.secret in data:
         return OPEN, "the host gave its own secret"
     return BLOCKED, f"{len(data)} bytes, nothing of the host's"
 
 
 def worst(*answers: Answer) -> Answer:
-    """The first that is open, else the first."""
+    """The first open answer, else the first answer."""
     return next((answer for answer in answers if answer[0] == OPEN), answers[0])
 
 
-def place(box: Sandbox, name: str) -> str:
-    """A path in the working folder of ``box``."""
-    return f"{box.spec.workdir.rstrip('/')}/{name}"
+def place(sandbox: Sandbox, name: str) -> str:
+    """A path in the working folder of ``sandbox``."""
+    return f"{sandbox.spec.workdir.rstrip('/')}/{name}"
 
 
 @host_probe("28a", "leave a link to a file of the host, to be read by the host", bare=True)
-async def link(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await box.exec(["mkdir", "-p", place(box, "out")])
-        await box.exec(["ln", "-s", field.baits.path, place(box, "out/link")])
-        one = await _gives(field, box.get(place(box, "out/link")))
-        return worst(one, await _gives(field, box.get_archive(place(box, "out"))))
+async def link(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        await sandbox.exec(["mkdir", "-p", place(sandbox, "out")])
+        await sandbox.exec(["ln", "-s", context.baits.path, place(sandbox, "out/link")])
+        one = await _gives(context, sandbox.get(place(sandbox, "out/link")))
+        return worst(one, await _gives(context, sandbox.get_archive(place(sandbox, "out"))))
 
 
 @host_probe("28b", "leave a link in place of a folder", bare=True)
-async def link_folder(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await box.exec(["ln", "-s", str(field.baits.folder), place(box, "link")])
-        one = await _gives(field, box.get(place(box, "link/secret")))
-        return worst(one, await _gives(field, box.get_archive(place(box, "link"))))
+async def link_folder(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        await sandbox.exec(["ln", "-s", str(context.baits.folder), place(sandbox, "link")])
+        one = await _gives(context, sandbox.get(place(sandbox, "link/secret")))
+        return worst(one, await _gives(context, sandbox.get_archive(place(sandbox, "link"))))
 
 
 @host_probe("28c", "leave a FIFO, for the host to wait at", bare=True)
-async def fifo(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await box.exec(["mkdir", "-p", place(box, "out")])
-        await box.exec(["mkfifo", place(box, "out/fifo")])
+async def fifo(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        await sandbox.exec(["mkdir", "-p", place(sandbox, "out")])
+        await sandbox.exec(["mkfifo", place(sandbox, "out/fifo")])
         try:
-            one = await _gives(field, box.get(place(box, "out/fifo")), 5)
-            return worst(one, await _gives(field, box.get_archive(place(box, "out"))))
-        finally:  # lets go of whoever waits
+            one = await _gives(context, sandbox.get(place(sandbox, "out/fifo")), 5)
+            return worst(one, await _gives(context, sandbox.get_archive(place(sandbox, "out"))))
+        finally:  # release a reader that waits
             with contextlib.suppress(SandboxError):
-                await box.exec(["sh", "-c", 'exec 3<>"$1"', "sh", place(box, "out/fifo")], timeout=5)
+                await sandbox.exec(["sh", "-c", 'exec 3<>"$1"', "sh", place(sandbox, "out/fifo")], timeout=5)
 
 
 _SPARSE = """
@@ -190,9 +192,9 @@ for size in (1 << 40, 200 << 20, 32 << 20):
 
 
 @host_probe("28d", "leave a sparse file of a terabyte (or as large as it may be)", bare=True)
-async def sparse(field: Field) -> Answer:
-    async with field.own_box() as box:
-        size = (await field.code(box, _SPARSE)).text.strip()
+async def sparse(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        size = (await context.code(sandbox, _SPARSE)).text.strip()
         if not size.isdigit():
             return SKIPPED, "no sparse file could be made"
 
@@ -203,8 +205,8 @@ async def sparse(field: Field) -> Answer:
                 return BLOCKED, f"{size} MiB could be made; refused over the cap"
             return OPEN, f"{len(found.tar if isinstance(found, Archive) else found)} bytes were taken, over the cap"
 
-        one = await over(box.get(place(box, "out/sparse"), max_bytes=_MiB))
-        return worst(one, await over(box.get_archive(place(box, "out"), max_bytes=_MiB)))
+        one = await over(sandbox.get(place(sandbox, "out/sparse"), max_bytes=_MiB))
+        return worst(one, await over(sandbox.get_archive(place(sandbox, "out"), max_bytes=_MiB)))
 
 
 _RACE = """
@@ -220,15 +222,15 @@ while time.monotonic() < end:
 
 
 @host_probe("28e", "swap a folder for a link while the host reads through it", bare=True)
-async def race(field: Field) -> Answer:
-    async with field.own_box() as box:
-        running = asyncio.create_task(field.code(box, _RACE, str(field.baits.folder)))
+async def race(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        running = asyncio.create_task(context.code(sandbox, _RACE, str(context.baits.folder)))
         reads = 0
         try:
             end = time.monotonic() + 3
             while time.monotonic() < end:
-                for reading, path in ((box.get, "d/secret"), (box.get_archive, "d")):
-                    answer = await _gives(field, reading(place(box, path)))
+                for reading, path in ((sandbox.get, "d/secret"), (sandbox.get_archive, "d")):
+                    answer = await _gives(context, reading(place(sandbox, path)))
                     if answer[0] == OPEN:
                         return OPEN, f"{answer[1]}, at read {reads}"
                     reads += 1
@@ -238,30 +240,30 @@ async def race(field: Field) -> Answer:
 
 
 @host_probe("28f", "have the host write through a link", bare=True)
-async def put_through_link(field: Field) -> Answer:
+async def put_through_link(context: ProbeContext) -> Answer:
     name = f"written-{secrets.token_hex(4)}"
-    async with field.own_box() as box:
-        await box.exec(["ln", "-s", str(field.baits.folder), place(box, "link")])
+    async with context.own_sandbox() as sandbox:
+        await sandbox.exec(["ln", "-s", str(context.baits.folder), place(sandbox, "link")])
         with contextlib.suppress(SandboxError):
-            await box.put([TaskFile(name, b"x")], place(box, "link"))
-        target = Path(field.baits.folder) / name
+            await sandbox.put([TaskFile(name, b"x")], place(sandbox, "link"))
+        target = Path(context.baits.folder) / name
         if target.exists():
             target.unlink()
             return OPEN, "the host wrote to its own folder"
-        return BLOCKED, "what was put stayed in the box"
+        return BLOCKED, "what was put stayed in the sandbox"
 
 
 @host_probe("28g", "have the host read an endless device, or its own /proc", bare=True)
-async def endless(field: Field) -> Answer:
-    async with field.own_box() as box:
+async def endless(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
         answers: list[Answer] = []
         for path in ("/dev/zero", "/proc/self/environ", "/proc/1/environ"):
             try:
-                data = await asyncio.wait_for(box.get(path, max_bytes=4 * _MiB), 20)
+                data = await asyncio.wait_for(sandbox.get(path, max_bytes=4 * _MiB), 20)
             except SandboxError as error:
                 answers.append((BLOCKED, f"refused: {str(error)[:120]}"))
                 continue
-            hosts = path == "/dev/zero" or field.baits.secret in data
+            hosts = path == "/dev/zero" or context.baits.secret in data
             answers.append((OPEN if hosts else BLOCKED, f"{path} gave {len(data)} bytes"))
         return worst(*answers)
 
@@ -279,14 +281,14 @@ time.sleep(20)
 """
 
 
-async def _reaches_a_server(field: Field) -> bool:
-    """Whether connections into a box work at all."""
-    async with field.own_box() as box:
-        serving = asyncio.ensure_future(field.code(box, _SERVE, box_path_of(_PORT), str(_PORT)))
+async def _reaches_a_server(context: ProbeContext) -> bool:
+    """Whether connections into a sandbox work at all."""
+    async with context.own_sandbox() as sandbox:
+        serving = asyncio.ensure_future(context.code(sandbox, _SERVE, sandbox_path_of(_PORT), str(_PORT)))
         try:
             for _ in range(100):
                 with contextlib.suppress(SandboxError):
-                    (await box.connect(_PORT)).close()
+                    (await sandbox.connect(_PORT)).close()
                     return True
                 if serving.done():
                     return False
@@ -297,11 +299,11 @@ async def _reaches_a_server(field: Field) -> bool:
             await asyncio.gather(serving, return_exceptions=True)
 
 
-@host_probe("28h", "lead a connection of the host's to a socket outside the box")
-async def lead_out(field: Field) -> Answer:
-    if not await _reaches_a_server(field):
-        return SKIPPED, "no connections into boxes here"
-    here = box_path_of(_PORT)
+@host_probe("28h", "lead a connection of the host's to a socket outside the sandbox")
+async def lead_out(context: ProbeContext) -> Answer:
+    if not await _reaches_a_server(context):
+        return SKIPPED, "no connections into sandboxes here"
+    here = sandbox_path_of(_PORT)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as theirs:
         os.chmod(folder, 0o755)
         path = f"{folder}/socket"
@@ -310,10 +312,10 @@ async def lead_out(field: Field) -> Answer:
         theirs.setblocking(False)
         os.chmod(path, 0o666)
         for aim in (path, "/.." * 20 + path, f"/proc/1/root{path}"):
-            async with field.own_box() as box:
-                await box.exec(["sh", "-c", f"ln -s {aim} {here} && ln -s {aim} /dev/listen-{_PORT}"])
+            async with context.own_sandbox() as sandbox:
+                await sandbox.exec(["sh", "-c", f"ln -s {aim} {here} && ln -s {aim} /dev/listen-{_PORT}"])
                 try:
-                    (await asyncio.wait_for(box.connect(_PORT), 15)).close()
+                    (await asyncio.wait_for(sandbox.connect(_PORT), 15)).close()
                 except SandboxError:
                     pass
                 except TimeoutError:

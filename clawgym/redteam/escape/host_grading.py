@@ -6,7 +6,7 @@ import time
 
 from clawgym.errors import SandboxError
 from clawgym.records import TaskFile
-from clawgym.redteam.escape.field import Field
+from clawgym.redteam.escape.context import ProbeContext
 from clawgym.redteam.escape.host_ends import owner_mib
 from clawgym.redteam.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.sandbox import Sandbox, SandboxSpec
@@ -47,14 +47,16 @@ print(n)
 """
 
 
-async def _plant(field: Field, box: Sandbox) -> str:
-    return (await field.code(box, _PLANT, _MARK)).text.strip()
+async def _plant(context: ProbeContext, sandbox: Sandbox) -> str:
+    return (await context.code(sandbox, _PLANT, _MARK)).text.strip()
 
 
-async def _honest(box: Sandbox, planted: str) -> Answer:
-    """Run what graders run; nothing planted may speak."""
-    check = await box.exec([*box.tool("python3"), "-I", "-S", "-c", "print('honest')"], cwd=box.spec.workdir)
-    listing = await box.exec([*box.tool("ls"), "/"], cwd=box.spec.workdir)
+async def _honest(sandbox: Sandbox, planted: str) -> Answer:
+    """Run the programs that graders run; no planted file may be executed."""
+    check = await sandbox.exec(
+        [*sandbox.tool("python3"), "-I", "-S", "-c", "print('honest')"], cwd=sandbox.spec.workdir
+    )
+    listing = await sandbox.exec([*sandbox.tool("ls"), "/"], cwd=sandbox.spec.workdir)
     for what, done in (("python3", check), ("ls", listing)):
         if _MARK in done.text:
             return OPEN, f"the planted {what} was run"
@@ -63,13 +65,13 @@ async def _honest(box: Sandbox, planted: str) -> Answer:
     return BLOCKED, f"{planted} files planted, none was run"
 
 
-@host_probe("35a", "replace python3, ls, .bashrc, sitecustomize for a verifier in a clean box")
-async def clean(field: Field) -> Answer:
-    async with field.own_box(workdir="/workspace") as box:
-        planted = await _plant(field, box)
-        await box.stop()
-        archive = await box.get_archive(box.spec.workdir)
-    async with field.own_box(workdir="/workspace") as fresh:
+@host_probe("35a", "replace python3, ls, .bashrc, sitecustomize for a verifier in a clean sandbox")
+async def clean(context: ProbeContext) -> Answer:
+    async with context.own_sandbox(workdir="/workspace") as sandbox:
+        planted = await _plant(context, sandbox)
+        await sandbox.stop()
+        archive = await sandbox.get_archive(sandbox.spec.workdir)
+    async with context.own_sandbox(workdir="/workspace") as fresh:
         await fresh.put_archive(archive, fresh.spec.workdir)
         answer = await _honest(fresh, planted)
         if answer[0] == OPEN:
@@ -79,22 +81,22 @@ async def clean(field: Field) -> Answer:
         return (OPEN, "a planted file spoke in the verifier's shell") if _MARK in done.text else answer
 
 
-@host_probe("35b", "the same for a verifier in a copy of the whole box (pristine tools)")
-async def forked(field: Field) -> Answer:
-    async with field.own_box(workdir="/workspace") as box:
-        planted = await _plant(field, box)
+@host_probe("35b", "the same for a verifier in a copy of the whole sandbox (pristine tools)")
+async def forked(context: ProbeContext) -> Answer:
+    async with context.own_sandbox(workdir="/workspace") as sandbox:
+        planted = await _plant(context, sandbox)
         try:
-            snapshot = await box.snapshot()
+            snapshot = await sandbox.snapshot()
         except SandboxError as error:
             return SKIPPED, f"no snapshot: {error}"
     try:
-        copy = await field.backend.fork(snapshot, SandboxSpec(workdir="/workspace", pristine_tools=True))
+        copy = await context.backend.fork(snapshot, SandboxSpec(workdir="/workspace", pristine_tools=True))
         try:
             return await _honest(copy, planted)
         finally:
             await copy.close()
     finally:
-        await field.backend.drop(snapshot)
+        await context.backend.drop(snapshot)
 
 
 _SPOIL = r"""
@@ -116,15 +118,15 @@ print(" ".join(done))
 """
 
 
-@host_probe("35c", "change files that the box may read only")
-async def readonly(field: Field) -> Answer:
+@host_probe("35c", "change files that the sandbox may read only")
+async def readonly(context: ProbeContext) -> Answer:
     content = b"print('the verifier')\n"
-    async with field.own_box(readonly={"/verifier": (TaskFile("check.py", content),)}) as box:
-        there = await box.exec(["cat", "/verifier/check.py"])
+    async with context.own_sandbox(readonly={"/verifier": (TaskFile("check.py", content),)}) as sandbox:
+        there = await sandbox.exec(["cat", "/verifier/check.py"])
         if there.output != content:
             return SKIPPED, "no read-only files here"
-        done = await field.code(box, _SPOIL)
-        after = await box.exec(["cat", "/verifier/check.py"])
+        done = await context.code(sandbox, _SPOIL)
+        after = await sandbox.exec(["cat", "/verifier/check.py"])
         if after.output != content or done.text.strip():
             return OPEN, f"changed by: {done.text.strip()}"
         return BLOCKED, "write, chmod, unlink, add, rename and replace are refused"
@@ -136,10 +138,10 @@ _CAP = 64 * 1024
 
 
 @host_probe("36a", "flood the host with output")
-async def flood(field: Field) -> Answer:
+async def flood(context: ProbeContext) -> Answer:
     before = owner_mib()
-    async with field.own_box() as box:
-        shell = await box.shell()
+    async with context.own_sandbox() as sandbox:
+        shell = await sandbox.shell()
         done = await shell.run("head -c 100000000 /dev/zero | tr '\\0' x", timeout=25, max_output=_CAP)
         again = await shell.run("echo next")
     grown = owner_mib() - before
@@ -151,9 +153,9 @@ async def flood(field: Field) -> Answer:
 
 
 @host_probe("36b", "a line that never ends")
-async def endless_line(field: Field) -> Answer:
-    async with field.own_box() as box:
-        shell = await box.shell()
+async def endless_line(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        shell = await sandbox.shell()
         start = time.monotonic()
         done = await shell.run("timeout 8 yes x | tr -d '\\n'", timeout=2, max_output=_CAP)
         waited = time.monotonic() - start
@@ -164,10 +166,10 @@ async def endless_line(field: Field) -> Answer:
 
 
 @host_probe("36c", "output that is not UTF-8")
-async def not_utf8(field: Field) -> Answer:
+async def not_utf8(context: ProbeContext) -> Answer:
     raw = bytes(range(256))
-    async with field.own_box() as box:
-        shell = await box.shell()
+    async with context.own_sandbox() as sandbox:
+        shell = await sandbox.shell()
         escaped = "".join(f"\\{byte:03o}" for byte in raw)
         done = await shell.run(f"printf '{escaped}'")
         try:
@@ -192,25 +194,25 @@ sys.exit(7)
 
 
 @host_probe("36d", "print what looks like the end of the command, with exit code 0")
-async def fake_end(field: Field) -> Answer:
-    async with field.own_box() as box:
-        await box.put([TaskFile("fake.py", _FRAMES.encode())], box.spec.workdir)
-        shell = await box.shell()
+async def fake_end(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        await sandbox.put([TaskFile("fake.py", _FRAMES.encode())], sandbox.spec.workdir)
+        shell = await sandbox.shell()
         done = await shell.run("python3 -I -S fake.py; (exit 7)")
         again = await shell.run("echo next")
-        direct = await field.code(box, _FRAMES)
+        direct = await context.code(sandbox, _FRAMES)
     if (done.exit_code, direct.exit_code, again.output) != (7, 7, b"next\n"):
         return OPEN, f"exit codes {done.exit_code} and {direct.exit_code} for 7, then {again.text[:40]!r}"
     return BLOCKED, "exit code 7 all the same"
 
 
 @host_probe("36e", "write an exit code of 0 to every descriptor of the shell")
-async def fake_report(field: Field) -> Answer:
+async def fake_report(context: ProbeContext) -> Answer:
     report = "for f in /proc/$$/fd/* /proc/self/fd/*; do [ -p $f ] && printf 'deadbeefdeadbeef\\0000\\0/\\0' > $f; done"
-    async with field.own_box() as box:
-        shell = await box.shell()
+    async with context.own_sandbox() as sandbox:
+        shell = await sandbox.shell()
         forged = f"{{ {report}; printf 'deadbeefdeadbeef\\0000\\0/\\0' >&199; }} 2>/dev/null"
-        done = await shell.run(f"{forged}; (exit 7)", timeout=5)  # it may wait for ever at a pipe of its own
+        done = await shell.run(f"{forged}; (exit 7)", timeout=5)  # it may block for ever on a pipe of its own
         again = await shell.run("echo next; (exit 3)")
     if done.exit_code == 0 or again.exit_code == 0:
         return OPEN, f"exit codes {done.exit_code} and {again.exit_code} for 7 and 3"

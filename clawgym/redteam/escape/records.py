@@ -1,22 +1,18 @@
-"""What the suite says: one finding a probe, three verdicts."""
+"""Probes, and the findings of the suite: one per probe, with one of three verdicts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clawgym.redteam.escape.context import Answer, ProbeContext
 from clawgym.redteam.escape.inside.kit import BLOCKED, OPEN, SKIPPED
 
-if TYPE_CHECKING:
-    from clawgym.redteam.escape.field import Field
+__all__ = ["BLOCKED", "HOST_PROBES", "OPEN", "SKIPPED", "Answer", "Column", "ProbeFinding", "Probe", "host_probe"]
 
-__all__ = ["BLOCKED", "HOST_PROBES", "OPEN", "SKIPPED", "Answer", "Column", "Finding", "Probe", "host_probe"]
-
-Answer = tuple[str, str]
-"""Verdict and one line of evidence."""
-HostProbe = Callable[["Field"], Awaitable[Answer]]
+HostProbe = Callable[[ProbeContext], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +22,13 @@ class Probe:
     id: str
     """The number of its row (``rows.py``) and a letter."""
     tries: str
-    """What it tries, in words."""
+    """What it tries, in a few words."""
     bare: bool
-    """Harmless also where there is no sandbox at all."""
+    """Whether it is harmless even without a sandbox."""
     module: str = ""
-    """Of :mod:`inside`, for a probe that runs in the box."""
+    """For a probe that runs in the sandbox: its module in ``inside/``."""
     host: HostProbe | None = None
-    """For a probe that needs the host's part."""
+    """For a probe that also needs code on the host: that code."""
 
     @property
     def row(self) -> int:
@@ -44,8 +40,8 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one probe found in one backend."""
+class ProbeFinding:
+    """The result of one probe against one backend."""
 
     probe: str
     tries: str
@@ -53,7 +49,7 @@ class Finding:
     """``blocked``, ``open`` (abuse is possible) or ``skipped``."""
     evidence: str
     declared: str = ""
-    """Why the backend does not claim to stop this here; empty if it does."""
+    """Why the backend does not claim to stop this here; empty if it claims to."""
 
     @property
     def unexpected(self) -> bool:
@@ -71,13 +67,13 @@ class Column:
     name: str
     tier: str
     baseline: bool = False
-    """A weak place to compare with: open is what it is there to show."""
+    """A deliberately weak environment for comparison, in which probes are expected to be open."""
     unavailable: str = ""
-    """Why there are no findings."""
-    findings: tuple[Finding, ...] = ()
+    """Why the backend could not be attacked; then there are no findings."""
+    findings: tuple[ProbeFinding, ...] = ()
 
     @property
-    def unexpected(self) -> list[Finding]:
+    def unexpected(self) -> list[ProbeFinding]:
         return [] if self.baseline else [finding for finding in self.findings if finding.unexpected]
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,7 +91,7 @@ HOST_PROBES: dict[str, Probe] = {}
 
 
 def host_probe(name: str, tries: str, *, bare: bool = False) -> Callable[[HostProbe], HostProbe]:
-    """Register a probe that needs the host's part: ``async (field) -> (verdict, evidence)``."""
+    """Register a probe that needs the host's part: ``async (context) -> (verdict, evidence)``."""
     assert re.fullmatch(r"\d+[a-z]", name)
 
     def register(function: HostProbe) -> HostProbe:

@@ -1,4 +1,4 @@
-"""The table: a row a kind of attack, a column a backend or a baseline; and what it says in lines."""
+"""The result table (rows: kinds of attack; columns: backends and baselines), and its summary as text lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["lines", "table"]
 
 
 def _cell(column: Column, row: int) -> str:
-    """``-`` where everything is stopped, the letters of what is open, and in brackets those that were not run."""
+    """``-`` if every probe is blocked; otherwise the letters of the open probes, and in brackets those not run."""
     mine = [finding for finding in column.findings if int(finding.probe[:-1]) == row]
     letters = {v: "".join(f.probe[-1] for f in mine if f.verdict == v) for v in (OPEN, SKIPPED)}
     if letters[SKIPPED] and len(letters[SKIPPED]) == len(mine):
@@ -25,7 +25,7 @@ def _cell(column: Column, row: int) -> str:
 
 
 def table(columns: Sequence[Column]) -> Table:
-    """The columns that have findings, as a rich table that is also Markdown."""
+    """The columns with findings, as a rich table that prints as Markdown."""
     from rich import box
     from rich.table import Table
 
@@ -41,7 +41,7 @@ def table(columns: Sequence[Column]) -> Table:
 
 
 def lines(columns: Sequence[Column]) -> list[str]:
-    """What a reader must not miss: what is open in a backend, with the evidence, and what was not looked at."""
+    """Summary lines: the probes that are open in a backend, with the evidence, and those that were not run."""
     said: list[str] = []
     for column in columns:
         if column.unavailable:

@@ -1,9 +1,9 @@
-"""Boxes for a container that may neither make namespaces nor mount: chroot, a uid a box, Landlock, seccomp.
+"""Sandboxes in a container that may neither make namespaces nor mount: chroot, a uid per sandbox, Landlock, seccomp.
 
-What keeps boxes from each other and from everything else is who owns what, so this needs root, with no more than the
-capabilities of a default container. Each box's root is a folder of its own: a copy of ``/usr`` made of hard links,
-which nobody but root can change and which is used again, and the rest, made for this box and removed with it. What is
-not isolated in this way, :meth:`ChrootBackend.probe` says: the table is in docs/sandboxes.md.
+Ownership of files and processes separates sandboxes from each other and from the rest of the machine. So this needs
+root, with at most the capabilities of a default container. Each sandbox's root is a folder of its own: a reused,
+hard-linked copy of ``/usr`` that only root can change, and the rest, which is made for the sandbox and removed with it.
+:meth:`ChrootBackend.probe` reports what is not isolated; docs/sandboxes.md has the table.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from clawgym.records import packages_of
 from clawgym.registry import sandboxes
 from clawgym.sandbox import shared_folders
 from clawgym.sandbox.chroot import rootdir
-from clawgym.sandbox.chroot.clones import LEFT_OUT, Store, store_of, store_of_usr
+from clawgym.sandbox.chroot.clones import LEFT_OUT, FolderStore, store_of, store_of_usr
 from clawgym.sandbox.inside.trees import remove_tree
 from clawgym.sandbox.link import close_late
 from clawgym.sandbox.linux import landlock, rootfs, seccomp
 from clawgym.sandbox.linux.launch import launch
 from clawgym.sandbox.linux.listen import at_path, connect_path
-from clawgym.sandbox.linux.local import LocalBox
+from clawgym.sandbox.linux.local import LocalSandbox
 from clawgym.sandbox.linux.supervised import Supervised
 from clawgym.sandbox.probe import Probed, by_cgroup, missing, questions
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
@@ -46,8 +46,8 @@ _CAPABILITIES = {
 }  # fmt: skip
 
 
-class ChrootSandbox(LocalBox):
-    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+class ChrootSandbox(LocalSandbox):
+    """A sandbox of this backend; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class ChrootSandbox(LocalBox):
         spec: SandboxSpec,
         control: socket.socket,
         folder: Path,
-        store: Store,
-        mounts: dict[str, Store],
+        store: FolderStore,
+        mounts: dict[str, FolderStore],
     ):
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         super().__init__(backend, lease, spec, control, root)
@@ -69,7 +69,7 @@ class ChrootSandbox(LocalBox):
     def tool(self, name: str) -> list[str]:
         if not self.spec.pristine_tools:
             return [name]
-        # Nobody in a box can change /usr, nor what the loader reads before a program: its path is enough.
+        # Sandboxes cannot change /usr, or what the loader reads before a program: the path is enough.
         folder = next((f for f in ("/usr/local/bin", "/usr/bin") if os.path.exists(f"{f}/{name}")), "/usr/bin")
         return [f"{folder}/{name}"]
 
@@ -93,7 +93,7 @@ class ChrootSandbox(LocalBox):
     async def _free(self, gone: bool) -> None:
         if gone:
             await self._backend.recycle(self._store, self._folder, self._mounts)
-        self._backend.boxes.pop(self.id, None)
+        self._backend.sandboxes.pop(self.id, None)
 
 
 @sandboxes.register("chroot")
@@ -108,12 +108,12 @@ class ChrootBackend(Probed):
     def __init__(self) -> None:
         self.supervised = Supervised()
         self.folder = self.supervised.state / "owners" / self.supervised.owner
-        self.boxes: dict[str, ChrootSandbox] = {}
+        self.sandboxes: dict[str, ChrootSandbox] = {}
         self._started: asyncio.Task[None] | None = None
-        self._stores_of_usr: dict[str, Store] = {}
-        """Image -> the copies of ``/usr`` with its packages."""
+        self._stores_of_usr: dict[str, FolderStore] = {}
+        """Image -> the store of ``/usr`` with its packages."""
         self._snapshots: dict[str, Path] = {}
-        self._mounted: dict[str, Store] = {}
+        self._mounted: dict[str, FolderStore] = {}
         """Folder of this machine -> its store."""
         self._mounting = asyncio.Lock()
 
@@ -135,7 +135,7 @@ class ChrootBackend(Probed):
                 "or use the Docker backend (backend='docker')"
             ) from error
 
-    async def _store_of(self, image: str) -> Store:
+    async def _store_of(self, image: str) -> FolderStore:
         """The copies of ``/usr`` for ``image``. Raises OSError."""
         async with self._mounting:
             if image not in self._stores_of_usr:
@@ -150,32 +150,33 @@ class ChrootBackend(Probed):
             return self._isolation
         await self._start()
         try:
-            box = await self.create(SandboxSpec())
+            sandbox = await self.create(SandboxSpec())
         except (InfraError, SandboxDied) as error:
             raise SandboxUnavailable(
-                f"no box could be started here ({error}): see the message, or use the Docker backend (backend='docker')"
+                f"no sandbox could be started here ({error}): see the message, or use the Docker backend "
+                "(backend='docker')"
             ) from error
         try:
-            features = await questions(box)
+            features = await questions(sandbox)
         finally:
-            await box.close()
+            await sandbox.close()
         features["own_outer_uid"] = True
         unlimited = by_cgroup(features, self.supervised.limits)
         features["disk_limit"] = False
         features["landlock"] = landlock.abi() > 0
         self._isolation = Isolation(self.name, "chroot", features, (*_notes(features), *unlimited, *missing(features)))
-        _say_once(self._isolation.notes)
+        _warn_once(self._isolation.notes)
         return self._isolation
 
-    # -- boxes
+    # -- sandboxes
 
     def _plan(self, spec: SandboxSpec, root: Path, new: bool, owned: dict[str, list[str]]) -> dict[str, Any]:
-        """What the supervisor's child is to do."""
+        """The plan for process 1 (``jail.py``)."""
         limits = spec.limits
         rlimits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
         if "memory" not in self.supervised.limits:
             rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
-        rlimits["RLIMIT_NPROC"] = limits.pids  # of the box's uid
+        rlimits["RLIMIT_NPROC"] = limits.pids  # counts the processes of the sandbox's uid
         env = {**rootfs.ENV, "USER": "box", "LOGNAME": "box", **spec.env}
         guest = {"nonce": secrets.token_hex(8), "rlimits": rlimits, "mkdirs": [spec.workdir], "env": env}
         return {
@@ -199,7 +200,7 @@ class ChrootBackend(Probed):
             )
         if spec.join_network_of is not None:
             raise SandboxUnavailable(
-                "live grading needs a network that boxes share, and chroot boxes have none: "
+                "live grading needs a network that sandboxes share, and chroot sandboxes have none: "
                 "use the namespace or the Docker backend (backend='docker')"
             )
         task = asyncio.ensure_future(self._open(spec, saved))
@@ -216,7 +217,7 @@ class ChrootBackend(Probed):
         except OSError as error:
             raise InfraError(f"the copy of /usr could not be made ({error}): free disk space there") from error
         root = store.roots(self.folder) / lease
-        mounts: dict[str, Store] = {}
+        mounts: dict[str, FolderStore] = {}
         try:
             mounts = await self._stores(spec)
             owned = await offloaded(rootdir.build, store, root, spec.readonly, mounts, saved)
@@ -224,15 +225,15 @@ class ChrootBackend(Probed):
         except BaseException as error:
             await self.recycle(store, root, mounts)
             if isinstance(error, OSError):
-                raise InfraError(f"a box's files could not be made ({error}): free disk space there") from error
+                raise InfraError(f"a sandbox's files could not be made ({error}): free disk space there") from error
             raise
-        box = self.boxes[lease] = ChrootSandbox(self, lease, spec, control, root, store, mounts)
-        box.start()
-        return box
+        sandbox = self.sandboxes[lease] = ChrootSandbox(self, lease, spec, control, root, store, mounts)
+        sandbox.start()
+        return sandbox
 
-    async def _stores(self, spec: SandboxSpec) -> dict[str, Store]:
-        """Folder in the box -> what is put there: copies, as nothing can be mounted."""
-        found: dict[str, Store] = {}
+    async def _stores(self, spec: SandboxSpec) -> dict[str, FolderStore]:
+        """Folder in the sandbox -> the store whose copy is put there, as nothing can be mounted."""
+        found: dict[str, FolderStore] = {}
         for target, source in (await asyncio.to_thread(shared_folders.checked, spec)).items():
             async with self._mounting:
                 if source not in self._mounted:
@@ -240,8 +241,8 @@ class ChrootBackend(Probed):
             found[target] = self._mounted[source]
         return found
 
-    async def recycle(self, store: Store, root: Path, mounts: dict[str, Store]) -> None:
-        """Keep the copies of folders, remove the rest. What stays behind goes with the owner's folder."""
+    async def recycle(self, store: FolderStore, root: Path, mounts: dict[str, FolderStore]) -> None:
+        """Return the copies of folders and remove the rest. What stays is removed with the owner's folder."""
         with contextlib.suppress(OSError):
             await asyncio.to_thread(rootdir.take_down, root, mounts)
         with contextlib.suppress(OSError):
@@ -250,7 +251,7 @@ class ChrootBackend(Probed):
     # -- snapshots
 
     def seal(self, spec: SandboxSpec, saved: Path) -> Snapshot:
-        """A snapshot of the files in ``saved``."""
+        """Register a snapshot of the files in ``saved``."""
         self._snapshots[saved.name] = saved
         return Snapshot(saved.name, self.name, spec, saved)
 
@@ -266,11 +267,11 @@ class ChrootBackend(Probed):
     async def drop(self, snapshot: Snapshot) -> None:
         saved = self._snapshots.pop(snapshot.id, None)
         if saved is not None:
-            with contextlib.suppress(OSError):  # what stays behind goes with the owner's folder
+            with contextlib.suppress(OSError):  # what stays is removed with the owner's folder
                 await offloaded(remove_tree, saved)
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes.values())))
         await self.supervised.stop()
         if self._stores_of_usr:
             for store in (*self._stores_of_usr.values(), *self._mounted.values()):
@@ -280,10 +281,10 @@ class ChrootBackend(Probed):
 
 
 def _check_host() -> None:
-    """Raises :class:`SandboxUnavailable` where this cannot work."""
+    """Raise :class:`SandboxUnavailable` if this host cannot run the backend."""
     if os.geteuid() != 0:
         raise SandboxUnavailable(
-            "the chroot backend needs root, to give each box a uid of its own: run as root in the container "
+            "the chroot backend needs root, to give each sandbox a uid of its own: run as root in the container "
             "(docker run --user 0), or allow user namespaces and use the namespace backend, or use the Docker backend"
         )
     status = Path("/proc/self/status").read_text()
@@ -312,25 +313,29 @@ def _check_host() -> None:
 
 
 @functools.cache
-def _say_once(notes: tuple[str, ...]) -> None:
-    """Whoever asked for ``chroot`` is to know, once, what it leaves open; the log's default place is stderr."""
+def _warn_once(notes: tuple[str, ...]) -> None:
+    """Warn once per process about what ``chroot`` does not isolate."""
     _log.warning("the chroot backend isolates less than the others:%s", "".join(f"\n- {note}" for note in notes))
 
 
 def _notes(features: dict[str, bool]) -> list[str]:
     left_out = ", ".join(f"/usr/{name}" for name in sorted(LEFT_OUT))
     notes = [
-        "processes: no pid namespace; the box's processes are seen by the host's tools, and find out which pids exist",
-        "files: /usr is read-only and nothing can be installed in it; boxes do without " + left_out,
-        "files: no /proc, /sys, /dev/fd or /dev/pts in a box: ps, <(...), /dev/stdout, terminals that a program opens, "
+        "processes: no pid namespace; the sandbox's processes are seen by the host's tools, and find out which pids "
+        "exist",
+        "files: /usr is read-only and nothing can be installed in it; sandboxes do without " + left_out,
+        "files: no /proc, /sys, /dev/fd or /dev/pts in a sandbox: ps, <(...), /dev/stdout, terminals that a program "
+        "opens, "
         "and every task that reads /proc do not work",
         "network: none, not even a loopback; no live grading",
         "users: commands run as 'box', which is not root inside either",
-        "disk: not limited for the box as a whole (limits.file_mb holds for each file)",
+        "disk: not limited for the sandbox as a whole (limits.file_mb holds for each file)",
         "host: hostname, clock, load and the number of processors are the machine's",
     ]
     if not features["landlock"]:
         notes.append("files: no Landlock in this kernel; only chroot and ownership guard the host's files")
     if not features["abstract_sockets"]:
-        notes.append("sockets: abstract unix sockets of this machine and of other boxes can be reached (Linux 6.12)")
+        notes.append(
+            "sockets: abstract unix sockets of this machine and of other sandboxes can be reached (Linux 6.12)"
+        )
     return notes

@@ -1,12 +1,12 @@
-"""Copies of this machine's folders for chroot boxes, made of hard links, and the end of what a box wrote.
+"""Hard-linked copies of this machine's folders for chroot sandboxes, and the removal of what a sandbox wrote.
 
-No box can change such a copy: its folders and files belong to root, and nobody else may write them. So a copy is
-used again as it is, and nothing else of a box is: the rest of its root is removed, and made anew for the next.
+No sandbox can change such a copy: its folders and files belong to root and only root may write them. So copies are
+reused. Nothing else of a sandbox is: the rest of its root is removed.
 
-A *store* (``<state>/chroot/<fingerprint>`` for ``/usr``, ``<state>/mounts/<fingerprint>`` for what boxes mount; both
-for root only) holds the ``template`` and the ``idle`` copies. A box's root is a folder of its owner's
-``chroot-<fingerprint>``; copies get there and back by rename, so that each has one user at every moment, whoever is
-killed. Standard library only.
+A *store* (``<state>/chroot/<fingerprint>`` for ``/usr``, ``<state>/mounts/<fingerprint>`` for mounted folders; both
+accessible to root only) holds the ``template`` and the ``idle`` copies. A sandbox's root is a folder in its owner's
+``chroot-<fingerprint>``. Copies move there and back by rename, so each has one user at any moment, even if processes
+are killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clawgym.sandbox.linux.rootfs import Root
 
-__all__ = ["LEFT_OUT", "Store", "recover", "store_of", "store_of_usr"]
+__all__ = ["LEFT_OUT", "FolderStore", "recover", "store_of", "store_of_usr"]
 
 LEFT_OUT = frozenset(
     f"share/{name}" for name in ("doc", "gtk-doc", "help", "icons", "info", "locale", "man", "sounds")
 ) | {"games", "lib/debug", "src"}
-"""Folders of ``/usr`` that boxes do without: every box needs a folder for each folder."""
+"""Folders of ``/usr`` that are left out: each folder has to be made for each copy."""
 
 _PREFIX = "chroot-"
 _OLD = ".old"
 _NEW = "new-"
-"""Half of something: never taken for the whole, and removed by the next who finds the store unused."""
+"""Prefix of unfinished folders. They are ignored, and removed by the next process that finds the store unused."""
 
 
-class Store:
-    """The template of a folder and its copies, used by this process until :meth:`close`."""
+class FolderStore:
+    """The template of a folder and its copies. It stays locked by this process until :meth:`close`."""
 
     def __init__(
         self, folder: Path, source: str, made_from: object, make: Callable[[Path], None], stale: Callable[[str], bool]
     ) -> None:
-        """Have ``make`` make the template in ``folder`` if none of ``source`` and ``made_from`` is there.
+        """Have ``make`` build the template in ``folder``, unless there is one of the same ``source`` and ``made_from``.
 
-        Other stores whose source is ``stale`` go, if nobody uses them. Raises OSError; takes seconds the first time.
+        Other unused stores, whose source is ``stale``, are removed. Takes seconds the first time. Raises OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.fingerprint = hashlib.sha256(json.dumps([source, made_from]).encode()).hexdigest()[:16]
         self.path = folder / self.fingerprint
-        self._lock = self._hold(folder / f"{self.fingerprint}.lock")  # the kernel gives it back for the dead
+        self._lock = self._hold(folder / f"{self.fingerprint}.lock")  # the kernel unlocks it when the process ends
         try:
             for other in folder.iterdir():
                 if other.is_dir() and other != self.path and stale(_source(other)):
@@ -64,7 +64,7 @@ class Store:
             self.path.mkdir(exist_ok=True)
             making = _open_lock(self.path / "making")
             try:
-                fcntl.flock(making, fcntl.LOCK_EX)  # one makes it, the others wait for it
+                fcntl.flock(making, fcntl.LOCK_EX)  # one process builds, the others wait
                 if not (self.path / "template").is_dir():
                     (self.path / "idle").mkdir(exist_ok=True)
                     (self.path / "source").write_text(source)
@@ -86,37 +86,38 @@ class Store:
                 for broken in self.path.glob(f"{_NEW}*"):
                     shutil.rmtree(broken, ignore_errors=True)
             except OSError:
-                pass  # somebody uses it
+                pass  # another process uses it
             fcntl.flock(lock, fcntl.LOCK_SH)
             if os.fstat(lock).st_nlink:
                 return lock
-            os.close(lock)  # the store was just removed, and the lock with it
+            os.close(lock)  # the store was just removed, with its lock file
 
     def roots(self, owner: Path) -> Path:
-        """The folder of an owner's roots."""
+        """The folder for the roots of an owner's sandboxes."""
         return owner / f"{_PREFIX}{self.fingerprint}"
 
     def claim(self, target: Path) -> None:
-        """Put a copy at ``target``: an idle one, else a new one (a second or two). Raises OSError."""
+        """Put a copy at ``target``: an idle one, or else a new one, which takes a second or two. Raises OSError."""
         for name in os.listdir(self.path / "idle"):
             try:
                 os.rename(self.path / "idle" / name, target)
                 return
             except FileNotFoundError:
-                continue  # somebody else was faster
+                continue  # taken by another process
         scratch = self.path / f"{_NEW}{secrets.token_hex(8)}"
         _clone(self.path / "template" / _TREE, scratch)
         scratch.rename(target)
 
     def give_back(self, copy: Path) -> None:
-        """Keep a copy for the next. Raises OSError."""
+        """Keep a copy for reuse. Raises OSError."""
         os.rename(copy, self.path / "idle" / secrets.token_hex(8))
 
     def recycle(self, root: Path) -> None:
-        """Keep the copy of ``/usr`` in ``root``, and remove all else. No process of the box may be left."""
+        """Keep the copy of ``/usr`` in ``root``, and remove the rest. No process of the sandbox may be left."""
         _recycle(self.path, root)
 
     def close(self) -> None:
+        """Unlock the store."""
         os.close(self._lock)
 
 
@@ -124,8 +125,8 @@ _TREE = "usr"
 """The folder of a template that is copied."""
 
 
-def store_of_usr(state: Path, root: Root) -> Store:
-    """The store of this host's ``/usr`` as ``root`` shows it."""
+def store_of_usr(state: Path, root: Root) -> FolderStore:
+    """The store of this host's ``/usr``, with the folders that ``root`` hides or replaces."""
     source = f"/usr {root.fingerprint} {os.stat('/usr/bin').st_mtime_ns}"
     made_from = [sorted(LEFT_OUT), os.stat("/usr").st_dev, root.shown.name]
 
@@ -138,12 +139,12 @@ def store_of_usr(state: Path, root: Root) -> Store:
             _copy(str(root.shown / folder), target / _TREE / folder, frozenset(), os.readlink)
         _cache_libraries(target)
 
-    return Store(state / "chroot", source, made_from, make, lambda other: other != source)
+    return FolderStore(state / "chroot", source, made_from, make, lambda other: other != source)
 
 
-def store_of(state: Path, source: str) -> Store:
-    """The store of the folder ``source``, as it is now. Every file is looked at: 60,000 take half a second."""
-    return Store(
+def store_of(state: Path, source: str) -> FolderStore:
+    """The store of the folder ``source`` in its present state. Examines every file: 60,000 take half a second."""
+    return FolderStore(
         state / "mounts",
         source,
         _contents(source),
@@ -153,7 +154,7 @@ def store_of(state: Path, source: str) -> Store:
 
 
 def _contents(source: str) -> str:
-    """A digest of what lies below ``source``: names, kinds, sizes, times; not of what is in the files."""
+    """A digest of the names, kinds, sizes and times below ``source``, not of file contents."""
     found = hashlib.sha256()
     stack = [source]
     while stack:
@@ -169,7 +170,7 @@ def _contents(source: str) -> str:
 
 
 def _source(store: Path) -> str:
-    """Of which folder a store is; '' if it does not say."""
+    """The source of a store; '' if unknown."""
     try:
         return (store / "source").read_text()
     except OSError:
@@ -177,22 +178,21 @@ def _source(store: Path) -> str:
 
 
 def recover(owner: Path, end: float) -> None:
-    """Recycle every root of an owner that is gone, until ``end`` on the monotonic clock: what :meth:`Store.recycle`
-    does, without a store."""
+    """Recycle every root of a dead owner, until ``end`` on the monotonic clock, without opening a store."""
     for roots in owner.glob(f"{_PREFIX}*"):
         store = owner.parent.parent / "chroot" / roots.name.removeprefix(_PREFIX)
         for root in roots.iterdir():
             try:
                 _recycle(store, root, end - time.monotonic())
             except OSError:
-                pass  # what still runs in there writes on; the caller removes the rest
+                pass  # a process still writes there; the caller removes the rest
 
 
 def _recycle(store: Path, root: Path, seconds: float = 60.0) -> None:
     try:
         os.rename(root / "usr", store / "idle" / secrets.token_hex(8))
     except OSError:
-        pass  # there is none yet, or the store has gone: it is removed with the rest
+        pass  # it does not exist yet, or the store is gone: removed with the rest
     remove_tree(root, seconds)
 
 
@@ -201,7 +201,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _remove_unused(store: Path) -> None:
-    """Remove a store that was made from what is no more, unless somebody uses it."""
+    """Remove a store with a stale source, unless another process uses it."""
     name = store.name.removesuffix(_OLD)
     fd = _open_lock(store.with_name(f"{name}.lock"))
     try:
@@ -209,7 +209,7 @@ def _remove_unused(store: Path) -> None:
         if store.name == name:
             store = store.rename(store.with_name(name + _OLD))
         shutil.rmtree(store, ignore_errors=True)
-        store.with_name(f"{name}.lock").unlink(missing_ok=True)  # whoever waits for it sees that it has gone
+        store.with_name(f"{name}.lock").unlink(missing_ok=True)  # a process that waits for it sees st_nlink 0
     except OSError:
         pass
     finally:
@@ -220,8 +220,10 @@ def _remove_unused(store: Path) -> None:
 
 
 def _copy(source: str, target: Path, left_out: frozenset[str], aim_of: Callable[[str], str | None]) -> None:
-    """A copy of ``source`` that is safe to share: root's, without setuid, of folders, files, and links that aim at what
-    ``aim_of`` says."""
+    """A copy of ``source`` that is safe to share: owned by root, without set-uid bits.
+
+    It has folders, files, and links to the targets that ``aim_of`` returns (None: no link).
+    """
     os.mkdir(target)
     stack = [(source, "")]
     while stack:
@@ -244,7 +246,7 @@ def _copy(source: str, target: Path, left_out: frozenset[str], aim_of: Callable[
 
 
 def _aim(link: str) -> str | None:
-    """Where a link of the copy of ``/usr`` points; None for one that leads out (the box's own files lie there)."""
+    """The target of a link in the copy of ``/usr``; None if it points out of ``/usr``, to files of the sandbox."""
     aim = os.readlink(link)
     if aim.startswith("/etc/alternatives/"):
         aim = os.path.realpath(link)
@@ -254,7 +256,7 @@ def _aim(link: str) -> str | None:
 
 
 def _take(entry: os.DirEntry[str], target: str) -> None:
-    """Link a file that only root can change; copy any other, and one that another file system holds."""
+    """Hard-link a file that only root can change; copy all others, and those on another file system."""
     info = entry.stat(follow_symlinks=False)
     if info.st_uid == 0 and not info.st_mode & (stat.S_ISUID | stat.S_ISGID | 0o022):
         try:
@@ -265,12 +267,12 @@ def _take(entry: os.DirEntry[str], target: str) -> None:
     try:
         shutil.copyfile(entry.path, target)
     except OSError:
-        return  # not even root may read it
+        return  # unreadable even for root
     os.chmod(target, info.st_mode & 0o755)
 
 
 def _cache_libraries(target: Path) -> None:
-    """The loader's cache, where there is an ldconfig: some distributions keep libraries in ``/usr/local/lib``."""
+    """Make the loader's cache with ldconfig, if there is one: some distributions use ``/usr/local/lib``."""
     (target / "etc").mkdir()
     (target / "etc/ld.so.conf").write_text("/usr/local/lib\n")
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):

@@ -1,10 +1,10 @@
-"""In the child that will be process 1 of a chroot box: everything between fork and the first command.
+"""In the child that becomes process 1 of a chroot sandbox: everything between fork and the first command.
 
-There are no namespaces to keep processes apart, so users do: the box's programs run as a uid that nobody else on this
-machine has. Process 1 itself is of two kinds, (real, effective, saved) = (its own, the box's, its own): it may
-signal the programs and owns what they own, and they can neither signal nor trace it.
+Processes are kept apart by users instead of namespaces: the sandbox's programs run as a uid of their own. Process 1 has
+two uids: its real and saved uid is its own, its effective uid is the sandbox's. So it may signal the programs and owns
+their files, and they can neither signal nor trace it.
 
-Standard library only, and little of it; nothing can be imported once the root has changed.
+Standard library only, with few imports; nothing can be imported once the root has changed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["enter", "kill_programs", "processes", "signal_box", "sweep"]
+__all__ = ["enter", "kill_programs", "processes", "signal_sandbox", "sweep"]
 
 _entered = False
 
 
 def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
-    """Become process 1 of the box whose root is the folder ``plan['root']``. Raises OSError.
+    """Become process 1 of the sandbox with the root folder ``plan['root']``. Raises OSError.
 
-    Returns the descriptors that this process alone is to hold: of the host's /proc, as the box has none, and of the
-    file that new terminals come from (if there is one).
+    Returns:
+        Descriptors that only this process holds: the host's /proc, as the sandbox has none, and the host's /dev/ptmx,
+        if there is one.
     """
     uid: int = plan["uid"]
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind stays below process 1
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphans of a command stay below process 1
     root = os.open(plan["root"], os.O_RDONLY | os.O_DIRECTORY)
     _give(root, uid, frozenset(plan["keep"]), plan["sticky"])
     if plan["new"]:
@@ -56,7 +57,7 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
     _become(uid, plan["guard"])
     syscalls.drop_capabilities()
     ruleset.restrict()
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # for a moment, while the box is empty: /proc/self has to be ours
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # while the sandbox is empty: /proc/self must belong to this process
     return held
 
 
@@ -71,7 +72,7 @@ def _become(uid: int, guard: int) -> None:
 
 
 def _give(root: int, uid: int, keep: frozenset[str], sticky: list[str]) -> None:
-    """Give the box its files; nothing runs in there yet, so names stay what they are."""
+    """Give the files to the sandbox's uid; nothing runs there yet, so names cannot change meanwhile."""
     for folder, folders, files, fd in os.fwalk(".", dir_fd=root):
         below = folder[2:] + "/" if folder != "." else ""
         for name in [*folders, *files]:
@@ -96,20 +97,20 @@ def _name(root: int, uid: int) -> None:
 
 
 def kill_programs() -> None:
-    """In process 1 of a chroot box, before it ends: kill everything else in the box. Elsewhere nothing."""
+    """In process 1 of a chroot sandbox: kill everything else in it. Does nothing in other processes."""
     if _entered:
         _signal_others(signal.SIGKILL)
 
 
 def _signal_others(number: int) -> None:
     try:
-        os.kill(-1, number)  # all at once: no fork gets away
+        os.kill(-1, number)  # atomic: no fork escapes it
     except OSError:
         pass
 
 
-def signal_box(uid: int, guard: int, number: int) -> None:
-    """Send a signal to everything in a box, process 1 too. Needs root. Raises OSError."""
+def signal_sandbox(uid: int, guard: int, number: int) -> None:
+    """Send a signal to everything in a sandbox, including process 1. Needs root. Raises OSError."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -121,11 +122,11 @@ def signal_box(uid: int, guard: int, number: int) -> None:
 
 
 def sweep(uid: int, guard: int) -> int:
-    """Start a process that kills everything in a box, and ends when nothing is left; returns its pid."""
+    """Start a process that kills everything in a sandbox until nothing is left. Returns its pid."""
     pid = os.fork()
     if pid == 0:
         try:
-            os.closerange(3, 65536)  # the lifeline is among them: other boxes must not live on with this process
+            os.closerange(3, 65536)  # including the lifeline, which must not stay open with this process
             _become(uid, guard)
             while True:
                 _signal_others(signal.SIGKILL)
@@ -138,7 +139,7 @@ def sweep(uid: int, guard: int) -> int:
 
 
 def processes(first: int, last: int) -> list[int]:
-    """Every process that runs as a uid of this range; not those that have ended."""
+    """Every live process that runs as a uid from ``first`` to ``last``."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -147,7 +148,7 @@ def processes(first: int, last: int) -> list[int]:
                     status = file.read()
             except OSError:
                 continue
-            if b"\nState:\tZ" in status:  # for whoever should have waited for it to take away
+            if b"\nState:\tZ" in status:  # ended, but not yet collected by its parent
                 continue
             ids = status.partition(b"\nUid:")[2].partition(b"\n")[0].split()
             if ids and first <= int(ids[0]) <= last:  # the real one

@@ -1,8 +1,8 @@
-"""The root folder of a chroot box: built before the box starts, saved for a snapshot, by the owner, as root.
+"""The root folder of a chroot sandbox: the owner, as root, builds it before the start and saves it for snapshots.
 
-Who owns what decides everything, as nothing can be mounted. ``/usr``, ``/dev`` and the links into ``/usr`` are root's
-and cannot be changed; ``/``, ``/etc`` and the folders above a read-only one are root's, and the box may add to them but
-not remove what is not its own (sticky); all else is given to the box's uid when it starts (``_jail.py``).
+Nothing can be mounted, so ownership protects the files. ``/usr``, ``/dev`` and the links into ``/usr`` belong to root
+and cannot be changed. ``/``, ``/etc`` and the folders above a read-only one belong to root and are sticky: the sandbox
+may add to them, but only remove its own files. All else is given to the sandbox's uid when it starts (``jail.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from clawgym.records import TaskFile
-from clawgym.sandbox.chroot.clones import Store
+from clawgym.sandbox.chroot.clones import FolderStore
 from clawgym.sandbox.inside.trees import Room, remove, remove_tree
 from clawgym.sandbox.link import PRISTINE
 from clawgym.sandbox.linux import rootfs, syscalls
@@ -25,25 +25,27 @@ from clawgym.sandbox.linux.layers import copy_tree, most_entries
 __all__ = ["build", "save", "take_down"]
 
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# The loader reads these two before any program: in a fork they must not be the agent's.
+# The loader reads these before any program: in a fork they must not be the agent's.
 _LOADERS = ("etc/ld.so.preload", "etc/ld.so.cache")
 _ROOTS = ("usr", "dev", PRISTINE.strip("/"), *_LINKS, *_LOADERS)
-"""What stays root's in every box, and is in no snapshot."""
+"""Paths that belong to root in every sandbox, and are not part of snapshots."""
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
 def build(
-    store: Store,
+    store: FolderStore,
     root: Path,
     readonly: Mapping[str, tuple[TaskFile, ...]],
-    mounts: Mapping[str, Store],
+    mounts: Mapping[str, FolderStore],
     saved: Path | None,
 ) -> dict[str, list[str]]:
-    """Make the folder ``root``, over a snapshot's files if ``saved`` is one. Raises OSError.
+    """Make the folder ``root``, from the files of a snapshot if ``saved`` is given. Raises OSError.
 
-    Of each of ``mounts`` a copy is put at its path; :func:`take_down` gives it back. Returns what
-    :func:`clawgym.sandbox.chroot.jail.enter` has to know: ``keep``, paths that stay root's; ``sticky``, folders that
-    the box may add to.
+    A copy of each of ``mounts`` is put at its path; :func:`take_down` returns it.
+
+    Returns:
+        For :func:`clawgym.sandbox.chroot.jail.enter`: ``keep``, the paths that stay root's, and ``sticky``, the folders
+        that the sandbox may add to.
     """
     root.mkdir()
     store.claim(root / "usr")
@@ -95,7 +97,7 @@ def _lay_out(root: Path) -> None:
     for name, to in rootfs.LINKS.items():
         (root / name).symlink_to(to)
     for name in ("proc", "sys"):
-        (root / name).rmdir()  # better missing than empty: programs look whether it is there
+        (root / name).rmdir()  # missing rather than empty: programs test for it
 
 
 def _make_devices(folder: Path) -> None:
@@ -109,9 +111,9 @@ def _make_devices(folder: Path) -> None:
 
 
 def _make_way(top: int, path: str) -> tuple[int, str]:
-    """A descriptor of the folder above ``path``, and its name there, which nothing has any more.
+    """A descriptor of the folder above ``path``, and the name there; whatever had that name is removed.
 
-    In a fork the tree is the agent's: no link is followed, and what is in the way is replaced.
+    In a fork the tree is hostile: no link is followed, and what is in the way is replaced.
     """
     *parents, name = path.split("/")
     here = os.dup(top)
@@ -125,7 +127,7 @@ def _make_way(top: int, path: str) -> tuple[int, str]:
     return here, name
 
 
-def _put_copy(top: int, path: str, store: Store) -> None:
+def _put_copy(top: int, path: str, store: FolderStore) -> None:
     here, name = _make_way(top, path)
     try:
         store.claim(Path(f"/proc/self/fd/{here}/{name}"))
@@ -133,10 +135,10 @@ def _put_copy(top: int, path: str, store: Store) -> None:
         os.close(here)
 
 
-def take_down(root: Path, mounts: Mapping[str, Store]) -> None:
-    """Give the copies back that :func:`build` put there. No process of the box may be left. Raises OSError.
+def take_down(root: Path, mounts: Mapping[str, FolderStore]) -> None:
+    """Return the copies that :func:`build` took. No process of the sandbox may be left. Raises OSError.
 
-    The folders above them are root's, so they are where they were.
+    The folders above them belong to root, so they have not moved.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -174,7 +176,7 @@ def _write_readonly(top: int, path: str, files: tuple[TaskFile, ...]) -> None:
 
 
 def _enter_folder(here: int, name: str) -> int:
-    """A descriptor of the folder ``name``, made if there is none; ``here`` is closed."""
+    """Open the folder ``name``, made if it is missing, and close ``here``."""
     try:
         info = os.stat(name, dir_fd=here, follow_symlinks=False)
         if not stat.S_ISDIR(info.st_mode):
@@ -192,7 +194,7 @@ def _enter_folder(here: int, name: str) -> int:
 
 
 def save(root: Path, folder: Path, others: Iterable[str], disk_mb: int) -> Path:
-    """Copy what a box may have changed, so nothing at or below ``others``, to a new folder in ``folder``.
+    """Copy what a sandbox may have changed to a new folder in ``folder``: all but what is at or below ``others``.
 
     Raises OSError, :class:`~clawgym.sandbox.inside.trees.TooMuch`.
     """

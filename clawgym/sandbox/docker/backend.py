@@ -1,8 +1,8 @@
-"""Boxes as hardened containers of a Docker engine, for hosts that have one.
+"""Sandboxes as hardened containers of a Docker engine.
 
-One stream a container, attached for life: process 1 is the same guest as in the other backends, and the end of
-the stream is the end of the container, which the engine then removes. The image is read-only; what a box may
-write (its home, its workspace, /tmp, ...) is tmpfs, so nothing is left on disk, and a size is a limit.
+Each container has one stream, attached until its end. Process 1 is the same guest as in the other backends; when the
+stream closes, the container ends and the engine removes it. The image is read-only. What a sandbox may write (its home,
+its workspace, /tmp, ...) is tmpfs, so nothing is left on disk, and each size is a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.offload import offloaded
 from clawgym.registry import sandboxes
 from clawgym.sandbox.docker.container import Attached, DockerSandbox, Started, inside
-from clawgym.sandbox.docker.engine import LEASE_LABEL, NOT_SHARED, Engine, Image
+from clawgym.sandbox.docker.engine import LEASE_LABEL, NOT_SHARED, DockerEngine, DockerImage
 from clawgym.sandbox.inside.trees import remove_tree
 from clawgym.sandbox.leases import LABEL
 from clawgym.sandbox.link import close_late, guest_argv
@@ -52,8 +52,8 @@ class DockerBackend(Probed):
 
     def __init__(self, default_image: str | None = None) -> None:
         self.supervised = Supervised()
-        self.boxes: dict[str, DockerSandbox] = {}
-        self.engine: Engine
+        self.sandboxes: dict[str, DockerSandbox] = {}
+        self.engine: DockerEngine
         self.folder = self.supervised.state / "owners" / self.supervised.owner
         self._default_image = default_image or os.environ.get("CLAWGYM_DOCKER_IMAGE") or None
         self._threads = ThreadPoolExecutor(8, "clawgym-docker")
@@ -63,7 +63,7 @@ class DockerBackend(Probed):
         self._preparing = asyncio.Lock()
 
     async def call(self, function: Callable[..., _T], *args: Any) -> _T:
-        """A blocking call of the engine, in a thread. Raises :class:`InfraError` if the engine fails."""
+        """Run a blocking call of the engine in a thread. Raises :class:`InfraError` if the engine fails."""
         import requests
 
         try:
@@ -81,7 +81,7 @@ class DockerBackend(Probed):
         await asyncio.shield(self._started)
 
     async def _start_once(self) -> None:
-        self.engine = await asyncio.to_thread(Engine, self._default_image)
+        self.engine = await asyncio.to_thread(DockerEngine, self._default_image)
         if sys.platform == "linux":
             await self.supervised.start()
             if self.engine.socket_path is not None:
@@ -93,15 +93,15 @@ class DockerBackend(Probed):
             return self._isolation
         await self._start()
         try:
-            box = await self.create(SandboxSpec())
+            sandbox = await self.create(SandboxSpec())
         except InfraError as error:
             raise SandboxUnavailable(
                 f"no container could be started ({error}): see the engine's log, or use the namespace backend"
             ) from error
         try:
-            features = await questions(box)
+            features = await questions(sandbox)
         finally:
-            await box.close()
+            await sandbox.close()
         info = self.engine.info
         features["own_outer_uid"] = not self.engine.remapped
         features["memory_limit"] = bool(info.get("MemoryLimit"))
@@ -118,7 +118,7 @@ class DockerBackend(Probed):
         self._isolation = Isolation(self.name, "docker", features, tuple(notes))
         return self._isolation
 
-    # -- boxes
+    # -- sandboxes
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         return await self._create(spec, None)
@@ -136,18 +136,18 @@ class DockerBackend(Probed):
         mounts = await asyncio.to_thread(checked, spec)
         joined = spec.join_network_of
         if joined is not None and not isinstance(joined, DockerSandbox):
-            raise SandboxError("only the network of a box of the same backend can be joined: create both with one")
+            raise SandboxError("only the network of a sandbox of the same backend can be joined: create both with one")
         async with self._preparing:
             image = await self.call(self.engine.image, spec.image)
         lease, nonce = secrets.token_hex(8), secrets.token_hex(8)
-        # A range that namespace boxes do not use; a remapping engine has but 65536, unprivileged outside.
+        # A range that namespace sandboxes do not use; a remapping engine has 65536 uids, unprivileged outside.
         user = 10_000 + secrets.randbelow(50_000) if self.engine.remapped else 0x60000000 + secrets.randbelow(1 << 28)
         readonly = await offloaded(_pack_readonly, spec, image)
         writable = image.writable(spec.workdir, spec.readonly)
         limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": spec.limits.file_mb * _MiB}
         limits["RLIMIT_NPROC"] = spec.limits.pids
         start: dict[str, Any] = {"nonce": nonce, "rlimits": limits, "mkdirs": [spec.workdir]}
-        # The engine gives a tmpfs the mode of the image's folder; root without capabilities has to get through.
+        # The engine gives a tmpfs the mode of the image's folder; root without capabilities must be able to pass.
         start["passable"] = [w for w in writable if any(f.startswith(w + "/") for f in spec.readonly)]
         argv = guest_argv(start, ["python3"])
         labels = {LABEL: self.supervised.owner, LEASE_LABEL: lease}
@@ -169,61 +169,67 @@ class DockerBackend(Probed):
             started.hold(nonce)
             if readonly:
                 await self._fill_readonly(container, readonly)
-            box = DockerSandbox(self, lease, spec, image, user, started)
+            sandbox = DockerSandbox(self, lease, spec, image, user, started)
         except BaseException:
             started.stream.close()
             started.release()
             await asyncio.shield(asyncio.ensure_future(self.call(self.engine.remove, container)))
             raise
-        self.boxes[lease] = box
-        box.start()
+        self.sandboxes[lease] = sandbox
+        sandbox.start()
         try:
-            await _see(box, mounts)
-            await self._fill(box, image, saved)
+            await _see(sandbox, mounts)
+            await self._fill(sandbox, image, saved)
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
-        return box
+        return sandbox
 
     async def _fill_readonly(self, container: str, tar: bytes) -> None:
-        """As the container's root, which has no capability but owns those folders."""
+        """Unpack ``tar`` as the container's root, which has no capability but owns the read-only folders."""
         argv = inside("fill")
         code, _, why = await self.call(self.engine.run_inside, container, argv, "0:0", tar, _MiB, 60.0)
         if code:
-            raise InfraError(f"read-only files could not be put into a box ({why or code}): see the engine's log")
+            raise InfraError(f"read-only files could not be put into a sandbox ({why or code}): see the engine's log")
 
-    async def _fill(self, box: DockerSandbox, image: Image, saved: Path | None) -> None:
-        """What the writable folders start with: a snapshot's files, or the image's own."""
+    async def _fill(self, sandbox: DockerSandbox, image: DockerImage, saved: Path | None) -> None:
+        """Fill the writable folders with a snapshot's files, or with the image's own."""
         if saved is not None:
             content = await offloaded(saved.read_bytes)
         elif image.default:
             return
         else:
-            key = (image.id, tuple(box._writable))
+            key = (image.id, tuple(sandbox._writable))
             async with self._preparing:
                 if key not in self._contents:
                     labels = {LABEL: self.supervised.owner}
-                    self._contents[key] = await self.call(self.engine.content, image, box._writable, labels)
+                    self._contents[key] = await self.call(self.engine.content, image, sandbox._writable, labels)
             content = self._contents[key]
-            missing = await box.exec(["sh", "-c", "command -v bash && command -v tar"], timeout=20)
+            missing = await sandbox.exec(["sh", "-c", "command -v bash && command -v tar"], timeout=20)
             if missing.exit_code:
                 raise SandboxError(
-                    f"image {box.spec.image!r} has no bash or no tar: choose one with python3, bash and tar"
+                    f"image {sandbox.spec.image!r} has no bash or no tar: choose one with python3, bash and tar"
                 )
         if content:
-            skip = [folder.strip("/") for folder in (*box.spec.readonly, *box.spec.mounts)]
-            done = await box.exec(inside("fill", *skip), cwd="/", stdin=content, timeout=box.spec.limits.setup_seconds)
+            skip = [folder.strip("/") for folder in (*sandbox.spec.readonly, *sandbox.spec.mounts)]
+            done = await sandbox.exec(
+                inside("fill", *skip), cwd="/", stdin=content, timeout=sandbox.spec.limits.setup_seconds
+            )
             if done.exit_code:
                 raise SandboxError(
-                    f"the box's own files do not fit into it ({done.text.strip()[-300:]}): raise limits.disk_mb"
+                    f"the sandbox's own files do not fit into it ({done.text.strip()[-300:]}): raise limits.disk_mb"
                 )
 
     # -- snapshots
 
     def seal(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot:
-        """A snapshot of what ``tar`` holds."""
+        """Register a snapshot with the files in ``tar``."""
         self._snapshots[name] = tar
         return Snapshot(name, self.name, spec, tar)
+
+    def forget(self, lease: str) -> None:
+        """Drop a closed sandbox from the list of open ones."""
+        self.sandboxes.pop(lease, None)
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
         tar = self._snapshots.get(snapshot.id)
@@ -240,27 +246,27 @@ class DockerBackend(Probed):
             await offloaded(tar.unlink, True)
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes.values())))
         await self.supervised.stop()
-        if (engine := getattr(self, "engine", None)) is not None:  # it was started
+        if (engine := getattr(self, "engine", None)) is not None:  # set once started
             engine.api.close()
         self._threads.shutdown(wait=False)
-        with contextlib.suppress(OSError):  # what stays behind goes at a later start
+        with contextlib.suppress(OSError):  # a later start removes what stays
             await offloaded(remove_tree, self.folder)
 
 
-async def _see(box: DockerSandbox, mounts: dict[str, str]) -> None:
-    """Raise :class:`SandboxError` if the engine mounted other folders than this machine's: it may have its own."""
+async def _see(sandbox: DockerSandbox, mounts: dict[str, str]) -> None:
+    """Raise :class:`SandboxError` if the engine mounted folders of another machine than this one."""
     for target, source in mounts.items():
         script = "import os, sys; info = os.stat(sys.argv[1]); print(info.st_dev, info.st_ino)"
-        seen = await box.exec(["python3", "-I", "-S", "-c", script, target], cwd="/", timeout=20)
+        seen = await sandbox.exec(["python3", "-I", "-S", "-c", script, target], cwd="/", timeout=20)
         here = os.stat(source)
         if seen.text.split() != [str(here.st_dev), str(here.st_ino)]:
             raise SandboxError(NOT_SHARED.format(target, source))
 
 
-def _pack_readonly(spec: SandboxSpec, image: Image) -> bytes:
-    """A tar of everything that only root may change; b'' if there is nothing."""
+def _pack_readonly(spec: SandboxSpec, image: DockerImage) -> bytes:
+    """A tar of all read-only files; b'' if there are none."""
     buffer = io.BytesIO()
     count = 0
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:

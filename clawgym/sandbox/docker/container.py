@@ -1,8 +1,8 @@
-"""One container as a box: its stream, its files on the way out, its end.
+"""One container as a sandbox: its stream, copying files out, stopping it.
 
-``stop()`` keeps the files. As root beside the engine the owner holds a descriptor of every tmpfs, which outlives
-the container. Elsewhere (a group member, a machine away) the trees are taken as one tar, by a process of ours
-inside, after every other one there has been killed; then the container goes.
+Files survive ``stop()``. If the owner is root on the engine's machine, it holds a descriptor of every tmpfs, which
+outlives the container. Otherwise (a member of the docker group, a remote engine) a helper process inside first kills
+all others and then sends the trees as one tar.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import tarfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, TreeTooLarge
 from clawgym.offload import offloaded
 from clawgym.sandbox import extract
-from clawgym.sandbox.docker.engine import Frames, Image
+from clawgym.sandbox.docker.engine import DockerEngine, DockerImage, Frames
 from clawgym.sandbox.inside.tars import Tarred
 from clawgym.sandbox.inside.trees import FOLDER, Room, walk
 from clawgym.sandbox.link import GuestLink, as_text
@@ -34,9 +34,6 @@ from clawgym.sandbox.linux.listen import connect, fresh, in_network, listening
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 from clawgym.sandbox.shared_folders import refuse_taking
 from clawgym.sandbox.stream import SocketStream
-
-if TYPE_CHECKING:
-    from clawgym.sandbox.docker.backend import DockerBackend
 
 __all__ = ["Attached", "DockerSandbox", "Started", "inside"]
 
@@ -47,18 +44,18 @@ _NO_ENTRY = (
 )
 _HELLO = struct.Struct(">IBI")
 _TAR_SLACK = 4 * _MiB
-"""What a tar may be over its contents (headers), on the way out of a box."""
+"""Bytes that a tar may exceed its contents by (headers)."""
 _T = TypeVar("_T")
 
 
 @cache
 def inside(*words: str) -> list[str]:
-    """The command line of ``_inside.py``."""
+    """The command line of ``sandbox/inside/container_files.py``."""
     return ["python3", "-I", "-S", "-B", "-c", as_text("container_files"), *words]
 
 
 class Attached(SocketStream):
-    """The attached stream, without the engine's frames."""
+    """The attached stream; removes the engine's framing."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -68,7 +65,7 @@ class Attached(SocketStream):
         return b"".join(self.frames.feed(data))
 
     async def first(self) -> bytes:
-        """The first bytes, before anybody listens; b'' at the end."""
+        """The first bytes, before :meth:`start`; b'' at the end."""
         while received := await asyncio.get_running_loop().sock_recv(self.socket, 4096):
             if data := self.decode(received):
                 return data
@@ -76,7 +73,7 @@ class Attached(SocketStream):
 
 
 class Started:
-    """A container that runs, before it is a box."""
+    """A started container that is not a sandbox yet."""
 
     def __init__(self, container: str, stream: Attached, pid: int, writable: list[str]) -> None:
         self.container = container
@@ -85,10 +82,10 @@ class Started:
         self.writable = writable
         self.held: dict[str, int] = {}
         self.nonce = b""
-        """In the command line of process 1, if ``pid`` is this machine's."""
+        """Found in the command line of process 1; empty if ``pid`` is a process of another machine."""
 
     async def hello(self, nonce: str) -> None:
-        """Wait for process 1. Raises :class:`InfraError` with what it wrote to stderr."""
+        """Wait for the hello of process 1. Raises :class:`InfraError` with what it wrote to stderr."""
         data = b""
         try:
             async with asyncio.timeout(60):
@@ -96,15 +93,19 @@ class Started:
                     more = await self.stream.first()
                     if not more or len(data) > 4096:
                         why = self.stream.frames.errors.decode(errors="replace").strip()[-500:]
-                        raise InfraError(f"a box could not be started ({why or 'it ended at once'}): see `docker info`")
+                        raise InfraError(
+                            f"a sandbox could not be started ({why or 'it ended at once'}): see `docker info`"
+                        )
                     data += more
         except TimeoutError:
-            raise InfraError("a box did not start within 60 s: the host is overloaded; lower --concurrency") from None
+            raise InfraError(
+                "a sandbox did not start within 60 s: the host is overloaded; lower --concurrency"
+            ) from None
         if nonce.encode() not in data:
-            raise InfraError("a box answered with another one's name: run `clawgym doctor`")
+            raise InfraError("a sandbox answered with another one's name: run `clawgym doctor`")
 
     def hold(self, nonce: str) -> None:
-        """Open every writable folder, if the container's pid is this machine's and we may."""
+        """Open every writable folder, if the container runs on this machine and this user may."""
         try:
             if nonce.encode() not in Path(f"/proc/{self.pid}/cmdline").read_bytes():
                 return
@@ -121,11 +122,27 @@ class Started:
         self.held.clear()
 
 
+class _Owner(Protocol):
+    """What a container needs of its backend."""
+
+    engine: DockerEngine
+    folder: Path
+
+    @property
+    def isolation(self) -> Isolation: ...
+
+    async def call(self, function: Callable[..., _T], *args: Any) -> _T: ...
+
+    def seal(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot: ...
+
+    def forget(self, lease: str) -> None: ...
+
+
 class DockerSandbox(GuestLink):
-    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+    """A sandbox of this backend; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
-        self, backend: DockerBackend, lease: str, spec: SandboxSpec, image: Image, user: int, started: Started
+        self, backend: _Owner, lease: str, spec: SandboxSpec, image: DockerImage, user: int, started: Started
     ) -> None:
         super().__init__(started.stream, spec, self._autopsy)
         self.id = lease
@@ -136,12 +153,12 @@ class DockerSandbox(GuestLink):
         self._writable = started.writable
         self._first, self._nonce = started.pid, started.nonce
         self._held = started.held
-        """Writable folder -> descriptor; empty where the owner cannot reach them."""
+        """Writable folder -> descriptor; empty if the owner cannot open them."""
         self._lost: InfraError | None = None
-        """Set where the engine ended and not the box."""
+        """Set if the engine ended, rather than the sandbox."""
         self._saved: Path | None = None
         self._unsaved: TreeTooLarge | None = None
-        """Why the files of a stopped box were not saved."""
+        """Why the files of a stopped sandbox were not saved."""
         self._stopping: asyncio.Task[None] | None = None
         self._freed = False
 
@@ -150,11 +167,11 @@ class DockerSandbox(GuestLink):
         return self._backend.isolation
 
     def tool(self, name: str) -> list[str]:
-        # The image is read-only: its tools are as they were, also without the second mount.
+        # The image is read-only, so its tools are unchanged even without the second mount.
         return [f"/usr/bin/{name}"] if self._image.default else [name]
 
     async def _autopsy(self) -> str:
-        """Why the box died: the engine's events say it. An engine that ended took the box with it."""
+        """Why the sandbox died, by the engine's events. Raises :class:`InfraError` if the engine itself ended."""
         try:
             return await self._backend.call(self._backend.engine.cause_of_death, self.container)
         except InfraError as error:
@@ -172,9 +189,9 @@ class DockerSandbox(GuestLink):
     # -- files out
 
     def _place(self, path: str) -> tuple[int, str] | None:
-        """A descriptor of the writable folder that holds ``path``, and the rest of the path."""
+        """The writable folder that holds ``path``, as (descriptor, rest of the path); None without a descriptor."""
         if self._freed:
-            raise SandboxError("this box is closed: take files before close()")
+            raise SandboxError("this sandbox is closed: take files before close()")
         if not path.startswith("/") or ".." in path.split("/"):
             raise SandboxError(f"{path!r} is not an absolute path without '..': correct it")
         refuse_taking(self.spec, path)
@@ -191,7 +208,7 @@ class DockerSandbox(GuestLink):
         archive = await self._fetch(path, posixpath.dirname(path.rstrip("/")), max_bytes, 1)
         content = await offloaded(_only_file, archive.tar)
         if content is None:
-            raise SandboxError(f"{path}: not a regular file: only regular files leave a box")
+            raise SandboxError(f"{path}: not a regular file: only regular files leave a sandbox")
         return content
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
@@ -201,7 +218,7 @@ class DockerSandbox(GuestLink):
         return await self._fetch(path, path, max_bytes, max_files)
 
     async def _fetch(self, path: str, strip: str, max_bytes: int, max_files: int) -> Archive:
-        """The tree (or file) at ``path`` by way of a tar, names relative to ``strip``."""
+        """Archive the tree or file at ``path`` through the engine, with names relative to ``strip``."""
         clean, strip = posixpath.normpath(path), posixpath.normpath(strip).strip("/")
         cap = max_bytes + _TAR_SLACK + 2048 * max_files
         if self._saved is not None:
@@ -209,14 +226,15 @@ class DockerSandbox(GuestLink):
         elif self._unsaved is not None:
             raise self._unsaved
         elif self._stopping is not None:
-            raise SandboxError(f"{path}: this box's files are gone with it: take files before it dies")
+            raise SandboxError(f"{path}: this sandbox's files are gone with it: take files before it dies")
         else:
             data = await self._run_inside("take", [clean], max_files, max_bytes, cap)
         wants_folder = strip == clean.strip("/")
         return await offloaded(_filtered, data, path, strip, wants_folder, max_bytes, max_files)
 
     async def _run_inside(self, what: str, paths: list[str], entries: int, size: int, cap: int) -> bytes:
-        """A tar of at most ``entries`` with ``size`` bytes of content, which is no longer than ``cap``."""
+        """Run the helper inside. Returns a tar of at most ``entries`` with ``size`` bytes of content, ``cap`` bytes
+        long."""
         call = self._backend.engine.run_inside
         seconds = self.spec.limits.teardown_seconds
         argv = inside(what, str(entries), str(size), *paths)
@@ -227,7 +245,7 @@ class DockerSandbox(GuestLink):
             bound, _, text = why.partition(" ")
             raise TreeTooLarge(f"{paths[0]}: {text}: too much to take from the sandbox", bound=bound)
         if code:
-            raise SandboxDied(f"files could not be taken from the box ({why or code})", cause="unresponsive")
+            raise SandboxDied(f"files could not be taken from the sandbox ({why or code})", cause="unresponsive")
         return data
 
     async def _listen(self, port: int) -> socket.socket:
@@ -237,7 +255,7 @@ class DockerSandbox(GuestLink):
         try:
             sock = self._in_network(fresh)
         except OSError:
-            raise SandboxDied("the box is gone") from None
+            raise SandboxDied("the sandbox is gone") from None
         await connect(sock, port)
         return sock
 
@@ -247,7 +265,7 @@ class DockerSandbox(GuestLink):
         network = os.open(f"/proc/{self._first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self._nonce not in Path(f"/proc/{self._first}/cmdline").read_bytes():
-                raise SandboxDied("the box is gone")  # and its number is another's
+                raise SandboxDied("the sandbox is gone")  # its pid has been reused
             return in_network(network, make)
         except PermissionError:
             raise SandboxError(_NO_ENTRY) from None
@@ -258,7 +276,7 @@ class DockerSandbox(GuestLink):
 
     async def stop(self) -> None:
         if self._stopping is None:
-            self.closed = True  # whatever fails from now on is our doing, not the box's
+            self.closed = True  # errors from now on are caused by this call, not by the sandbox
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 
@@ -274,7 +292,7 @@ class DockerSandbox(GuestLink):
             except TreeTooLarge as error:
                 self._unsaved = error
             except SandboxError:
-                pass  # it died meanwhile: its files are gone
+                pass  # it died meanwhile, and its files are gone
         await self.end()
         await self._backend.call(self._backend.engine.remove, self.container)
 
@@ -286,7 +304,7 @@ class DockerSandbox(GuestLink):
         await asyncio.to_thread(target.write_bytes, data)
 
     async def _pause(self) -> None:
-        """The engine gives up on a container that forks without end on a busy machine, and thaws it: so again."""
+        """Pause the container. On a busy machine the engine gives up on one that forks without end: try three times."""
         for last in (False, False, True):
             try:
                 await self._backend.call(self._backend.engine.api.pause, self.container)
@@ -297,7 +315,7 @@ class DockerSandbox(GuestLink):
 
     async def snapshot(self) -> Snapshot:
         if self._freed:
-            raise SandboxError("this box is closed: take the snapshot before close()")
+            raise SandboxError("this sandbox is closed: take the snapshot before close()")
         name = secrets.token_hex(8)
         target = self._backend.folder / f"snapshot-{name}.tar"
         if self._held:
@@ -317,7 +335,7 @@ class DockerSandbox(GuestLink):
         elif self._unsaved is not None:
             raise self._unsaved
         else:
-            raise SandboxError("this box's files are gone with it: take the snapshot before it dies")
+            raise SandboxError("this sandbox's files are gone with it: take the snapshot before it dies")
         return self._backend.seal(name, self.spec, target)
 
     async def close(self) -> None:
@@ -334,11 +352,11 @@ class DockerSandbox(GuestLink):
             else:
                 await self._stopping
         await offloaded(_let_go, tuple(self._held.values()), self._saved)
-        self._backend.boxes.pop(self.id, None)
+        self._backend.forget(self.id)
 
 
 def _let_go(held: tuple[int, ...], saved: Path | None) -> None:
-    """The last descriptor of a mount takes its whole tree down: of a large one that takes seconds."""
+    """Close the descriptors. The last one of a mount removes its files, which can take seconds."""
     for fd in held:
         os.close(fd)
     if saved is not None:
@@ -346,11 +364,11 @@ def _let_go(held: tuple[int, ...], saved: Path | None) -> None:
 
 
 def _save_held(held: dict[str, int], target: Path, disk_mb: int) -> None:
-    """Write the trees behind descriptors to one tar, as they are: what is in it goes nowhere but into a box."""
+    """Write the trees behind descriptors to one tar, unfiltered: it is only unpacked in a sandbox again."""
     room = Room(most_entries(disk_mb), disk_mb * len(held) * _MiB)
     try:
         with (
-            extract.blamed("the box's files"),
+            extract.blamed("the sandbox's files"),
             tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar,
         ):
             for folder, fd in sorted(held.items()):
@@ -386,21 +404,21 @@ def _select(saved: Path, name: str, max_bytes: int) -> bytes:
             for member in source:
                 if member.name == name or member.name.startswith(name + "/"):
                     if member.size > max_bytes:
-                        raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the box")
+                        raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the sandbox")
                     out.addfile(member, source.extractfile(member) if member.isreg() else None)
     except extract.DAMAGED as error:
-        raise SandboxError(f"{name}: the box's tar is damaged ({error}): take the tree again") from error
+        raise SandboxError(f"{name}: the sandbox's tar is damaged ({error}): take the tree again") from error
     return buffer.getvalue()
 
 
 def _filtered(data: bytes, path: str, strip: str, folder: bool, max_bytes: int, max_files: int) -> Archive:
-    """The promises of :mod:`_extract` for a tar made inside the box."""
+    """Filter a tar made inside the sandbox; see :func:`clawgym.sandbox.extract.filter_tar`."""
     if folder:
         try:
             with tarfile.open(fileobj=io.BytesIO(data)) as tar:
                 top = tar.next()
         except extract.DAMAGED as error:
-            raise SandboxError(f"{path}: the box's tar is damaged ({error}): take the tree again") from error
+            raise SandboxError(f"{path}: the sandbox's tar is damaged ({error}): take the tree again") from error
         if top is None or not top.isdir():
-            raise SandboxError(f"{path}: not a folder that can be taken from the box: links are not followed")
+            raise SandboxError(f"{path}: not a folder that can be taken from the sandbox: links are not followed")
     return extract.filter_tar(data, strip, max_bytes, max_files)

@@ -1,6 +1,6 @@
-"""A Docker engine, by blocking calls of the official SDK (run in threads by ``docker.py``).
+"""A Docker engine, by blocking calls of the official SDK (``backend.py`` runs them in threads).
 
-What a container may do is written here: :meth:`Engine.config`.
+:meth:`DockerEngine.config` decides what a container may do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clawgym.sandbox.protocol import SandboxSpec
 if TYPE_CHECKING:
     from docker import APIClient
 
-__all__ = ["Engine", "Image"]
+__all__ = ["DockerEngine", "DockerImage"]
 
 _MiB = 2**20
 _REPOSITORY = "clawgym/default"
@@ -38,18 +38,19 @@ NOT_SHARED = "mounts[{!r}]: the Docker engine does not see this machine's {}: " 
 
 
 @dataclass(frozen=True)
-class Image:
-    """A local image, and what a box over it needs to know."""
+class DockerImage:
+    """A local image, and what is needed to run a sandbox from it."""
 
     id: str
     default: bool
     env: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     over_usr: Mapping[str, str] = field(default_factory=dict)
-    """Of the default image: folder of ``/usr``, relative to it -> what sandboxes see in its place."""
+    """For the default image: folder of ``/usr``, relative to it -> the host's folder that sandboxes see in its
+    place."""
 
     def writable(self, workdir: str, readonly: Iterable[str]) -> list[str]:
-        """The folders that are tmpfs in a box, outermost first; everything else is read-only."""
+        """The folders that are tmpfs in a sandbox, outermost first; everything else is read-only."""
         found = {*_EVERYWHERE, *self.volumes, *(_DEFAULT_TOO if self.default else ())}
         # The engine makes the folders above a mount as root: below one, the workdir is a mount of its own.
         if not any(_below(workdir, f) for f in found) or any(_below(f, workdir) and f != workdir for f in readonly):
@@ -58,7 +59,7 @@ class Image:
 
 
 def _masked() -> list[str]:
-    """What is hidden of the kernel's file systems: all of /sys, and of /proc what is not named as shown."""
+    """Paths to hide: all of /sys, and all of /proc that is not listed as shown."""
     found = ["/sys"]
     for folder, known, shown in (
         ("/proc", procfs.KNOWN, procfs.SHOWN),
@@ -73,8 +74,8 @@ def _below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-class Engine:
-    """One Docker engine. Raises :class:`SandboxUnavailable` (with the mend) if none answers."""
+class DockerEngine:
+    """One Docker engine. Raises :class:`SandboxUnavailable`, with what to do, if none answers."""
 
     def __init__(self, default_image: str | None) -> None:
         try:
@@ -102,21 +103,24 @@ class Engine:
                 mend = "start it (sudo systemctl start docker, or sudo dockerd), or set DOCKER_HOST"
             raise SandboxUnavailable(f"no Docker engine answers at {self.address} ({error}): {mend}") from None
         self._default_image = default_image
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, DockerImage] = {}
         options = " ".join(self.info.get("SecurityOptions") or ())
         self.remapped = "name=userns" in options or "name=rootless" in options
         self._seccomp = seccomp.docker_profile()
 
     @property
     def socket_path(self) -> str | None:
-        """Of an engine at a unix socket."""
+        """Path of the engine's unix socket; None if it is reached over TCP."""
         path = self.address.removeprefix("http+").removeprefix("unix:")
         return "/" + path.lstrip("/") if self.address.startswith(("unix:", "http+unix:", "/")) else None
 
     # -- images
 
-    def image(self, name: str) -> Image:
-        """Find a local image; the default one is made once for each engine and content."""
+    def image(self, name: str) -> DockerImage:
+        """Find a local image. The default image is made once for each engine and content.
+
+        Raises :class:`SandboxError` for an unknown image, :class:`SandboxUnavailable` if the default cannot be made.
+        """
         if name not in self._images:
             packages = packages_of(name)
             if packages is not None and self._default_image is None:
@@ -125,7 +129,7 @@ class Engine:
                 self._images[name] = self._find(name if packages is None else self._default_image)
         return self._images[name]
 
-    def _find(self, name: str | None) -> Image:
+    def _find(self, name: str | None) -> DockerImage:
         assert name is not None
         try:
             found = self.api.inspect_image(name)
@@ -133,9 +137,9 @@ class Engine:
             raise SandboxError(f"image {name!r} is not on this Docker engine: docker pull {name}") from None
         config = found.get("Config") or {}
         env = tuple(config.get("Env") or ())
-        return Image(found["Id"], False, env, tuple(sorted(v.rstrip("/") for v in config.get("Volumes") or ())))
+        return DockerImage(found["Id"], False, env, tuple(sorted(v.rstrip("/") for v in config.get("Volumes") or ())))
 
-    def _import_default(self, packages: tuple[str, ...]) -> Image:
+    def _import_default(self, packages: tuple[str, ...]) -> DockerImage:
         if sys.platform != "linux" or self.socket_path is None:
             raise SandboxUnavailable(
                 "the default image shares this machine's /usr, so it needs Linux and a Docker engine on this machine: "
@@ -151,14 +155,14 @@ class Engine:
                 "(docker pull python:3.12; export CLAWGYM_DOCKER_IMAGE=python:3.12)"
             ) from error
         tag = root.fingerprint[:32]
-        # Where there is nothing to hide there is no place to mount on; src is empty.
+        # A folder that does not exist cannot be mounted on; ``src`` is an empty one.
         over_usr = {
             folder: str(root.shown / (folder if (root.shown / folder).is_dir() else "src"))
             for folder in root.hidden
             if os.path.isdir(f"/usr/{folder}")
         }
         try:
-            return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
+            return DockerImage(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
         except self.errors.ImageNotFound:
             pass
 
@@ -175,14 +179,14 @@ class Engine:
             raise SandboxUnavailable(
                 f"the Docker engine refused the default image ({answer.strip()[-300:]}): see its log"
             )
-        return Image(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
+        return DockerImage(self.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"], True, over_usr=over_usr)
 
     # -- containers
 
     def config(
         self,
         spec: SandboxSpec,
-        image: Image,
+        image: DockerImage,
         argv: list[str],
         user: int,
         writable: list[str],
@@ -191,16 +195,15 @@ class Engine:
         join: str | None,
         folders: Mapping[str, str],
     ) -> dict[str, Any]:
-        """What the engine is asked for: no capability, no network, no privilege to gain, nothing shared."""
+        """The container's configuration: no capability, no network, no new privileges, nothing shared."""
         limits = spec.limits
         inodes = max(20_000, limits.disk_mb * 100)
         tmpfs = "rw,exec,nosuid,nodev,mode=755"
         mounts = dict.fromkeys(writable, f"{tmpfs},size={limits.disk_mb}m,nr_inodes={inodes},uid={user},gid={user}")
-        for folder in spec.readonly:  # root's own: filled once at the start, then nobody's to change
+        for folder in spec.readonly:  # owned by root and filled at the start
             mounts[folder] = f"{tmpfs},size={readonly_bytes},uid=0,gid=0"
-        shared = dict(
-            folders
-        )  # nosuid and nodev cannot be asked for: no-new-privileges and the devices cgroup stand in
+        # The engine has no nosuid and nodev for binds; no-new-privileges and the devices cgroup replace them.
+        shared = dict(folders)
         if image.default:
             for usr in ["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])]:
                 shared[usr] = "/usr"
@@ -217,7 +220,7 @@ class Engine:
         ]
         if spec.pristine_tools and not image.default:
             mounts["/.pristine"] = f"{tmpfs},size=64k,uid=0,gid=0"
-        # Files of the box are memory: a full disk must not look like a memory bomb.
+        # Files of the sandbox are memory: a full disk must not end the sandbox for lack of memory.
         memory = (limits.memory_mb + limits.disk_mb) * _MiB
         env = dict(rootfs.ENV)
         if not image.default:
@@ -243,12 +246,12 @@ class Engine:
         if self.info.get("MemoryLimit"):
             host.update(Memory=memory, MemorySwap=memory if self.info.get("SwapLimit") else 0)
         if self.info.get("PidsLimit", True):
-            # RLIMIT_NPROC stops the box's own uid earlier: room for ``docker exec`` in a box that is full.
+            # RLIMIT_NPROC stops the sandbox's own uid earlier: this leaves room for ``docker exec`` in a full sandbox.
             host["PidsLimit"] = limits.pids + 16
         if self.info.get("CPUCfsQuota", self.info.get("CpuCfsQuota")):
             host["NanoCpus"] = int(min(limits.cpus, self.info.get("NCPU") or limits.cpus) * 1e9)
         return {
-            "Image": image.id,
+            "DockerImage": image.id,
             "Entrypoint": argv,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
@@ -257,7 +260,7 @@ class Engine:
             "Labels": labels,
             "Hostname": "" if join else "box",
             "OpenStdin": True,
-            "StdinOnce": True,  # the end of the one attached stream is the end of process 1
+            "StdinOnce": True,  # the end of the attached stream ends process 1
             "AttachStdin": True,
             "AttachStdout": True,
             "AttachStderr": True,
@@ -268,7 +271,7 @@ class Engine:
         }
 
     def hijack(self, path: str, body: Mapping[str, Any] | None = None) -> socket.socket:
-        """A two-way stream. By hand: the SDK's own way loses what arrives together with the answer's header."""
+        """Open a two-way stream. The SDK's own method loses data that arrives together with the response header."""
         data = json.dumps(body or {}).encode()
         head = (
             f"POST /v{self.api.api_version}{path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
@@ -300,7 +303,8 @@ class Engine:
         return sock
 
     def launch(self, config: Mapping[str, Any], name: str) -> tuple[str, socket.socket, int]:
-        """Create, attach, start: the container's id, its stream, its pid on the engine's host."""
+        """Create, attach, start. Returns the container's id, its stream, and the pid of process 1 on the engine's
+        host."""
         try:
             container: str = self.api.create_container_from_config(config, name)["Id"]
         except self.errors.APIError as error:
@@ -315,14 +319,14 @@ class Engine:
                 stream.close()
             self.remove(container)
             if isinstance(error, self.errors.NotFound):
-                raise SandboxDied("the box ended while it started", cause="died") from error
+                raise SandboxDied("the sandbox ended while it started", cause="died") from error
             if isinstance(error, self.errors.APIError):
                 raise _refused(error) from error
             raise
         return container, stream, pid
 
     def remove(self, container: str) -> None:
-        """Kill and remove; returns once it is gone. Idempotent."""
+        """Kill and remove a container, and wait until it is gone. Idempotent."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
@@ -331,7 +335,7 @@ class Engine:
             except self.errors.NotFound:
                 return
             except self.errors.APIError as error:
-                if error.status_code not in (409, 500):  # it is being removed, or was about to start
+                if error.status_code not in (409, 500):  # it is being removed, or about to start
                     raise
             time.sleep(0.02)
         raise InfraError("a container could not be removed: see the Docker engine's log")
@@ -339,15 +343,20 @@ class Engine:
     def run_inside(
         self, container: str, argv: list[str], user: str, stdin: bytes, max_bytes: int, seconds: float
     ) -> tuple[int, bytes, str]:
-        """``docker exec``, for the few things that the box's own process 1 is not to be asked for.
+        """``docker exec``, for what the sandbox's process 1 cannot be trusted with.
 
-        Returns the exit code, stdout, and what stderr began with. Raises :class:`TreeTooLarge` over ``max_bytes``,
-        :class:`SandboxError` over ``seconds``.
+        Returns:
+            The exit code, stdout, and the end of stderr.
+
+        Raises:
+            TreeTooLarge: over ``max_bytes``.
+            SandboxError: over ``seconds``.
+            SandboxDied: the container ended.
         """
         try:
             ticket = self.api.exec_create(container, argv, stdin=bool(stdin), user=user)["Id"]
         except self.errors.APIError as error:
-            raise SandboxDied(f"the box is gone ({error.explanation})", cause="died") from error
+            raise SandboxDied(f"the sandbox is gone ({error.explanation})", cause="died") from error
         sock = self.hijack(f"/exec/{ticket}/start", {"Detach": False, "Tty": False})
         deadline = time.monotonic() + seconds
         streams = Frames()
@@ -363,23 +372,22 @@ class Engine:
                     total += len(chunk)
                     taken.append(chunk)
                 if total > max_bytes:
-                    raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the box")
+                    raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the sandbox")
                 if time.monotonic() > deadline:
                     raise TimeoutError
         except TimeoutError:
-            raise SandboxError(f"the box did not answer within {seconds:.0f} s: try again, or close it") from None
+            raise SandboxError(f"the sandbox did not answer within {seconds:.0f} s: try again, or close it") from None
         finally:
             sock.close()
         code = self.api.exec_inspect(ticket)["ExitCode"]
         return (code if isinstance(code, int) else 1), b"".join(taken), streams.errors.decode(errors="replace")[-300:]
 
     def cause_of_death(self, container: str) -> str:
-        """``oom`` or ``died``, by the engine's latest events, of which it remembers 256.
+        """``oom`` or ``died``, by the engine's latest events (it remembers 256).
 
-        Raises :class:`InfraError` where it was not the box that ended: the engine was stopped, or is another one than
-        the box was started by.
+        Raises :class:`InfraError` if it was not the sandbox that ended: the engine was stopped, or was replaced since.
         """
-        # By the engine's clock: this machine's may be another one's, or have jumped.
+        # Times are by the engine's clock, which may differ from this machine's.
         until = int(datetime.fromisoformat(self.api.info()["SystemTime"]).timestamp()) + 2
         events = self.api.events(since=1, until=until, filters={"container": container}, decode=True)
         seen = {str(e.get("Action", e.get("status"))) for e in events}
@@ -392,11 +400,11 @@ class Engine:
                 return "died"
         except self.errors.NotFound:
             pass
-        raise InfraError("the Docker engine was stopped or started again under a box: see that it stays up")
+        raise InfraError("the Docker engine was stopped or started again under a sandbox: see that it stays up")
 
-    def content(self, image: Image, paths: list[str], labels: dict[str, str]) -> bytes | None:
-        """What the image holds below ``paths``, as one tar of names relative to ``/``; None if nothing."""
-        body = {"Image": image.id, "Entrypoint": ["none"], "Cmd": [], "Labels": labels}
+    def content(self, image: DockerImage, paths: list[str], labels: dict[str, str]) -> bytes | None:
+        """A tar of what the image has below ``paths``, with names relative to ``/``; None if nothing."""
+        body = {"DockerImage": image.id, "Entrypoint": ["none"], "Cmd": [], "Labels": labels}
         body["HostConfig"] = {"NetworkMode": "none"}
         container = self.api.create_container_from_config(body)["Id"]
         buffer, count = io.BytesIO(), 0
@@ -422,13 +430,13 @@ class Engine:
 
 
 class Frames:
-    """Takes the engine's framing off an attached stream: 8 bytes (kind, length), then that much of it."""
+    """Removes the engine's framing from an attached stream: 8 bytes (kind, length), then the data."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._kind = self._left = 0
         self.errors = bytearray()
-        """The beginning of stderr."""
+        """The first 4096 bytes of stderr."""
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The pieces of stdout in ``data``."""
@@ -449,12 +457,12 @@ class Frames:
 
 
 def _refused(error: Any) -> Exception:
-    """What an engine's refusal to start a container means."""
+    """Translate an engine's refusal to start a container."""
     text = str(error.explanation or error)[-500:]
     if "executable file not found" in text or ("no such file or directory" in text and "exec" in text):
         return SandboxError(f"the image has no python3 ({text}): choose one with python3, bash and tar in it")
     if "bind source path does not exist" in text:
         return SandboxError(f"the Docker engine does not see this machine's folders ({text}): {_ELSEWHERE}")
     if "cannot join network" in text or "No such container" in text:
-        return SandboxError(f"the box whose network was to be joined is gone ({text}): start it again")
-    return InfraError(f"the Docker engine could not start a box ({text}): see its log")
+        return SandboxError(f"the sandbox whose network was to be joined is gone ({text}): start it again")
+    return InfraError(f"the Docker engine could not start a sandbox ({text}): see its log")

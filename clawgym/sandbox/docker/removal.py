@@ -1,4 +1,4 @@
-"""Removing a dead owner's containers over the engine's HTTP interface. Standard library only."""
+"""Remove containers of a dead owner through the Docker engine's HTTP interface. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
-
-from clawgym.sandbox.leases import LABEL
 
 __all__ = ["remove_containers"]
 
@@ -34,12 +32,12 @@ def _docker(engine: str, method: str, path: str) -> bytes:
         connection.close()
 
 
-def remove_containers(engine: str, owner: str) -> None:
-    """Remove every container labelled with ``owner`` from the Docker engine at a unix socket.
+def remove_containers(engine: str, label: str) -> None:
+    """Remove every container with ``label`` (``name=value``) from the Docker engine at the unix socket ``engine``.
 
-    Looks again for half a second: a request of the owner's last moment may still be on its way through the engine.
+    It looks again for half a second: the engine may still be working on the owner's last request.
     """
-    filters = quote(json.dumps({"label": [f"{LABEL}={owner}"]}))
+    filters = quote(json.dumps({"label": [label]}))
     try:
         deadline, seen = time.monotonic() + 20, time.monotonic()
         with ThreadPoolExecutor(8) as threads:

@@ -1,1 +1,1 @@
-"""What runs inside sandboxes, or on both sides: standard library only, sent as text where ClawGym is not installed."""
+"""Code that runs inside sandboxes, or on both sides: standard library only, as some of it is sent as source text."""

@@ -1,8 +1,8 @@
-"""Runs inside a box, standard library only: becomes a program whose stdin and stdout are a socket that we hold.
+"""Runs in a sandbox, standard library only: becomes a program whose stdin and stdout are a socket of the host.
 
-``python3 -I -S -c <this file> PLACE PROGRAM ...``: PLACE is a port of 127.0.0.1, or the path of a unix socket in a box
-without a loopback. The first connection is stdin and stdout, the second is stderr; nothing listens from then on, and
-the program starts, so whatever runs in the box comes too late to speak for it. No process of ours stays.
+``python3 -I -S -c <this file> PLACE PROGRAM ...``: PLACE is a port of 127.0.0.1, or the path of a unix socket in a
+sandbox without a loopback. The first connection becomes stdin and stdout, the second stderr. Then it stops listening
+and starts the program, so no other program of the sandbox can connect in its place. No extra process stays.
 """
 
 import _socket as socket  # the C half: socket takes longer to import than Python to start
@@ -20,18 +20,18 @@ def main(place: str, program: list[str]) -> None:
         listener.bind(("127.0.0.1", int(place)))
     listener.listen(2)
     if os.fork():
-        os._exit(0)  # who started us may connect
+        os._exit(0)  # the caller may connect now
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    if not unix:  # what is accepted inherits it
+    if not unix:  # accepted sockets inherit it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    speech, errors = (listener._accept()[0] for _ in range(2))  # type: ignore
+    stdio, errors = (listener._accept()[0] for _ in range(2))  # type: ignore
     listener.close()
     if unix:
         os.unlink(place)
-    for accepted, descriptor in ((speech, 0), (speech, 1), (errors, 2)):
+    for accepted, descriptor in ((stdio, 0), (stdio, 1), (errors, 2)):
         os.dup2(accepted, descriptor)
     try:
         os.execvp(program[0], program)

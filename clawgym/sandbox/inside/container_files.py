@@ -1,9 +1,9 @@
-"""Run inside a container by ``docker exec``, as text (``python3 -I -S -c``): trees out and in as one tar.
+"""Copies trees out of a container and in, as one tar. ``docker exec`` runs its source (``python3 -I -S -c``).
 
-``take``/``stop``/``kill`` ENTRIES BYTES PATH...: write the trees to stdout with names relative to ``/``; before that
-leave every other process alone, stop it (and let it go on afterwards), or kill it. ``fill`` NAME...: unpack stdin at
-``/`` without what is at or below a NAME, or in its way. Exit code 3: a path is not there, or lies behind a link; 5: a
-bound is exceeded, whose name is on stderr.
+``take``, ``stop`` or ``kill`` ENTRIES BYTES PATH...: write the trees to stdout, with names relative to ``/``. ``stop``
+stops all other processes while it copies, ``kill`` kills them, ``take`` does neither. ``fill`` NAME...: unpack the tar
+on stdin at ``/``, except what is at, below or above a NAME. Exit codes: 3: a path does not exist or lies behind a link;
+4: a process could not be stopped; 5: a bound is exceeded, whose name is on stderr.
 """
 
 import os
@@ -18,7 +18,7 @@ from clawgym.sandbox.inside.trees import FOLDER, Room, TooMuch, walk
 
 
 def others():
-    """Every process but this one and process 1, with its state."""
+    """pid -> state of every process except this one and process 1."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in (1, os.getpid()):
@@ -31,12 +31,12 @@ def others():
 
 
 def quiet(number, enough):
-    """Signal everything until nothing is left in another state than ``enough``."""
+    """Send signal ``number`` to all other processes until each is in one of the states ``enough``."""
     for _ in range(2000):
         if all(state in enough for state in others().values()):
             return
         try:
-            os.kill(-1, number)  # spares process 1 and this one
+            os.kill(-1, number)  # not to process 1 and this one
         except OSError:
             pass
         time.sleep(0.002)
@@ -45,7 +45,7 @@ def quiet(number, enough):
 
 class Taken(Tarred):
     def refused(self, path, error):
-        """What vanished meanwhile, or cannot be read by anybody in here, is left out."""
+        """Leave out what vanished meanwhile or cannot be read."""
 
 
 def take(entries, size, paths):

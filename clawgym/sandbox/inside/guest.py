@@ -1,19 +1,21 @@
-"""Process 1 of a box: runs commands for the host over one stream, and ends when that stream ends.
+"""Process 1 of a sandbox: runs commands for the host over one stream, and ends when the stream ends.
 
-Forked from the supervisor once the box is entered, or (Docker) sent into it as text (``python3 -I -S -c``), with the
-text of ``_trees.py`` in place of its import. So: standard library only, few imports, one thread, nothing imported
-later. Everything in the box can reach it, so the host believes nothing it says (see ``_link.py``).
+It is forked from the supervisor once the child has entered the sandbox. In a Docker container it is started from its
+source (``python3 -I -S -c``), with the text of ``trees.py`` in place of the import
+(:func:`clawgym.sandbox.link.as_text`). So: standard library only, few imports, one thread, nothing imported later.
+Every program in the sandbox can reach it, so the host does not trust its answers (``link.py``).
 
-Frames, both ways: ``>IBI`` (payload length, op, channel) and the payload.
+Frames, in both directions: ``>IBI`` (payload length, op, channel) and the payload.
 
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
                 S shell {pty,cwd,env}   R run (RUN and the command)   K kill and forget the channel
-                W files (entries)   w end of files   N a socket that listens (PORT), or for 0 a new one;
-                it comes with the answer
-guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the folder)   F failed {error,cause}
+                W files (entries)   w end of files   N make a socket (PORT: listening there; 0: a new one),
+                which is sent with the answer
+guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the working folder)
+                F failed {error,cause}
 """
 
-# The C halves of signal, socket, collections, struct and json: the Python halves would double a box's start-up.
+# The C halves of signal, socket, collections, struct and json: the Python halves would double the start-up time.
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import errno
 import fcntl
@@ -33,16 +35,16 @@ from clawgym.sandbox.inside.trees import remove
 IN, OUT = 0, 1
 HEADER = Struct(">IBI")
 RUN = Struct(">dI8s")  # timeout, cap, nonce
-DONE = Struct(">IBQd")  # exit code, 1 timed out + 2 restarted, bytes left out, seconds
+DONE = Struct(">IBQd")  # exit code, flags (1 timed out, 2 restarted), bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PORT = Struct(">H")
-CLEAR_SECONDS = 10.0  # to remove a tree that is in the way of a file
-PROC = -1  # /proc, or the host's where the box has none; only this process holds it
+CLEAR_SECONDS = 10.0  # time limit to remove a tree that is in the way of a file
+PROC = -1  # descriptor of /proc, of the host's where the sandbox has none; this process alone has it
 HOSTS_PROC = False
-PTMX = -1  # the host's, where the box has none
+PTMX = -1  # descriptor of the host's /dev/ptmx, where the sandbox has none
 TICKS = os.sysconf("SC_CLK_TCK")
-OOM = -1  # our own oom_score_adj
-# bash reads a pipe byte by byte, a system call each, unless it knows how many characters there are.
+OOM = -1  # descriptor of this process's oom_score_adj
+# bash reads a pipe byte by byte, one system call each, unless it knows the number of characters.
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
 while IFS= read -r -d '' -u 198 __clawgym_cmd; do
@@ -56,7 +58,7 @@ done"""
 
 
 class _Json:
-    """What the C scanner asks for; as json.loads has it."""
+    """The attributes that the C scanner reads; the defaults of json.loads."""
 
     strict, object_hook, object_pairs_hook = True, None, None
     parse_float, parse_int, parse_constant, memo = float, int, float, {}
@@ -70,7 +72,7 @@ def loads(data):
 
 
 def dumps(fields):
-    """A flat object of str and int."""
+    """A flat object whose values are str or int, as JSON."""
     parts = []
     for key, value in fields.items():
         text = encode_basestring_ascii(value) if isinstance(value, str) else repr(value)
@@ -114,27 +116,27 @@ class Job:
         self.end_input = False
         self.buffer = None
         self.errors = None
-        self.between = None  # what background jobs print between two commands of a shell
+        self.between = None  # output of background jobs between two commands of a shell
         self.deadline = None
         self.timed_out = False
         self.started = time.monotonic()
         self.status = None  # exit code once reaped
-        self.shell = None  # (options) for shells
+        self.shell = None  # its options, for shells
         self.ctl: int | None = None
         self.report: int | None = None
         self.replies = b""
         self.nonce = None
-        self.before = frozenset()  # its children when the command began
-        self.background = False  # whether it ever had a background job
+        self.before = frozenset()  # the shell's children when the command began
+        self.background = False  # whether it has ever had a background job
         self.killed_at = None
         self.restarted = False
 
 
 jobs = {}
 outbox = deque()
-ready = {}  # descriptor -> events, from the poller's last look
-where = {}  # descriptor -> its job, for those that the poller watches
-folders = {}  # channel of files under way -> modes and times to set at the end, or the error
+ready = {}  # descriptor -> events of the last poll
+where = {}  # descriptor -> its job, for those in the poller
+folders = {}  # channel of a W request -> folders whose modes and times are set at the end, or the error text
 poller = select.poll()
 
 
@@ -156,7 +158,7 @@ def send(op: str, channel: int, payload: "bytes | dict" = b""):
 
 
 def spawn(argv, env, cwd, fds, terminal=False):
-    """fork, move ``fds`` (target -> source) into place, exec. The children are the first the OOM killer takes."""
+    """fork, move ``fds`` (target -> source) into place, exec. The OOM killer takes these children first."""
     set_oom(b"500")
     try:
         pid = os.fork()
@@ -169,7 +171,7 @@ def spawn(argv, env, cwd, fds, terminal=False):
         for name in ("SIGPIPE", "SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        # Sources first moved out of the way of the targets.
+        # Move the sources away from the targets first.
         moved = {}
         for target, source in fds.items():
             high = source
@@ -180,7 +182,7 @@ def spawn(argv, env, cwd, fds, terminal=False):
             os.dup2(source, target)
         if terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        if os.getuid() != os.geteuid():  # what runs in the box must not be able to signal this process
+        if os.getuid() != os.geteuid():  # programs of a chroot sandbox must not be able to signal this process
             os.setresuid(os.geteuid(), os.geteuid(), os.geteuid())
         os.closerange(3, 198)
         os.closerange(200 if 199 in fds else 198, 1024)
@@ -213,7 +215,8 @@ def execute(argv, env):
 
 
 def set_oom(value):
-    """Taken over by the next child; a privileged process could not lower it again, an ordinary one can."""
+    """Set oom_score_adj, which the next child inherits. It is reset afterwards, which a privileged process could
+    not."""
     try:
         os.write(OOM, value)
     except OSError:
@@ -314,7 +317,7 @@ def open_terminal():
         return os.openpty()
     out = os.open(f"self/fd/{PTMX}", os.O_RDWR | os.O_NOCTTY, dir_fd=PROC)
     fcntl.ioctl(out, 0x40045431, pack("i", 0))  # TIOCSPTLCK
-    return out, fcntl.ioctl(out, 0x5441, os.O_RDWR | os.O_NOCTTY)  # TIOCGPTPEER: it has no name in here
+    return out, fcntl.ioctl(out, 0x5441, os.O_RDWR | os.O_NOCTTY)  # TIOCGPTPEER: it has no path in the sandbox
 
 
 def run_in_shell(job, payload):
@@ -329,7 +332,7 @@ def run_in_shell(job, payload):
     begin(job, timeout, cap)
     job.before = children(job.pid) if job.background else frozenset()
     command = payload[RUN.size :]
-    if len(command) > 32 and command.isascii():  # elsewhere the characters of the box's locale are not ours to count
+    if len(command) > 32 and command.isascii():  # bash counts other characters by the locale, which may be changed
         command = b"\1%d\0%s" % (len(command), command)
     else:
         command = (b" " if command[:1] == b"\1" else b"") + command + b"\0"
@@ -362,7 +365,7 @@ def write_pending(job, fd):
 
 
 def drain(job, fd):
-    """Take what is there now, at most 4 MiB a turn. False once the other side is closed."""
+    """Read what is available, at most 4 MiB. Returns False once the other side is closed."""
     if fd == job.err:
         buffer = job.errors
     elif job.buffer is not None:
@@ -374,7 +377,7 @@ def drain(job, fd):
             data = os.read(fd, 65536)
         except BlockingIOError:
             return True
-        except OSError:  # EIO: the last user of a terminal has gone
+        except OSError:  # EIO: the last process has closed the terminal
             return False
         if not data:
             return False
@@ -383,7 +386,7 @@ def drain(job, fd):
 
 
 def look(name):
-    """A file of /proc; b'' where it cannot be read."""
+    """The content of a file below /proc; b'' if it cannot be read."""
     try:
         fd = os.open(name, os.O_RDONLY, dir_fd=PROC)
     except OSError:
@@ -401,7 +404,7 @@ def children(pid):
 
 
 def processes():
-    """pid -> (parent, session, start in clock ticks since boot) of everything in the box."""
+    """pid -> (parent, session, start in clock ticks since boot) of every process in the sandbox."""
     found = {}
     for name in os.listdir(PROC):
         if name.isdigit() and belongs(name):
@@ -412,7 +415,7 @@ def processes():
 
 
 def belongs(name):
-    """Whether a process is the box's: in the host's /proc, by its owner."""
+    """Whether the process with this pid belongs to the sandbox; in the host's /proc it is found by its owner."""
     try:
         return not HOSTS_PROC or os.stat(name, dir_fd=PROC).st_uid == os.geteuid()
     except OSError:
@@ -420,7 +423,7 @@ def belongs(name):
 
 
 def with_offspring(roots, running, spared=()):
-    """``roots`` and all that they started, but for the ``spared``."""
+    """``roots`` and all their descendants, without those in ``spared``."""
     found = set(roots).difference(spared)
     grew = bool(found)
     while grew:
@@ -433,9 +436,9 @@ def with_offspring(roots, running, spared=()):
 
 
 def descendants(root, since=0, before=frozenset()):
-    """The process, what it started, and what those left behind in its session.
+    """The process, its descendants, and orphans of its session.
 
-    Without the children that it had ``before``, and theirs, and what was left behind before the tick ``since``.
+    Left out: the children ``before`` and their descendants, and orphans started before the tick ``since``.
     """
     running = processes()
     left = {pid for pid, (_, session, start) in running.items() if session == root and start >= since}
@@ -453,7 +456,7 @@ def kill_overdue(job, now):
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - (now - job.started)) * TICKS)
         targets = descendants(job.pid, since, job.before) - {job.pid}
         job.deadline = now + 1.0
-    else:  # the shell itself hangs (a loop of builtins)
+    else:  # the shell itself hangs, for example in a loop of builtins
         targets = descendants(job.pid)
         job.deadline = now + 5.0
     for pid in targets:
@@ -476,7 +479,7 @@ def release(job):
 
 
 def finish(job, code, cwd=b"", restarted=False):
-    # What a shell's command wrote was there before its report: the same look of the poller saw both.
+    # A shell's command wrote its output before the report: the same poll has seen both.
     for fd in (job.out, job.err):
         if fd is not None and (job.shell is None or job.status is not None or fd in ready):
             drain(job, fd)
@@ -508,7 +511,7 @@ def reap():
                     release(job)
                     del jobs[job.channel]
                 elif job.buffer is not None and not (job.report is not None and read_report(job)):
-                    # No last report in the pipe: the shell ended without answering.
+                    # There is no final report in the pipe: the shell ended without an answer.
                     finish(job, job.status, b"", True)
 
 
@@ -533,7 +536,7 @@ def read_report(job):
 
 
 def put(channel, payload):
-    """Write the entries of a frame; the first error ends it all."""
+    """Write the entries of one W frame. The first error ends the request."""
     state = folders.setdefault(channel, [])
     at = 0
     while at < len(payload) and isinstance(state, list):
@@ -600,7 +603,7 @@ def end_put(channel):
     state = folders.pop(channel, [])
     if isinstance(state, str):
         return send("F", channel, {"error": state, "cause": "files"})
-    for entry in reversed(state):  # a folder that nobody may write is filled first
+    for entry in reversed(state):  # modes are set last: some folders are read-only
         os.chmod(entry["path"], entry["mode"])
         os.utime(entry["path"], (entry["mtime"], entry["mtime"]))
     return send("D", channel, DONE.pack(0, 0, 0, 0.0))
@@ -613,7 +616,7 @@ def give_socket(channel, port):
             sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", port))
             sock.listen(1024)
-        os.set_blocking(OUT, True)  # the socket goes with its own frame, and after all that waits
+        os.set_blocking(OUT, True)  # the socket travels with its own frame, after all queued ones
         flush()
         send("D", channel, DONE.pack(0, 0, 0, 0.0))
         give(outbox.popleft(), [sock.fileno()])
@@ -686,7 +689,7 @@ def say_hello(config, gifts):
 
 
 def flush():
-    """Write what there is to say; False once nobody listens."""
+    """Write the queued frames. Returns False if the host has closed the stream."""
     data = b"".join(outbox)
     outbox.clear()
     try:
@@ -706,7 +709,7 @@ def serve(wake, lifeline):
     poller.register(wake, select.POLLIN)
     if lifeline is not None:
         poller.register(lifeline, 0)
-    writer = os.dup(OUT)  # IN may be the same socket, and a poller knows a number once
+    writer = os.dup(OUT)  # IN may be the same socket, and a poller takes each number once
     blocked = False
     while True:
         timeout = None
@@ -779,7 +782,8 @@ def serve_job(fd, event, job):
 
 
 def prepare(proc=None, ptmx=-1):
-    """Open what this process alone is to hold; both are descriptors of the host's, where the box has none."""
+    """Open the descriptors that only this process has. ``proc`` and ``ptmx`` are the host's, if the sandbox has
+    none."""
     global PROC, HOSTS_PROC, PTMX, OOM
     HOSTS_PROC = proc is not None
     PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY) if proc is None else proc
@@ -793,7 +797,8 @@ def prepare(proc=None, ptmx=-1):
 def main(config, gifts=(), lifeline=None):
     """Serve until the stream ends.
 
-    ``gifts`` are descriptors for the host, ``lifeline`` the read end of a pipe that ends with the supervisor.
+    ``gifts`` are descriptors to send to the host. ``lifeline`` is the read end of a pipe that the supervisor holds
+    open.
     """
     if "env" in config:
         os.environ.clear()

@@ -1,4 +1,4 @@
-"""Tars of trees that hostile code made. Standard library only; its text is also run inside containers."""
+"""Write a tar of a tree that hostile code made. Standard library only; the source also runs inside containers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clawgym.sandbox.inside.trees import Room, Visitor, open_file
 __all__ = ["Tarred"]
 
 _LATEST = 1 << 33
-"""Seconds since 1970: a time beyond is not one that every file system can keep."""
+"""Seconds since 1970. Not every file system can store a later time."""
 
 
-class _Exactly:
-    """A file that is exactly as long as it was: somebody may be writing to it."""
+class _FixedLength:
+    """Reads exactly ``size`` bytes of a file that may change meanwhile; missing bytes are zeros."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._left = fd, size
@@ -33,19 +33,19 @@ class _Exactly:
 
 
 class Tarred(Visitor):
-    """Writes what a walk tells to ``tar``, with names below ``top``. Sockets and devices are left out."""
+    """Writes the entries of a walk to ``tar``, with names below ``top``. Sockets and devices are left out."""
 
     def __init__(self, tar: tarfile.TarFile, room: Room, top: str = "", force: bool = False) -> None:
         self._tar, self._room, self._force = tar, room, force
         self._top = f"{top}/" if top else ""
 
     def head(self, folder: int) -> None:
-        """The folder that is walked."""
+        """Add the top folder itself."""
         self._tar.addfile(_about(self._top.rstrip("/"), os.fstat(folder), tarfile.DIRTYPE))
 
     def entry(self, folder: int, name: str, path: str, info: os.stat_result) -> bool:
         if stat.S_ISDIR(info.st_mode):
-            if info.st_dev != os.fstat(folder).st_dev:  # what is mounted there is a tree of its own
+            if info.st_dev != os.fstat(folder).st_dev:  # a mounted file system
                 return False
             self._tar.addfile(_about(self._top + path, info, tarfile.DIRTYPE))
             return True
@@ -57,12 +57,12 @@ class Tarred(Visitor):
         elif stat.S_ISFIFO(info.st_mode):
             self._tar.addfile(_about(self._top + path, info, tarfile.FIFOTYPE))
         elif stat.S_ISREG(info.st_mode):
-            self._room.data(info.st_size)  # a sparse file costs nothing to make and terabytes to copy
+            self._room.data(info.st_size)  # a sparse file is free to make, but can hold terabytes of zeros
             about = _about(self._top + path, info, tarfile.REGTYPE)
             about.size = info.st_size
             fd = open_file(folder, name, self._force)
             try:
-                self._tar.addfile(about, _Exactly(fd, info.st_size))  # type: ignore[arg-type]
+                self._tar.addfile(about, _FixedLength(fd, info.st_size))  # type: ignore[arg-type]
             finally:
                 os.close(fd)
         return False

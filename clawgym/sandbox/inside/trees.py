@@ -1,10 +1,10 @@
-"""Trees that hostile code made: walked, copied and removed, whatever their depth, width, names and modes.
+"""Walk, copy and remove trees that hostile code made, whatever their depth, width, names and modes.
 
-Nothing here calls itself for a folder within a folder, follows a link, or gives the kernel a path of more than one
-name. A walk holds four descriptors at most, a removal two: it goes down by name and up by ``..``, and compares the
-folder that it comes to with the one that it left. A tree beyond the bounds is :class:`TooMuch`.
+No function recurses into folders, follows a link, or passes the kernel a path of more than one name. A walk holds at
+most four descriptors, a removal two: it goes down by name and up by ``..``, and checks that the folder it returns to is
+the one it left. A tree beyond the bounds raises :class:`TooMuch`.
 
-Standard library only, and nothing of this package: the text of this file is also run inside containers
+Standard library only, without imports from this package: the source also runs inside containers
 (:func:`clawgym.sandbox.link.as_text`).
 """
 
@@ -34,22 +34,22 @@ __all__ = [
 ]
 
 DEPTH = 128
-"""Folders within folders."""
+"""Most levels of nested folders."""
 PATH = 3072
-"""Bytes of a path from the top of the tree: with the path of the top before it, no program could open a longer one."""
+"""Most bytes of a path from the top of the tree: programs could not open a much longer one."""
 NAMES = 8 << 20
-"""Bytes of all paths and the targets of all links together."""
+"""Most bytes of all paths and link targets together."""
 HOST_ERRORS = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS, errno.ESTALE)
 )
-"""What no tree can cause that is within the bounds: this machine is at fault."""
+"""Errors that no tree within the bounds can cause: this machine is at fault."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags to open a folder with."""
+"""Flags to open a folder."""
 _BATCH = 4096
 
 
 class TooMuch(Exception):
-    """A tree goes beyond a bound; ``bound`` is ``depth``, ``path``, ``names``, ``entries`` or ``size``."""
+    """A tree exceeds a bound; ``bound`` is ``depth``, ``path``, ``names``, ``entries`` or ``size``."""
 
     def __init__(self, bound: str, text: str) -> None:
         super().__init__(text)
@@ -57,7 +57,7 @@ class TooMuch(Exception):
 
 
 class Room:
-    """What a tree may still hold; every method raises :class:`TooMuch`."""
+    """How much a tree may still hold. Every method raises :class:`TooMuch` when that is exceeded."""
 
     def __init__(self, entries: int, size: int) -> None:
         self._entries = self._entries_left = entries
@@ -66,32 +66,33 @@ class Room:
 
     @property
     def size(self) -> int:
-        """Bytes that are left."""
+        """Bytes of content left."""
         return self._size_left
 
     def entry(self) -> None:
+        """Count one file, folder or link."""
         self._entries_left -= 1
         if self._entries_left < 0:
             raise TooMuch("entries", f"more than {self._entries} entries")
 
     def name(self, size: int) -> None:
-        """A path from the top, or the target of a link, of so many bytes."""
+        """Count a path from the top, or the target of a link, of ``size`` bytes."""
         self._names_left -= size
         if self._names_left < 0:
             raise TooMuch("names", f"more than {NAMES} bytes of names")
 
     def data(self, size: int) -> None:
-        """So many bytes of content."""
+        """Count ``size`` bytes of content."""
         self._size_left -= size
         if self._size_left < 0:
             raise TooMuch("size", f"larger than {self._size} bytes")
 
 
 class Cursor:
-    """One folder of a tree, held by one descriptor. Raises OSError.
+    """The current folder of a walk, held by one descriptor. Its methods raise OSError.
 
-    ``force``: for a tree of this user's in which nothing runs. A folder that its owner may not enter is made to be
-    entered, and gets its mode back when it is left.
+    ``force`` is for a tree of this user's in which nothing runs: a folder without rights for its owner gets them while
+    it is visited.
     """
 
     def __init__(self, top: int, force: bool = False) -> None:
@@ -100,7 +101,7 @@ class Cursor:
         self._above: list[tuple[int, int]] = []
         self._modes: list[int | None] = []
         self._outer: int | None = None
-        """The folder above, held where there is no ``..``: in a folder without the right to enter, so the last one."""
+        """The folder above, kept open while ``..`` cannot be opened because the folder may not be entered."""
 
     def down(self, name: str) -> None:
         """Enter the folder ``name``."""
@@ -121,7 +122,7 @@ class Cursor:
         self._modes.append(mode)
 
     def up(self) -> None:
-        """Go back to the folder that was left last."""
+        """Return to the folder above. Raises OSError if the folder was moved."""
         above = os.open("..", FOLDER, dir_fd=self.fd) if self._outer is None else self._outer
         self._outer = None
         info = os.fstat(above)
@@ -135,7 +136,7 @@ class Cursor:
         self.fd = above
 
     def mode(self) -> int:
-        """The mode that the folder had before it was entered."""
+        """The mode of the folder before it was visited."""
         forced = self._modes[-1] if self._modes else None
         return stat.S_IMODE(os.fstat(self.fd).st_mode) if forced is None else forced
 
@@ -150,7 +151,7 @@ class Cursor:
 
 
 def _let_in(folder: int, name: str) -> int | None:
-    """Let the owner of ``name`` read, change and enter it; its mode before, if that was needed and could be done."""
+    """Give the owner of ``name`` all rights. Returns the mode before, or None if nothing was or could be changed."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
@@ -158,7 +159,7 @@ def _let_in(folder: int, name: str) -> int | None:
             return None
         try:
             os.chmod(f"/proc/self/fd/{fd}", mode | 0o700)
-        except OSError:  # somebody else's, or a box without /proc: whoever opens it is told
+        except OSError:  # owned by another user, or no /proc: opening it fails
             return None
         return mode
     finally:
@@ -166,7 +167,7 @@ def _let_in(folder: int, name: str) -> int | None:
 
 
 def open_file(folder: int, name: str, force: bool = False) -> int:
-    """A descriptor to read the regular file ``name``; ``force`` as for :class:`Cursor`. Raises OSError."""
+    """Open the regular file ``name`` for reading; ``force`` as for :class:`Cursor`. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=folder)
@@ -183,31 +184,33 @@ def open_file(folder: int, name: str, force: bool = False) -> int:
 
 
 class Visitor:
-    """What a walk tells. The descriptors are the walk's own."""
+    """Callbacks of :func:`walk`. The descriptors that it gets are only valid during the call."""
 
     def entry(self, folder: int, name: str, path: str, info: os.stat_result) -> bool:
-        """One entry of ``folder``; ``path`` is from the top. For a folder: whether to enter it."""
+        """An entry of ``folder``; ``path`` is relative to the top. For a folder: return whether to enter it."""
         raise NotImplementedError
 
     def enter(self, name: str) -> None:
-        """A folder is entered, of which :meth:`entry` said so."""
+        """The walk enters a folder for which :meth:`entry` returned True."""
 
     def leave(self, folder: int, mode: int) -> None:
-        """All of a folder that was entered has been told; ``mode`` is what it was before the walk."""
+        """The walk leaves the folder; ``mode`` is the folder's mode before the walk."""
 
     def refused(self, path: str, error: OSError) -> None:
-        """An entry cannot be looked at, or a folder not be entered. May raise."""
+        """An entry cannot be examined, or a folder not be entered. Raises ``error`` unless overridden."""
         raise error
 
 
 def walk(top: int, visitor: Visitor, room: Room, force: bool = False) -> None:
-    """Tell ``visitor`` of everything below the folder ``top``: a folder's entries by name, then what its folders hold.
+    """Call ``visitor`` for everything below the folder ``top``: first a folder's entries by name, then its subfolders.
 
-    Raises :class:`TooMuch`, and OSError where the visitor does not take it.
+    Raises:
+        TooMuch: the tree exceeds a bound.
+        OSError: from :meth:`Visitor.refused`.
     """
     here = Cursor(top, force)
     try:
-        waiting = [_entries(here.fd, "", visitor, room)]  # for each folder on the way, those of it still to be entered
+        waiting = [_entries(here.fd, "", visitor, room)]  # for each level: the subfolders still to enter, in reverse
         way = [""]
         while waiting:
             if not waiting[-1]:
@@ -234,7 +237,7 @@ def walk(top: int, visitor: Visitor, room: Room, force: bool = False) -> None:
 
 
 def _entries(folder: int, above: str, visitor: Visitor, room: Room) -> list[str]:
-    """Tell of the entries of one folder; those to be entered, the last by name at the end."""
+    """Report the entries of one folder. Returns the subfolders to enter, in order of name."""
     names = []
     length = len(os.fsencode(above))
     with os.scandir(folder) as found:
@@ -260,14 +263,14 @@ def _entries(folder: int, above: str, visitor: Visitor, room: Room) -> list[str]
 
 
 def copy_data(source: int, target: int, size: int, room: Room) -> None:
-    """Copy a file of ``size`` bytes; holes stay holes, and do not count. Raises OSError, :class:`TooMuch`."""
+    """Copy a file of ``size`` bytes; holes stay holes and do not count. Raises OSError, :class:`TooMuch`."""
     at = 0
     while at < size:
         try:
             at = os.lseek(source, at, os.SEEK_DATA)
             end = min(os.lseek(source, at, os.SEEK_HOLE), size)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole is left
+            if error.errno == errno.ENXIO:  # only a hole is left
                 break
             raise
         room.data(max(0, end - at))
@@ -284,9 +287,14 @@ def copy_data(source: int, target: int, size: int, room: Room) -> None:
 
 
 def remove(folder: int, name: str, seconds: float = 60.0) -> None:
-    """Remove what is called ``name`` in ``folder``, if anything is. Raises OSError, TimeoutError after ``seconds``.
+    """Remove the entry ``name`` of ``folder``, if it exists.
 
-    What is in a folder within the tree is moved up to its top first. What cannot be removed does not keep the rest.
+    Nested folders are moved to the top of the tree before they are removed. What cannot be removed does not prevent
+    the removal of the rest.
+
+    Raises:
+        TimeoutError: after ``seconds``.
+        OSError: something cannot be removed.
     """
     deadline = time.monotonic() + seconds
     if _removed(folder, name):
@@ -304,7 +312,7 @@ def remove(folder: int, name: str, seconds: float = 60.0) -> None:
                     if not _removed(top, entry):
                         _empty(top, entry, token, count, deadline)
                 except FileNotFoundError:
-                    pass  # somebody else removes it too
+                    pass  # another process removed it
                 except TimeoutError:
                     raise
                 except OSError as error:
@@ -321,7 +329,7 @@ def remove(folder: int, name: str, seconds: float = 60.0) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str], seconds: float = 60.0) -> None:
-    """:func:`remove` for the path of a folder of ours."""
+    """Like :func:`remove`, for the path of a folder."""
     above = os.open(os.path.dirname(path), FOLDER)
     try:
         remove(above, os.path.basename(path), seconds)
@@ -335,13 +343,13 @@ def _check(deadline: float) -> None:
 
 
 def _some(folder: int, without: dict[str, OSError]) -> list[str]:
-    """The first names of a folder, but for some."""
+    """Some names of a folder, without those in ``without``."""
     with os.scandir(folder) as found:
         return list(itertools.islice((entry.name for entry in found if entry.name not in without), _BATCH))
 
 
 def _removed(folder: int, name: str) -> bool:
-    """Whether an entry is gone; False for a folder that has to be emptied first. Raises OSError."""
+    """Remove an entry. Returns False for a folder that is not empty. Raises OSError."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)
@@ -362,7 +370,7 @@ def _open_own(folder: int, name: str) -> int:
 
 
 def _empty(top: int, name: str, token: str, count: itertools.count[int], deadline: float) -> None:
-    """Remove the folder ``name`` of ``top``; its folders that are not empty move to ``top``."""
+    """Remove the folder ``name`` of ``top``; its non-empty subfolders are moved to ``top``."""
     inner = _open_own(top, name)
     try:
         kept: dict[str, OSError] = {}
@@ -370,7 +378,7 @@ def _empty(top: int, name: str, token: str, count: itertools.count[int], deadlin
             for child in children:
                 try:
                     if not _removed(inner, child):
-                        _let_in(inner, child)  # who moves a folder must be allowed to write to it
+                        _let_in(inner, child)  # moving a folder needs write permission on it
                         os.rename(child, f"{token}-{next(count)}", src_dir_fd=inner, dst_dir_fd=top)
                 except FileNotFoundError:
                     pass

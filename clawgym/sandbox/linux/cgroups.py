@@ -1,8 +1,8 @@
-"""Cgroup limits for one owner's boxes, version 1, 2 or the hybrid of both. Standard library only.
+"""Cgroup limits for the sandboxes of one owner, for cgroup version 1, 2 and hybrids. Standard library only.
 
-Version 1 has one hierarchy a controller; version 2 one for all. ``cgroup.kill`` and ``cgroup.freeze``
-exist in any version 2 hierarchy, even one without controllers (the hybrid's ``unified``).
-Where nothing can be made, :attr:`Cgroups.limits` is empty and the caller falls back to rlimits.
+Version 1 has a hierarchy for each controller, version 2 one for all. ``cgroup.kill`` and ``cgroup.freeze`` exist in
+every version 2 hierarchy, even one without controllers (``unified`` of the hybrid). If no cgroup can be made,
+:attr:`Cgroups.limits` is empty and the caller falls back to rlimits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _own_paths() -> dict[str, str]:
 
 
 def _write(path: Path | str, value: int | str) -> None:
-    fd = os.open(path, os.O_WRONLY)  # a tenth of what pathlib takes; each box needs a dozen
+    fd = os.open(path, os.O_WRONLY)  # ten times as fast as pathlib; each sandbox needs a dozen
     try:
         os.write(fd, str(value).encode())
     finally:
@@ -58,13 +58,13 @@ def _read(path: str) -> str:
 
 
 class Cgroups:
-    """The cgroups of one owner, named by its id; one child a lease."""
+    """The cgroups of one owner, named after its id, with one child for each lease."""
 
     def __init__(self, owner: str, at: dict[str, tuple[str, int]] | None = None) -> None:
-        """Claim folders named after ``owner``, or take those that :meth:`where` named before."""
+        """Make the cgroups of ``owner``, or take over those in ``at``, a result of :meth:`where`."""
         self.name = f"clawgym-{owner}"
         self.roots: dict[str, Path] = {}
-        """Controller -> our folder; 'kill' -> our folder in a version 2 hierarchy."""
+        """Controller -> the owner's folder; 'kill' -> its folder in a version 2 hierarchy."""
         self._version: dict[str, int] = {}
         if at is not None:
             for name, (path, version) in at.items():
@@ -84,7 +84,7 @@ class Cgroups:
                 self._claim_v2(point, own.get("", "/"))
 
     def where(self) -> dict[str, tuple[str, int]]:
-        """Controller -> (folder, version), for whoever clears up after us from another cgroup."""
+        """Controller -> (folder, version), so that another process can clear them later."""
         return {name: (str(path), self._version[name]) for name, path in self.roots.items()}
 
     @property
@@ -126,7 +126,10 @@ class Cgroups:
                 self.roots.pop("kill", None)
 
     def create(self, lease: str, *, memory: int, pids: int, cpus: float) -> list[str]:
-        """Make the lease's cgroups; returns the ``cgroup.procs`` files to write a pid to."""
+        """Make the cgroups of a lease. Returns the ``cgroup.procs`` files that a pid must be written to.
+
+        ``memory`` is in bytes, ``cpus`` in cores.
+        """
         procs: list[str] = []
         for name, root in self.roots.items():
             folder = f"{root}/{lease}"
@@ -136,7 +139,7 @@ class Cgroups:
             v2 = self._version[name] == 2
             if name == "memory":
                 _write(f"{folder}/memory.max" if v2 else f"{folder}/memory.limit_in_bytes", memory)
-                try:  # no swap on top, where swap is accounted
+                try:  # no swap in addition, where swap is accounted
                     if v2:
                         _write(f"{folder}/memory.swap.max", 0)
                     else:
@@ -155,7 +158,7 @@ class Cgroups:
         return sorted(set(procs))
 
     def try_out(self) -> None:
-        """Move a child in and out; give every claim up if that is refused (a cgroup that was not delegated)."""
+        """Move a child in and out. If that is refused (no delegated cgroup), give up all cgroups."""
         try:
             procs = self.create("try-out", memory=1 << 30, pids=64, cpus=1.0)
             pid = os.fork()
@@ -181,7 +184,7 @@ class Cgroups:
         return {f"{root}/{lease}" for root in self.roots.values()}
 
     def events(self, lease: str) -> dict[str, int]:
-        """``oom`` and ``pids``: how often a limit was hit."""
+        """How often a limit was hit: ``oom`` and ``pids``."""
         found = {"oom": 0, "pids": 0}
         for name, key, files in (
             ("memory", "oom_kill", ("memory.events", "memory.oom_control")),
@@ -209,7 +212,7 @@ class Cgroups:
         return found
 
     def kill(self, lease: str) -> None:
-        """SIGKILL everything in the lease, at once where ``cgroup.kill`` exists."""
+        """Send SIGKILL to everything in the lease, atomically where ``cgroup.kill`` exists."""
         try:
             _write(f"{self.roots['kill']}/{lease}/cgroup.kill", 1)
         except (OSError, KeyError):
@@ -218,7 +221,7 @@ class Cgroups:
                     os.kill(pid, 9)
 
     def freeze(self, lease: str, frozen: bool) -> bool:
-        """Stop or continue every process of the lease; False where that cannot be done by cgroup."""
+        """Freeze or thaw every process of the lease. Returns False if there is no cgroup for that."""
         try:
             _write(f"{self.roots['kill']}/{lease}/cgroup.freeze", int(frozen))
         except (OSError, KeyError):
@@ -226,14 +229,14 @@ class Cgroups:
         return True
 
     def is_frozen(self, lease: str) -> bool:
-        """Whether every process of the lease has stopped."""
+        """Whether every process of the lease is frozen."""
         try:
             return "frozen 1" in _read(f"{self.roots['kill']}/{lease}/cgroup.events")
         except (OSError, KeyError):
             return False
 
     def remove(self, lease: str) -> bool:
-        """Remove the lease's cgroups; False while a process is left in one."""
+        """Remove the cgroups of the lease. Returns False while one still has a process."""
         for folder in self._folders(lease):
             try:
                 os.rmdir(folder)
@@ -248,7 +251,7 @@ class Cgroups:
         return {child.name for root in self.roots.values() for child in root.iterdir() if child.is_dir()}
 
     def remove_all(self) -> None:
-        """Remove the owner's own cgroups (once empty of leases)."""
+        """Remove the owner's cgroups, once they have no leases."""
         for root in set(self.roots.values()):
             try:
                 root.rmdir()

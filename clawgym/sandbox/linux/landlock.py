@@ -1,6 +1,6 @@
-"""Landlock (Linux 5.13): a process gives up files, TCP, signals and sockets for itself and all its children.
+"""Landlock (Linux 5.13): a process restricts itself and its children in files, TCP, signals and sockets.
 
-Numbers and structures of linux/landlock.h. Standard library only, and little of it.
+Numbers and structures are those of linux/landlock.h. Standard library only, with few imports.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TCP, _SCOPES = 0b11, 0b11  # bind and connect (version 4); abstract unix socket
 
 
 def abi() -> int:
-    """The version that this kernel offers; 0 where there is none, or where it may not be used."""
+    """The Landlock version of this kernel; 0 if there is none or it may not be used."""
     try:
         return syscalls.syscall("landlock", _CREATE_RULESET, 0, 0, _VERSION)
     except OSError as error:
@@ -39,10 +39,10 @@ def abi() -> int:
 
 
 class Ruleset:
-    """Nothing but what the rules allow. Where there is no Landlock it allows everything."""
+    """Denies all that no rule allows. Without Landlock in the kernel it allows everything."""
 
     def __init__(self, rules: Iterable[tuple[int, int | None]]) -> None:
-        """``rules`` are (descriptor of a file or folder, rights to it and below; None for all of them)."""
+        """``rules``: (descriptor of a file or folder, rights to it and everything below; None for all rights)."""
         version = abi()
         self._fd: int | None = None
         if not version:
@@ -60,6 +60,6 @@ class Ruleset:
             syscalls.syscall("landlock_add_rule", _ADD_RULE, self._fd, _PATH_BENEATH, rule, 0)
 
     def restrict(self) -> None:
-        """Hold this process to the rules, for good; needs ``no_new_privs``."""
+        """Apply the rules to this process, permanently; needs ``no_new_privs``."""
         if self._fd is not None:
             syscalls.syscall("landlock_restrict_self", _RESTRICT_SELF, self._fd, 0)

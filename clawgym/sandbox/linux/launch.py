@@ -1,4 +1,4 @@
-"""Starting a box through the supervisor: the same for every backend whose boxes are its processes."""
+"""Start a sandbox through the supervisor, for the backends whose sandboxes are its child processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ __all__ = ["launch"]
 async def launch(
     supervised: Supervised, lease: str, plan: dict[str, Any], blob: int | None = None, gifts: int = 0
 ) -> tuple[socket.socket, list[int]]:
-    """Have a box started as ``plan`` says, and wait for its first word.
+    """Start a sandbox as ``plan`` describes, and wait for its hello.
 
-    ``blob`` is a descriptor to hand on (closed here). Returns the control socket and the ``gifts`` descriptors that the
-    box sent. Raises :class:`InfraError`, and then nothing is left of the box.
+    Args:
+        supervised: the supervisor.
+        lease: id of the new sandbox.
+        plan: what process 1 does; JSON.
+        blob: a descriptor to pass on, closed here.
+        gifts: how many descriptors process 1 sends back.
+
+    Returns:
+        The control socket, and the descriptors from process 1.
+
+    Raises:
+        InfraError: the sandbox did not start; nothing of it is left.
     """
     ours, theirs = socket.socketpair()
     errors_r, errors_w = os.pipe()
@@ -42,7 +52,7 @@ async def launch(
             with contextlib.suppress(BlockingIOError):
                 why = os.read(errors_r, 4096)
             text = why.decode(errors="replace").strip() or "no message"
-            raise InfraError(f"a box could not be started ({text}): run `clawgym doctor`")
+            raise InfraError(f"a sandbox could not be started ({text}): run `clawgym doctor`")
     except BaseException:
         ours.close()
         for fd in fds:
@@ -56,7 +66,7 @@ async def launch(
 
 
 async def _hello(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The guest's first frame, with the descriptors it gives; b'' if it died first."""
+    """The guest's first frame, with its descriptors; b'' if it died before."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
@@ -64,7 +74,7 @@ async def _hello(sock: socket.socket) -> tuple[bytes, list[int]]:
         async with asyncio.timeout(30):
             await ready
     except TimeoutError:
-        raise InfraError("a box did not start within 30 s: the host is overloaded; lower --concurrency") from None
+        raise InfraError("a sandbox did not start within 30 s: the host is overloaded; lower --concurrency") from None
     finally:
         loop.remove_reader(sock.fileno())
     try:

@@ -1,4 +1,4 @@
-"""Copying the files of a sandbox as they are: whiteouts, opaque folders, links, modes; owners mapped to this user."""
+"""Copy the files of a sandbox with whiteouts, opaque folders, links and modes; all become owned by this user."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _OPAQUE = "user.overlay.opaque"
 
 
 def most_entries(disk_mb: int) -> int:
-    """Files and folders that a writable layer of ``disk_mb`` MiB may have."""
+    """Most files and folders in a writable layer of ``disk_mb`` MiB."""
     return max(20_000, disk_mb * 100)
 
 
 def save_folder(layer: int, kind: str, target: Path, room: Room) -> None:
-    """Copy the folder ``kind`` of ``layer`` to the new folder ``target``; FileNotFoundError if there is none."""
+    """Copy the folder ``kind`` of ``layer`` to the new folder ``target``. Raises FileNotFoundError if it is missing."""
     source = os.open(kind, FOLDER, dir_fd=layer)
     try:
         target.mkdir(mode=0o700)
@@ -33,10 +33,10 @@ def save_folder(layer: int, kind: str, target: Path, room: Room) -> None:
 
 
 def copy_tree(source: int, target: int, room: Room, skip: frozenset[str] = frozenset()) -> None:
-    """Copy what is in the folder ``source``, in which nothing runs, to the empty folder ``target``.
+    """Copy the contents of the folder ``source``, in which nothing runs, to the empty folder ``target``.
 
-    Not what ``skip`` names (paths from ``source``), what is mounted there, sockets and devices, and no set-uid bit.
-    Raises OSError, :class:`~clawgym.sandbox.inside.trees.TooMuch`.
+    Left out: the paths in ``skip`` (relative to ``source``), mounts, sockets, devices and set-uid bits. Raises OSError,
+    :class:`~clawgym.sandbox.inside.trees.TooMuch`.
     """
     copy = _Copy(target, room, skip)
     try:
@@ -65,7 +65,7 @@ class _Copy(Visitor):
             target = os.readlink(name, dir_fd=folder)
             self._room.name(len(os.fsencode(target)))
             os.symlink(target, name, dir_fd=into)
-        elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # a whiteout; anybody may make one
+        elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # a whiteout, which needs no privilege to make
             os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=into)
         elif stat.S_ISFIFO(info.st_mode):
             os.mkfifo(name, mode, dir_fd=into)
@@ -93,19 +93,19 @@ class _Copy(Visitor):
     def leave(self, folder: int, mode: int) -> None:
         into = os.dup(self.into.fd)
         try:
-            self.into.up()  # before its mode may forbid it
+            self.into.up()  # first: the mode may forbid it
             _finish(folder, into, mode)
         finally:
             os.close(into)
 
 
 def _finish(source: int, target: int, mode: int) -> None:
-    """What a copied folder gets last."""
+    """Set the attributes of a copied folder, after its contents."""
     info = os.fstat(source)
     try:
         if os.getxattr(source, _OPAQUE) == b"y":
             os.setxattr(target, _OPAQUE, b"y")
     except OSError:
-        pass  # it has none, or the file system knows none
+        pass  # not set, or not supported by the file system
     os.fchmod(target, mode & 0o1777)
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""The host's sockets inside a box, that listen there or connect: a socket belongs to the network it was made in."""
+"""Sockets of the host in the network of a sandbox: a socket belongs to the network namespace it was made in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clawgym.sandbox.linux import syscalls
 
 __all__ = [
     "at_path",
-    "box_path_of",
+    "sandbox_path_of",
     "check_port",
     "checked",
     "connect",
@@ -29,28 +29,35 @@ __all__ = [
 
 _BACKLOG = 1024
 _PATIENCE = 5.0
-"""Seconds until a program of the box has to have taken a connection."""
+"""Seconds to wait until a program of the sandbox accepts a connection."""
 
 
 def check_port(port: int) -> None:
-    """Raises :class:`SandboxError` for what no program without privileges could listen on."""
+    """Raise :class:`SandboxError` for a port that a program without privileges cannot use."""
     if type(port) is not int or not 1024 <= port <= 65535:
         raise SandboxError(f"port {port!r}: choose a whole number from 1024 to 65535")
 
 
 def refused(port: int, why: object) -> SandboxError:
-    """The error for a port that cannot be had."""
-    return SandboxError(f"port {port} cannot be listened on in the box ({why}): choose another one")
+    """The error for a port that cannot be listened on."""
+    return SandboxError(f"port {port} cannot be listened on in the sandbox ({why}): choose another one")
 
 
 def checked(fd: int, port: int) -> socket.socket:
-    """``fd``, which came out of a box, as the socket that was asked for: one that listens at ``port``, or, for 0, a new
-    one. Raises :class:`SandboxError`."""
+    """Check a descriptor that came from a sandbox.
+
+    Args:
+        fd: the descriptor; closed if it is refused.
+        port: a TCP socket that listens at 127.0.0.1:``port`` is expected; for 0 a new TCP socket.
+
+    Raises:
+        SandboxError: it is something else.
+    """
     try:
         sock = socket.socket(fileno=fd)
     except OSError:
         os.close(fd)
-        raise SandboxError("the box gave something else for a socket: create another one") from None
+        raise SandboxError("the sandbox sent something else than a socket: create another sandbox") from None
     try:
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         kind = sock.family, sock.type, sock.proto, bool(listens), sock.getsockname()
@@ -60,25 +67,26 @@ def checked(fd: int, port: int) -> socket.socket:
         fits = False
     if not fits:
         sock.close()
-        raise SandboxError("the box gave another socket than was asked for: create another box")
+        raise SandboxError("the sandbox sent another socket than requested: create another sandbox")
     sock.setblocking(False)
     return sock
 
 
 def listening(port: int) -> socket.socket:
-    """A socket that listens in the network of the thread. Raises OSError."""
+    """A socket that listens in this thread's network namespace. Raises OSError."""
     return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
 
 
 def fresh() -> socket.socket:
-    """A socket to connect from the network of the thread."""
+    """An unconnected socket of this thread's network namespace."""
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
 
 def in_network(network: int, make: Callable[[], socket.socket]) -> socket.socket:
-    """What ``make`` makes in the network namespace that the descriptor ``network`` names. Needs root. Raises OSError.
+    """Call ``make`` in the network namespace with the descriptor ``network``. Needs root. Raises OSError.
 
-    Made on a thread of its own, which alone enters the namespace, and ends."""
+    It runs on a new thread, which alone enters the namespace.
+    """
     made: list[socket.socket | OSError] = []
 
     def work() -> None:
@@ -98,12 +106,13 @@ def in_network(network: int, make: Callable[[], socket.socket]) -> socket.socket
 
 
 def path_of(port: int) -> str:
-    """Where a box without a network finds the socket, as it sees it: in a folder that it cannot change."""
+    """Path, as seen in a sandbox without a network, of the socket it connects to; the sandbox cannot change the
+    folder."""
     return f"/dev/listen-{port}"
 
 
 def at_path(root: int, port: int) -> socket.socket:
-    """A unix socket at :func:`path_of` below the folder behind the descriptor ``root``. Raises OSError."""
+    """Listen at :func:`path_of`, in the root folder with the descriptor ``root``. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         path = f"/proc/self/fd/{root}{path_of(port)}"  # the whole path may be too long for an address
@@ -121,11 +130,15 @@ def at_path(root: int, port: int) -> socket.socket:
 
 
 async def connect(sock: socket.socket, port: int) -> None:
-    """Connect a socket of the box's network to ``port`` there. Raises :class:`SandboxError`; then it is closed."""
+    """Connect a socket of the sandbox's network to ``port`` there. On failure it is closed.
+
+    Raises:
+        SandboxError: nothing listens there, or the connection is not accepted in time.
+    """
     try:
         async with asyncio.timeout(_PATIENCE):
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
-        if sock.getsockname() == sock.getpeername():  # the kernel chose this very port to connect from
+        if sock.getsockname() == sock.getpeername():  # the kernel chose the same port for this end
             raise ConnectionRefusedError
     except BaseException as error:
         sock.close()
@@ -136,23 +149,28 @@ async def connect(sock: socket.socket, port: int) -> None:
 
 def _nobody(port: int, error: OSError) -> SandboxError:
     if isinstance(error, TimeoutError | BlockingIOError):
-        return SandboxError(f"port {port}: the program that listens there in the box takes no connections: try again")
-    return SandboxError(f"port {port}: nothing listens there in the box: start the program, and wait until it does")
+        return SandboxError(
+            f"port {port}: the program that listens there in the sandbox takes no connections: try again"
+        )
+    return SandboxError(f"port {port}: nothing listens there in the sandbox: start the program, and wait until it does")
 
 
-def box_path_of(port: int) -> str:
-    """Where a program of a box without a network listens, as it sees it: in a folder that is its own."""
+def sandbox_path_of(port: int) -> str:
+    """Path, as seen in a sandbox without a network, where its program listens; the folder belongs to the sandbox."""
     return f"/tmp/port-{port}"
 
 
 async def connect_path(root: int, port: int) -> socket.socket:
-    """Connect to :func:`box_path_of` below the folder behind the descriptor ``root``. Raises :class:`SandboxError`.
+    """Connect to :func:`sandbox_path_of`, in the root folder with the descriptor ``root``.
 
-    Names in there are the box's to change at any moment: the socket itself is opened, without following any link on the
-    way, looked at, and then connected to by its descriptor.
+    The sandbox may change the path at any moment. So the socket is opened without following links, checked, and
+    connected to by its descriptor.
+
+    Raises:
+        SandboxError: nothing listens there, or the connection is not accepted in time.
     """
     try:
-        place = syscalls.open_beneath(root, box_path_of(port).lstrip("/"), os.O_PATH)
+        place = syscalls.open_beneath(root, sandbox_path_of(port).lstrip("/"), os.O_PATH)
     except OSError as error:
         raise _nobody(port, error) from None
     sock = socket.socket(socket.AF_UNIX)
@@ -165,7 +183,7 @@ async def connect_path(root: int, port: int) -> socket.socket:
             try:
                 sock.connect(f"/proc/self/fd/{place}")
                 return sock
-            except BlockingIOError:  # its queue is full; unlike a TCP socket this one does not wait by itself
+            except BlockingIOError:  # its queue is full: a unix socket does not wait by itself
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.01)

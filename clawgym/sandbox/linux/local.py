@@ -1,4 +1,4 @@
-"""Boxes of this machine, whatever holds them in: frozen and ended by the supervisor, read through a descriptor."""
+"""Sandboxes on this machine: the supervisor freezes and kills them, and their files are read through a descriptor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clawgym.sandbox.linux.supervised import Supervised
 from clawgym.sandbox.protocol import Archive, Isolation, SandboxSpec
 from clawgym.sandbox.stream import SocketStream
 
-__all__ = ["LocalBox"]
+__all__ = ["LocalSandbox"]
 
 _MiB = 2**20
 
@@ -29,8 +29,11 @@ class _Owner(Protocol):
     def isolation(self) -> Isolation: ...
 
 
-class LocalBox(GuestLink):
-    """One box; ``root`` is a descriptor of its root folder, which is closed with it. Left to write: ``_free``."""
+class LocalSandbox(GuestLink):
+    """Base class of the local sandboxes. A subclass implements ``_free``, ``_listen``, ``_connect`` and ``snapshot``.
+
+    ``root`` is a descriptor of the sandbox's root folder, closed with the sandbox.
+    """
 
     def __init__(self, owner: _Owner, lease: str, spec: SandboxSpec, control: socket.socket, root: int) -> None:
         super().__init__(SocketStream(control), spec, self._autopsy)
@@ -45,7 +48,7 @@ class LocalBox(GuestLink):
         return self._owner.isolation
 
     async def _autopsy(self) -> str:
-        """Why the box died: the limits that were hit say it."""
+        """Why the sandbox died, by the cgroup limits that it hit."""
         events = await self._kill()
         return "oom" if events.get("oom") else "pids" if events.get("pids") else "died"
 
@@ -65,25 +68,25 @@ class LocalBox(GuestLink):
 
     def _open_root(self) -> int:
         if self._freed:
-            raise SandboxError("this box is closed: take files before close()")
+            raise SandboxError("this sandbox is closed: take files before close()")
         return self._root
 
     async def stop(self) -> None:
-        self.closed = True  # whatever fails from now on is our doing, not the box's
+        self.closed = True  # errors from now on are caused by this call, not by the sandbox
         await asyncio.shield(self._kill())
         await self.end()
 
     @contextlib.asynccontextmanager
     async def _still(self) -> AsyncIterator[None]:
-        """Nothing in the box runs meanwhile. Copies of its files are made in here: for what they raise see
+        """Freeze the sandbox while its files are copied. Errors are translated by
         :func:`~clawgym.sandbox.extract.blamed`."""
         if self._freed:
-            raise SandboxError("this box is closed: take the snapshot before close()")
+            raise SandboxError("this sandbox is closed: take the snapshot before close()")
         running = self._stopping is None
         if running:
             await self._owner.supervised.ask("freeze", self.id, frozen=True)
         try:
-            with extract.blamed("the box's files"):
+            with extract.blamed("the sandbox's files"):
                 yield
         finally:
             if running:
@@ -102,10 +105,10 @@ class LocalBox(GuestLink):
         except InfraError:
             gone = False  # something may still run in there: the next start clears it
         await self.end()
-        # The last descriptor of a mount takes its whole tree down: of a large one that takes seconds.
+        # Closing the last descriptor of a mount removes its files, which can take seconds.
         await offloaded(os.close, self._root)
         await self._free(gone)
 
     async def _free(self, gone: bool) -> None:
-        """Give back what the box held; ``gone``: whether surely nothing of it runs."""
+        """Free the backend's resources. ``gone``: whether certainly no process of the sandbox is left."""
         raise NotImplementedError

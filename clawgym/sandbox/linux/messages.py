@@ -1,4 +1,4 @@
-"""Messages between an owner and its supervisor: JSON and descriptors over a socket pair. Standard library only."""
+"""Messages between an owner and its supervisor: JSON and file descriptors over a socket pair. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_MESSAGE = 1 << 17
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One message and its descriptors; None at the end."""
+    """Receive one message and its descriptors; the message is None at the end of the stream."""
     data, ancillary, _, _ = sock.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(16 * 4))
     fds = array.array("i")
     for level, kind, payload in ancillary:
@@ -23,6 +23,6 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None, head: bytes = b"") -> None:
-    """Send one message with descriptors, after ``head``."""
+    """Send one message with descriptors, preceded by the bytes ``head``."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([head, json.dumps(message).encode()], ancillary)

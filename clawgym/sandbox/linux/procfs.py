@@ -1,8 +1,8 @@
-"""What a sandbox sees of ``/proc`` beside its own processes: an allow-list, so that what a new kernel adds is hidden.
+"""Which entries of ``/proc`` a sandbox sees beside its own processes.
 
-The rest tells about the machine (boot parameters, disks, interrupts, the PCI bus, keys), or lets whoever opens it make
-state in the kernel: a pressure trigger takes ten milliseconds to close, and a process may hold thousands. Standard
-library only: process 1 imports it.
+This is an allow-list, so that entries of newer kernels are hidden. Hidden entries either describe the machine (boot
+parameters, disks, interrupts, the PCI bus, keys), or let a process create kernel state: a pressure trigger takes ten
+milliseconds to close, and a process may hold thousands. Standard library only: process 1 imports it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SHOWN = frozenset(
         "vmstat",
     )
 )
-"""What programs read: ps, top, free, vmstat, nproc, the C library, Node, the JVM. ``net`` is the sandbox's own network,
-``sys`` is read-only."""
+"""What common programs read: ps, top, free, vmstat, nproc, the C library, Node, the JVM. ``net`` shows the sandbox's
+own network; ``sys`` is read-only."""
 SETTINGS = frozenset(("fs", "kernel", "net", "user", "vm"))
-"""Of ``/proc/sys``."""
+"""The entries of ``/proc/sys`` that are shown."""
 
 KNOWN = frozenset(
     (
@@ -42,6 +42,6 @@ KNOWN = frozenset(
         *("sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vz", "xen", "zoneinfo"),
     )
 )
-"""What else kernels have there: for an engine that hides what it is given the names of, maybe on another machine."""
+"""Other entries of kernels: for a Docker engine, which hides by name and may run on another machine."""
 KNOWN_SETTINGS = frozenset(("abi", "crypto", "debug", "dev", "fscache", "sunrpc", "xen"))
-"""Of ``/proc/sys``."""
+"""Other entries of ``/proc/sys``."""

@@ -38,7 +38,7 @@ ENV = {
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
 }
-"""The clean environment of every box."""
+"""The clean environment of every sandbox."""
 
 # The synthetic part: folders; files and their texts; links and their targets.
 FOLDERS = [
@@ -101,7 +101,7 @@ FILES = {
     "etc/environment": "",
     "etc/fstab": "",
     "etc/mime.types": "",
-    # apt must not change to a user that the box does not have
+    # apt must not change to a user that the sandbox does not have
     "etc/apt/apt.conf.d/00box": 'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\n',
     "etc/apt/sources.list": "",
     "var/lib/dpkg/available": "",
@@ -128,7 +128,7 @@ _HIDDEN = "hidden"
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Lower folders of a box's root, bottom first."""
+    """Lower folders of a sandbox's root, bottom first."""
 
     base: tuple[Path, ...]
     """For ``/``."""
@@ -148,7 +148,7 @@ def _packages() -> dict[str, str]:
         return {"var/lib/dpkg/status": ""}
     fields = "Package: ${Package}\\nStatus: install ok installed\\nPriority: ${Priority}\\nSection: ${Section}\\n"
     fields += "Maintainer: host\\nArchitecture: ${Architecture}\\nMulti-Arch: ${Multi-Arch}\\nVersion: ${Version}\\n"
-    fields += "Provides: ${Provides}\\nDescription: part of the box's /usr\\n\\n"
+    fields += "Provides: ${Provides}\\nDescription: part of the sandbox's /usr\\n\\n"
     done = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t" + fields], capture_output=True, text=True, check=True
     )
@@ -176,7 +176,7 @@ def _alternatives() -> dict[str, str]:
 
 def _look_through(hidden: Sequence[str], owner: int) -> tuple[list[str], list[str]]:
     """Folders of ``/usr``, relative to it: those to hide, with every folder of Python packages, wherever it lies; and
-    of the rest those that do not belong to ``owner``, which an overlay cannot copy up for a box."""
+    of the rest those that do not belong to ``owner``, which an overlay cannot copy up for a sandbox."""
     away, foreign = list(hidden), []
     stack = [""]
     while stack:

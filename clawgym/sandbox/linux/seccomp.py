@@ -1,13 +1,13 @@
-"""The seccomp filter of the namespace and chroot boxes, assembled here: no libseccomp at run time.
+"""The seccomp filter of namespace and chroot sandboxes, assembled here without libseccomp.
 
-Default allow; what reaches beyond the box's namespaces or widens the kernel's attack surface is
-denied: AF_VSOCK (reaches the hypervisor, knows no network namespace), io_uring, new user namespaces,
-TIOCSTI, bpf, perf, keyrings, kernel modules, mounts and their relatives. Denied calls answer EPERM
-(clone3: ENOSYS, so that the C library falls back to clone, whose flags a filter can see).
+It allows by default. It denies calls that reach beyond the sandbox's namespaces or widen the attack surface of the
+kernel: AF_VSOCK (reaches the hypervisor, ignores network namespaces), io_uring, new user namespaces, TIOCSTI, bpf,
+perf, keyrings, kernel modules, mounts and related calls. Denied calls return EPERM. clone3 returns ENOSYS, so that the
+C library falls back to clone, whose flags a filter can see.
 
-Of sockets only what is named here can be made: unix ones, and TCP and UDP over IPv4 and IPv6. No other protocol
-(MPTCP, UDP-Lite, SCTP, ...), which the kernel may even load a module for, also not by socketpair(2), and not by turning
-a TCP socket into one (TCP_ULP: kernel TLS, SMC).
+Of sockets it allows unix sockets, and TCP and UDP over IPv4 and IPv6. It denies all other protocols (MPTCP, UDP-Lite,
+SCTP, ...), for which the kernel might load a module, with socketpair(2) too, and turning a TCP socket into one
+(TCP_ULP: kernel TLS, SMC).
 
 Format: struct sock_filter of linux/filter.h; return values of linux/seccomp.h.
 """
@@ -88,7 +88,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
     "_sysctl": (156, None),
 }
-# Without namespaces of its own a box would share these with the whole machine.
+# A sandbox without an IPC namespace of its own would share these with the whole machine.
 SHARED: dict[str, tuple[int, int]] = {
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
@@ -113,11 +113,11 @@ _SPECIAL = {
     "socketpair": (53, 199),
 }
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# The other families (netlink, packet, alg, vsock, bluetooth, ...) have no business in a sandbox.
+# Sandboxes need no other families (netlink, packet, alg, vsock, bluetooth, ...).
 _UNIX, _INET, _INET6 = 1, 2, 10
 _TYPE_MASK = 0xF  # without SOCK_CLOEXEC and SOCK_NONBLOCK
-_TYPES = (1, 2)  # SOCK_STREAM, SOCK_DGRAM; raw ones need a capability anyhow
-_PROTOCOLS = (0, 6, 17)  # the type's own, TCP, UDP
+_TYPES = (1, 2)  # SOCK_STREAM, SOCK_DGRAM; raw sockets need a capability anyway
+_PROTOCOLS = (0, 6, 17)  # the default of the type, TCP, UDP
 _IPPROTO_TCP, _TCP_ULP = 6, 31
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -125,8 +125,13 @@ _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 def program(machine: str | None = None, *, shared: bool = False) -> bytes:
     """The filter as bytes (an array of struct sock_filter).
 
-    ``shared`` is for a box without a network and an IPC namespace of its own: no internet sockets, no System V IPC, no
-    message queues. Raises KeyError on an architecture without a table (x86_64 and aarch64 have one).
+    Args:
+        machine: ``x86_64`` or ``aarch64``; by default this machine's.
+        shared: for a sandbox without network and IPC namespaces of its own: deny internet sockets, System V IPC and
+            message queues too.
+
+    Raises:
+        KeyError: there is no table for the architecture.
     """
     column, audit_arch = _ARCHES[machine or os.uname().machine]
     denied = {**DENIED, **SHARED} if shared else DENIED
@@ -195,11 +200,11 @@ def program(machine: str | None = None, *, shared: bool = False) -> bytes:
 
 
 def docker_profile() -> str:
-    """The same filter in the form that Docker takes.
+    """The same filter as a Docker seccomp profile.
 
-    Docker has no way to add to its built-in profile, only to replace it. Default allow loses little here: what
-    that profile forbids beyond this list needs a capability, and a box has none; what this list forbids beyond
-    that profile (io_uring, vsock, new user namespaces, TIOCSTI) is the reason to have one.
+    Docker cannot add to its built-in profile, only replace it. Allowing by default loses little: what the built-in
+    profile denies beyond this filter needs a capability, and a sandbox has none. What this filter denies beyond the
+    built-in profile (io_uring, vsock, new user namespaces, TIOCSTI) is why it is needed.
     """
     import json
 
@@ -215,7 +220,7 @@ def docker_profile() -> str:
     rules.append({**ulp, "args": [masked(1, 0xFFFFFFFF, _IPPROTO_TCP), masked(2, 0xFFFFFFFF, _TCP_ULP)]})
 
     def only(call: str, index: int, allowed: tuple[int, ...], number: int, *others: dict[str, Any]) -> None:
-        """Deny every value of an argument but those ``allowed``: there is no "not in" over a default of allow."""
+        """Deny every value of an argument except ``allowed``: with a default of allow there is no "not in"."""
         refused: dict[str, Any] = {"names": [call], "action": "SCMP_ACT_ERRNO", "errnoRet": number}
         for value in sorted(set(range(max(allowed))) - set(allowed)):
             rules.append({**refused, "args": [*others, masked(index, 0xFFFFFFFF, value)]})
@@ -232,5 +237,5 @@ def docker_profile() -> str:
                 only("socket", 2, _PROTOCOLS, _EPROTONOSUPPORT, *of_kind)
             else:
                 rules.append({"names": ["socket"], **deny, "args": [*of_kind]})
-    # Only the machine's own call table: the 32-bit one of the same processor is not filtered by these numbers.
+    # Only the machine's native call table: a rule for these numbers does not apply to the 32-bit table.
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})

@@ -1,4 +1,4 @@
-"""The owner's side of the supervisor: hire one, ask it things, let it go."""
+"""The owner's side of the supervisor: start it, send it requests, stop it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from clawgym.sandbox.linux.messages import receive, send
 
 __all__ = ["Supervised"]
 
-# The package itself is not imported over there: a bare package is enough to find the two or three modules.
-# Signals that the thread which starts it has blocked (those of Ray's workers do) would be so in every box.
+# The supervisor does not import the package itself: stub packages are enough to find the few modules.
+# It unblocks signals that the starting thread has blocked (Ray's workers do), or they would be blocked in sandboxes.
 _BOOT = """
 import signal, sys, types
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -46,7 +46,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Supervised:
-    """One supervisor process and the conversation with it."""
+    """One supervisor process and the connection to it."""
 
     def __init__(self) -> None:
         self.owner = secrets.token_hex(8)
@@ -60,14 +60,14 @@ class Supervised:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def forget(self) -> None:
-        """In a forked child: it is not the owner, and must not keep the owner's end open."""
+        """In a forked child: close the copy of the connection, so that its end still means the end of the owner."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         self._process = None
 
     async def start(self) -> None:
-        """Start the process. Raises :class:`SandboxUnavailable` if it cannot work here."""
+        """Start the process. Raises :class:`SandboxUnavailable` if that fails."""
         try:
             self.state.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -79,7 +79,7 @@ class Supervised:
         package = str(Path(__file__).resolve().parents[2])
         words = [package, str(theirs.fileno()), str(self.state), self.owner]
         with theirs:
-            # A clean environment: every box's first process is a copy of this one.
+            # A clean environment: process 1 of every sandbox is a copy of this process.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-S", "-c", _BOOT, *words],
                 pass_fds=[theirs.fileno()],
@@ -131,13 +131,13 @@ class Supervised:
                     future.set_result(message)
 
     async def ask(self, op: str, lease: str = "", **fields: Any) -> dict[str, Any]:
-        """One request and its answer. Raises :class:`InfraError` if the supervisor failed or has gone."""
+        """Send a request and wait for its answer. Raises :class:`InfraError` if the supervisor failed or has ended."""
         return await (await self.post(op, lease, **fields))
 
     async def post(
         self, op: str, lease: str = "", fds: list[int] | None = None, **fields: Any
     ) -> asyncio.Future[dict[str, Any]]:
-        """Send one request; the answer comes as a future. Raises :class:`InfraError`."""
+        """Send a request; the answer arrives as a future. Raises :class:`InfraError`."""
         if self._socket is None:
             raise InfraError("the sandbox supervisor is not running: create a new backend")
         if asyncio.get_running_loop() is not self._loop:
@@ -150,14 +150,14 @@ class Supervised:
             try:
                 send(self._socket, message, fds)
                 break
-            except BlockingIOError:  # 128 boxes asked for at once: the queue is short
+            except BlockingIOError:  # the queue is short: 128 sandboxes may be started at once
                 await asyncio.sleep(0.005)
             except OSError as error:
                 raise InfraError("the sandbox supervisor has ended: start the run again") from error
         return future
 
     async def stop(self) -> None:
-        """Let it clear what is left and end. Idempotent."""
+        """Close the connection and wait until the supervisor has cleaned up. Idempotent."""
         if self._socket is not None:
             with contextlib.suppress(ValueError, OSError):
                 asyncio.get_running_loop().remove_reader(self._socket.fileno())

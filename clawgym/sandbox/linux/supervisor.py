@@ -1,10 +1,10 @@
-"""The helper process beside every owner: starts boxes, kills them, and outlives the owner just long enough to clean up.
+"""The helper process of every owner: starts sandboxes, kills them, and cleans up after the owner's end.
 
-It holds one end of a socket pair. Requests come over it; its end means that the owner is gone (closed,
-crashed, SIGKILL), and then every lease is killed and removed. Boxes are forked here and not in the owner,
-which may have threads, gigabytes of memory or an accelerator's driver. Standard library only.
+It holds one end of a socket pair, over which requests arrive. When the other end closes, the owner is gone (closed,
+crashed, SIGKILL), and every lease is killed and removed. Sandboxes are forked here and not in the owner, which may have
+threads, gigabytes of memory or an accelerator's driver. Standard library only.
 
-A box is cloned from the zygote (``_zygote.py``), a child of this process, as a child of this one.
+A sandbox is cloned from the zygote (``zygote.py``), a child of this process, and becomes a child of this process too.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from clawgym.sandbox.linux.cgroups import Cgroups
 from clawgym.sandbox.linux.messages import receive, send
 from clawgym.sandbox.linux.zygote import FLAGS
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the owner's socket is the only end
-_AGAIN = 0.02
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it ends only with the owner's socket
+_AGAIN = 0.02  # seconds until a lease with processes left is killed again
 
 
 class _Running:
-    """A box that has not been cleared away yet."""
+    """A sandbox that has not been cleared yet."""
 
     def __init__(self, uid: int | None, born: int) -> None:
         self.uid = uid
         self.born: int | None = born
-        """Where the pid of process 1 will come from; None once it has, or never will."""
+        """Pipe from which the pid of process 1 is read; None once that is done."""
         self.first: int | None = None
-        """Process 1 of the box; None before it is known, and once it has ended."""
+        """Process 1; None until its pid is known, and after its end."""
         self.guard: int | None = None
-        """A chroot box's second uid: its processes do not end with process 1, but are found by their uids."""
+        """The second uid of a chroot sandbox. Its processes outlive process 1 and are found by uid."""
         self.sweeper: int | None = None
-        """The process that kills them."""
+        """Pid of the process that kills them."""
         self.swept = False
 
 
 class Supervisor:
-    """Serves one owner until its socket ends."""
+    """Serves one owner until its socket closes."""
 
     def __init__(self, sock: socket.socket, state: Path, owner: str, zygote: socket.socket) -> None:
         self.zygote = zygote
@@ -69,16 +69,16 @@ class Supervisor:
             self.folder.add_uids(self.uids)
         self.running: dict[str, _Running] = {}
         self.maps: dict[int, int] = {}
-        """Outer uid -> user namespace that maps root to it, for the lower folders."""
+        """Outer uid -> user namespace that maps root to it, for the lower folders; kept, as uids are reused."""
         self.dying: dict[str, list[int]] = {}
-        """Lease -> requests to answer once it is gone."""
+        """Lease -> ids of the requests to answer once it is gone."""
         self.killed: dict[str, float] = {}
-        """Of those, when they were killed last."""
+        """When each of them was killed last."""
         self.freezing: dict[str, int] = {}
         self.births: dict[int, str] = {}
-        """Descriptor -> the lease whose process 1 it will name."""
+        """Descriptor -> the lease whose process 1 writes its pid to it."""
         self.unclaimed: set[int] = set()
-        """Ended before their birth was noted."""
+        """Pids of children that ended before their birth was noted."""
         self.poller = select.poll()
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -119,7 +119,7 @@ class Supervisor:
         try:
             send(self.sock, {"request": request, **fields})
         except OSError:
-            pass  # the owner is gone; the next receive says so
+            pass  # the owner is gone; the next receive notices it
 
     def handle(self, message: dict[str, Any], fds: list[int]) -> None:
         op, lease, request = message["op"], message.get("lease", ""), message["request"]
@@ -151,7 +151,7 @@ class Supervisor:
             if plan.get("join"):
                 other = self.running.get(plan["join"])
                 if other is None or other.first is None:
-                    raise OSError(errno.ESRCH, "the box to join has ended", plan["join"])
+                    raise OSError(errno.ESRCH, "the sandbox to join has ended", plan["join"])
                 named["network"] = os.open(f"/proc/{other.first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 ours.append(named["network"])
             procs = self.cgroups.create(lease, memory=limits["memory"], pids=limits["pids"], cpus=limits["cpus"])
@@ -167,10 +167,10 @@ class Supervisor:
             if plan["kind"] == "chroot":
                 flags = 0
                 if uid is None:
-                    raise OSError(errno.EPERM, "a chroot box needs root", "setuid")
+                    raise OSError(errno.EPERM, "a chroot sandbox needs root", "setuid")
                 plan["guard"] = self.running[lease].guard = uid + leases.GUARDS
             elif uid is not None:
-                if uid not in self.maps:  # kept: uids come back, and a map is a process of its own to make
+                if uid not in self.maps:
                     self.maps[uid] = syscalls.userns_mapping_root_to(uid)
                 named["userns"] = self.maps[uid]
             else:
@@ -182,29 +182,29 @@ class Supervisor:
                 os.close(fd)
 
     def note_birth(self, fd: int) -> None:
-        """Process 1 of a box has a number, or will never have one."""
+        """Read the pid of process 1, or that it was never started."""
         try:
             data = os.read(fd, 4)
         except BlockingIOError:
             return
         self.poller.unregister(fd)
         os.close(fd)
-        box = self.running.get(self.births.pop(fd))
-        if box is None:
+        sandbox = self.running.get(self.births.pop(fd))
+        if sandbox is None:
             return
-        box.born = None
+        sandbox.born = None
         if len(data) == 4:
             pid = struct.unpack("i", data)[0]
             if pid in self.unclaimed:
                 self.unclaimed.discard(pid)
             else:
-                box.first = pid
+                sandbox.first = pid
 
     def stop(self, lease: str, number: int) -> None:
-        """SIGSTOP or SIGCONT for everything in a box that no cgroup can freeze."""
-        box = self.running.get(lease)
-        if box is not None and box.uid is not None and box.guard is not None:
-            jail.signal_box(box.uid, box.guard, number)
+        """Send SIGSTOP or SIGCONT to everything in a sandbox without a cgroup that can freeze."""
+        sandbox = self.running.get(lease)
+        if sandbox is not None and sandbox.uid is not None and sandbox.guard is not None:
+            jail.signal_sandbox(sandbox.uid, sandbox.guard, number)
             return
         for pid in self.members(lease):
             try:
@@ -213,9 +213,9 @@ class Supervisor:
                 pass
 
     def members(self, lease: str) -> list[int]:
-        """Every process of a box, the first one last."""
-        box = self.running.get(lease)
-        new = [box.first] if box is not None and box.first is not None else []
+        """Every process of a sandbox, process 1 last."""
+        sandbox = self.running.get(lease)
+        new = [sandbox.first] if sandbox is not None and sandbox.first is not None else []
         found = list(new)
         while new:
             pid = new.pop()
@@ -228,24 +228,30 @@ class Supervisor:
         return found[::-1]
 
     def kill(self, lease: str) -> None:
-        """Process 1 takes everything in the box with it; in a chroot box the sweeper does."""
+        """Kill a sandbox: with process 1 everything in it ends; in a chroot sandbox the sweeper kills the rest."""
         self.cgroups.freeze(lease, False)
         self.cgroups.kill(lease)
-        box = self.running.get(lease)
-        if box is None:
+        sandbox = self.running.get(lease)
+        if sandbox is None:
             return
-        if box.born is not None:
-            self.note_birth(box.born)  # process 1 may be there and not have been announced yet
-        if box.first is not None:
+        if sandbox.born is not None:
+            self.note_birth(sandbox.born)  # process 1 may exist already
+        if sandbox.first is not None:
             try:
-                os.kill(box.first, signal.SIGKILL)
+                os.kill(sandbox.first, signal.SIGKILL)
             except OSError:
                 pass
-        if box.uid is not None and box.guard is not None and box.born is None and box.sweeper is None and not box.swept:
-            box.sweeper = jail.sweep(box.uid, box.guard)
+        if (
+            sandbox.uid is not None
+            and sandbox.guard is not None
+            and sandbox.born is None
+            and sandbox.sweeper is None
+            and not sandbox.swept
+        ):
+            sandbox.sweeper = jail.sweep(sandbox.uid, sandbox.guard)
 
     def reap_children(self) -> bool:
-        """Whether some child still runs."""
+        """Collect ended children. Returns whether one still runs."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -254,33 +260,35 @@ class Supervisor:
             if pid == 0:
                 return True
             known = False
-            for box in self.running.values():
-                if box.first == pid:
-                    known, box.first = True, None
-                elif box.sweeper == pid:
-                    known, box.sweeper, box.swept = True, None, True
+            for sandbox in self.running.values():
+                if sandbox.first == pid:
+                    known, sandbox.first = True, None
+                elif sandbox.sweeper == pid:
+                    known, sandbox.sweeper, sandbox.swept = True, None, True
             if not known and self.births:
                 self.unclaimed.add(pid)
 
     def ended(self, lease: str) -> bool:
-        """Whether no process is left; the lease stays until its owner asks for it."""
-        box = self.running.get(lease)
-        alive = box is not None and ((box.first, box.born) != (None, None) or (box.guard is not None and not box.swept))
+        """Whether no process is left. The lease itself stays until its owner asks to remove it."""
+        sandbox = self.running.get(lease)
+        alive = sandbox is not None and (
+            (sandbox.first, sandbox.born) != (None, None) or (sandbox.guard is not None and not sandbox.swept)
+        )
         return not alive and not self.cgroups.pids(lease)
 
     def advance(self) -> None:
         now = time.monotonic()
         for lease, requests in list(self.dying.items()):
             if not self.ended(lease):
-                if now - self.killed[lease] > _AGAIN:  # what was on its way into the box
+                if now - self.killed[lease] > _AGAIN:  # a process may have entered the sandbox since
                     self.kill(lease)
                     self.killed[lease] = now
                 continue
             events = self.cgroups.events(lease)
             if self.cgroups.remove(lease):
-                box = self.running.pop(lease, None)
-                if box is not None and box.uid is not None and self.uids is not None:
-                    self.uids.give_back(box.uid)
+                sandbox = self.running.pop(lease, None)
+                if sandbox is not None and sandbox.uid is not None and self.uids is not None:
+                    self.uids.give_back(sandbox.uid)
                 del self.dying[lease], self.killed[lease]
                 for request in requests:
                     self.answer(request, **events)
@@ -291,7 +299,7 @@ class Supervisor:
 
     def clear(self) -> None:
         """Kill and remove everything; called when the owner has gone."""
-        self.zygote.close()  # its end, and the last child's
+        self.zygote.close()  # the zygote ends
         for lease in self.running:
             self.kill(lease)
         deadline = time.monotonic() + 5
@@ -303,9 +311,10 @@ class Supervisor:
 
 
 def main(fd: int, state: str, owner: str, zygote: tuple[int, int]) -> None:
-    """Entry of the process; ``fd`` is its end of the socket pair, ``zygote`` what :func:`_zygote.fork` returned.
+    """Run the supervisor.
 
-    The lifeline among that stays open for as long as this process lives.
+    ``fd`` is its end of the socket pair, ``zygote`` the result of :func:`clawgym.sandbox.linux.zygote.fork`. The
+    lifeline in it stays open as long as this process lives.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""The Linux calls that Python 3.11 does not have, through ctypes. Standard library only.
+"""Linux system calls that Python 3.11 lacks, through ctypes. Standard library only.
 
-Imported by the supervisor too, which runs without the rest of the package.
+The supervisor imports it too, which runs without the rest of the package.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-# Once: each is a class, which only a garbage collector takes away, and the zygote has none.
+# Loaded once: each is a class that only the garbage collector frees, and the zygote runs without one.
 _locked: Any = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT, _SIGCHLD = 0x00008000, 17
@@ -69,7 +69,7 @@ def _check(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *args: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
-    """Any system call. Raises OSError, with ``what`` as its file name."""
+    """Make a system call. Raises OSError with ``what`` as its file name."""
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
 
@@ -80,11 +80,11 @@ def unshare(flags: int) -> None:
 
 
 def clone(flags: int) -> int:
-    """os.fork() with flags of clone(2): CLONE_NEWPID makes the child the first process of its own namespace.
+    """Like os.fork(), with flags of clone(2): CLONE_NEWPID makes the child the first process of a new namespace.
 
-    For a process of one thread. Raises OSError.
+    Only for processes with one thread. Raises OSError.
     """
-    python: Any = ctypes.pythonapi  # calls that keep the interpreter's lock
+    python: Any = ctypes.pythonapi  # PyDLL: it keeps the interpreter lock
     call = _locked.syscall
     number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
     zero = ctypes.c_long(0)
@@ -103,7 +103,7 @@ def setns(fd: int, flags: int) -> None:
 
 
 def write_file(path: str, text: str) -> None:
-    """One write to a file of the kernel's."""
+    """Write ``text`` to a kernel file, with one call."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -137,9 +137,9 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good: the bounding, ambient, inheritable, permitted and effective sets.
+    """Give up every capability permanently: the bounding, ambient, inheritable, permitted and effective sets.
 
-    With an empty bounding set and ``no_new_privs`` no later exec can bring one back, uid 0 or not.
+    With an empty bounding set and ``no_new_privs`` no later exec can bring one back, whatever the uid.
     """
     for capability in _CAPABILITIES:
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
@@ -158,9 +158,9 @@ def filter_syscalls(program: bytes) -> None:
 
 
 def hide_command_line(name: bytes) -> None:
-    """Show ``name`` as this process's command line and comm: anybody who sees the process can read those.
+    """Replace this process's command line and name by ``name``: every process that sees this one can read them.
 
-    Where the arguments lie is looked up once; a forked child has them at the same place.
+    The address of the arguments is looked up once; it is the same in a forked child.
     """
     if not _arguments:
         fd = os.open("/proc/self/stat", os.O_RDONLY)
@@ -175,14 +175,14 @@ def hide_command_line(name: bytes) -> None:
 
 
 def make_mounts_private() -> None:
-    """Keep this mount namespace's mounts out of every other."""
+    """Make the mounts of this mount namespace invisible to all others."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
 
 
 def bind_idmapped(source: str, target: str, userns_fd: int | None) -> None:
-    """Bind ``source`` (without what is mounted below it) read-only at ``target``, owners mapped as in ``userns_fd``.
+    """Bind ``source``, without the mounts below it, read-only at ``target``, with owners mapped as in ``userns_fd``.
 
-    Needs CAP_SYS_ADMIN over the file system of ``source``, so real root, and Linux 5.12.
+    Needs CAP_SYS_ADMIN over the file system of ``source`` (real root), and Linux 5.12.
     """
     tree = syscall("open_tree", _SYS_OPEN_TREE, _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
@@ -197,7 +197,7 @@ def bind_idmapped(source: str, target: str, userns_fd: int | None) -> None:
 
 
 def userns_mapping_root_to(uid: int) -> int:
-    """A descriptor of a new user namespace that maps 0 to ``uid`` (and nothing else), for :func:`bind_idmapped`."""
+    """A descriptor of a new user namespace that maps only uid 0, to ``uid``; for :func:`bind_idmapped`."""
     ready_r, ready_w = os.pipe()
     go_r, go_w = os.pipe()
     pid = os.fork()
@@ -224,7 +224,7 @@ def userns_mapping_root_to(uid: int) -> int:
 
 
 def close_on_exec_from(first: int) -> None:
-    """close_range(2) with CLOSE_RANGE_CLOEXEC: every descriptor from ``first`` on (Linux 5.11; one by one before)."""
+    """close_range(2) with CLOSE_RANGE_CLOEXEC for all descriptors from ``first`` on; one by one before Linux 5.11."""
     try:
         syscall("close_range", _SYS_CLOSE_RANGE, first, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
     except OSError:
@@ -233,13 +233,13 @@ def close_on_exec_from(first: int) -> None:
                 try:
                     os.set_inheritable(int(fd), False)
                 except OSError:
-                    pass  # the listing's own
+                    pass  # the descriptor of the listing itself
 
 
 def open_beneath(dirfd: int, path: str, flags: int, *, cross_mounts: bool = False) -> int:
-    """openat2(2): open ``path`` below ``dirfd`` without following any link or leaving the folder.
+    """openat2(2): open ``path`` below ``dirfd`` without following links or leaving the folder.
 
-    Raises OSError (ELOOP for a link, EXDEV for an escape).
+    Raises OSError (ELOOP for a link, EXDEV for a path out of the folder).
     """
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     if not cross_mounts:

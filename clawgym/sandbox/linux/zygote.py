@@ -1,14 +1,14 @@
-"""The process that boxes are cloned from: small, idle, and ignorant.
+"""The zygote: a small, idle process from which sandboxes are cloned.
 
-Forked from the supervisor before that one has read or imported anything but what a box needs. All it ever does is to
-take a message and clone itself; the child, whose parent is the supervisor, reads the message. So boxes share their
-memory with it (a page that the parent changes between two forks is a page that each child has for itself), and no
-box's memory holds another one's plan. Standard library only, and of that as little as possible.
+It is forked from the supervisor before that has read or imported anything but what a sandbox needs. It only receives
+messages and clones itself; the child, whose parent is the supervisor, reads the message. So sandboxes share its memory
+(a page that the parent changed between two forks would be copied for each child), and no sandbox has the plan of
+another one in memory. Standard library only, with as few imports as possible.
 """
 
 from __future__ import annotations
 
-# The C halves, for the reasons above.
+# The C halves: they import less.
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import gc
 import os
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["FDS", "FLAGS", "fork"]
 
 FDS = ("born", "control", "errors", "userns", "network", "blob")
-"""Descriptors of a message; ``plan['fds']`` names those that are there, in their order. The child's pid, as seen from
-here, goes to the first."""
+"""Descriptors of a message; ``plan['fds']`` names those that are present, in order. The child's pid, as seen here, is
+written to the first."""
 FLAGS = struct.Struct("=I")
-"""What a message begins with: the flags of clone(2) for the child."""
+"""Head of each message: the flags of clone(2) for the child."""
 _MAX_MESSAGE = 1 << 17
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the end of the supervisor is the only end
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it ends only with the supervisor
 
 
 def fork(filters: dict[str, bytes]) -> tuple[int, int]:
-    """Start the process; ``filters`` holds the filter of each kind of box.
+    """Start the zygote; ``filters`` has the seccomp filter of each kind of sandbox.
 
-    Returns the socket to send plans over, and the write end of the lifeline: when every copy of that is closed, each
-    box ends itself.
+    Returns:
+        The socket to send plans over, and the write end of the lifeline. Every sandbox ends itself once all copies of
+        that end are closed.
     """
     ours, theirs = _pair()
     lifeline, alive = os.pipe()
@@ -81,10 +82,10 @@ def _serve(sock: socket, filters: dict[str, bytes]) -> None:
         size, ancillary, _, _ = sock.recvmsg_into([buffer], room)
         fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
         if not size:
-            if kill is not None:  # a box that is frozen cannot see for itself that its supervisor has gone
+            if kill is not None:  # a frozen sandbox does not notice that the supervisor has ended
                 os.write(kill, b"1")
             return
-        if size == FLAGS.size:  # not a box, but the file that kills them all
+        if size == FLAGS.size:  # no plan: the ``cgroup.kill`` file of all sandboxes
             kill = fds[0]
             continue
         try:
@@ -93,14 +94,14 @@ def _serve(sock: socket, filters: dict[str, bytes]) -> None:
             os.write(fds[2], f"clone: {error.strerror}".encode())
         else:
             if pid == 0:
-                _become_box(buffer[FLAGS.size : size], fds, filters)
+                _become_sandbox(buffer[FLAGS.size : size], fds, filters)
             os.write(fds[0], struct.pack("i", pid))
         for fd in fds:
             os.close(fd)
 
 
-def _become_box(message: bytearray, received: list[int], filters: dict[str, bytes]) -> None:
-    """In the forked child: it lives, and ends, as process 1 of a box."""
+def _become_sandbox(message: bytearray, received: list[int], filters: dict[str, bytes]) -> None:
+    """In the forked child: run as process 1 of a sandbox until it ends."""
     try:
         plan: dict[str, Any] = guest.loads(message)
         fds = dict(zip(plan["fds"], received, strict=True))
@@ -125,7 +126,7 @@ def _become_box(message: bytearray, received: list[int], filters: dict[str, byte
             os.dup2(fd, target, inheritable=False)
         os.closerange(3 + len(kept), 65536)
         guest.prepare(*range(4 + len(gifts), 3 + len(kept)))
-        # From here on nobody in the box can trace this process, or read its memory or its descriptors.
+        # From here on no other process in the sandbox can trace this one, or read its memory or its descriptors.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         syscalls.filter_syscalls(filters[plan["kind"]])
         guest.main(plan["guest"], range(4, 4 + len(gifts)), 3)

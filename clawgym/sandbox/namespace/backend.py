@@ -1,11 +1,11 @@
-"""The default backend: private namespaces of every kind, one unprivileged outer uid a box, no state on disk.
+"""The default backend: private namespaces of every kind, one unprivileged outer uid per sandbox, no state on disk.
 
-Everything a box writes goes to one size-limited tmpfs that exists in its own mount namespace only. The owner
-holds a descriptor of it, and one of the box's root: files are read through those, also after every process in
-the box has been killed, and they are gone with the owner.
+All that a sandbox writes goes to a size-limited tmpfs, which exists in its own mount namespace only. The owner holds a
+descriptor of the tmpfs and one of the root. It reads files through them, even after all processes have been killed;
+with the owner the files are gone.
 
-Isolation: all namespaces, seccomp, no capability, ``no_new_privs``, rlimits; as root also an outer uid for each
-box and cgroup limits. :meth:`NamespaceBackend.probe` says what holds here, found out in a real box.
+Isolation: all namespaces, seccomp, no capability, ``no_new_privs``, rlimits; as root also an outer uid per sandbox and
+cgroup limits. :meth:`NamespaceBackend.probe` measures in a real sandbox what holds here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clawgym.sandbox.linux import rootfs, seccomp
 from clawgym.sandbox.linux.launch import launch
 from clawgym.sandbox.linux.layers import most_entries, save_folder
 from clawgym.sandbox.linux.listen import checked, connect, refused
-from clawgym.sandbox.linux.local import LocalBox
+from clawgym.sandbox.linux.local import LocalSandbox
 from clawgym.sandbox.linux.supervised import Supervised
 from clawgym.sandbox.probe import Probed, probe
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
@@ -43,8 +43,8 @@ __all__ = ["NamespaceBackend"]
 _MiB = 2**20
 
 
-class NamespaceSandbox(LocalBox):
-    """One box; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
+class NamespaceSandbox(LocalSandbox):
+    """A sandbox of this backend; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class NamespaceSandbox(LocalBox):
         self._layer = layer
         self._one_gift = asyncio.Lock()
         self.below = below
-        """The saved layers that this box was forked over, bottom first."""
+        """The saved layers below this fork, bottom first."""
 
     async def _listen(self, port: int) -> socket.socket:
         try:
@@ -77,10 +77,10 @@ class NamespaceSandbox(LocalBox):
         return sock
 
     async def _gift(self, port: int) -> socket.socket:
-        """Made by process 1, which is in the box's network: as an ordinary user nobody else could enter it."""
+        """A socket made by process 1, which is in the sandbox's network: an ordinary user could not enter it."""
         task = asyncio.ensure_future(self._take_gift(port))
         try:
-            return await asyncio.shield(task)  # or the gift that is on its way would be taken for the next one's
+            return await asyncio.shield(task)  # if cancelled, the next call must not take this one's socket
         except asyncio.CancelledError:
             task.add_done_callback(lambda t: t.cancelled() or t.exception() or t.result().close())
             raise
@@ -105,7 +105,7 @@ class NamespaceSandbox(LocalBox):
 
     async def _free(self, gone: bool) -> None:
         await offloaded(os.close, self._layer)
-        self._backend.boxes.pop(self.id, None)
+        self._backend.sandboxes.pop(self.id, None)
         await self._backend.let_go(self.below)
 
 
@@ -120,14 +120,14 @@ class NamespaceBackend(Probed):
 
     def __init__(self) -> None:
         self.supervised = Supervised()
-        self.boxes: dict[str, NamespaceSandbox] = {}
+        self.sandboxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
         self._roots: dict[str, rootfs.Root] = {}
         self._preparing = asyncio.Lock()
         self._sending = asyncio.Semaphore(8)
         self._snapshots: dict[str, tuple[Path, ...]] = {}
         self._users: Counter[Path] = Counter()
-        """Saved layer -> how many snapshots and boxes need it."""
+        """Saved layer -> number of snapshots and sandboxes that need it."""
 
     # -- starting
 
@@ -158,22 +158,22 @@ class NamespaceBackend(Probed):
             return self._isolation
         await self._start()
         try:
-            box = await self.create(SandboxSpec())
+            sandbox = await self.create(SandboxSpec())
         except (InfraError, SandboxDied) as error:
             raise SandboxUnavailable(
-                f"no box could be started here ({error}): allow user namespaces "
+                f"no sandbox could be started here ({error}): allow user namespaces "
                 "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
                 "or in a container as root use backend='chroot', which isolates less (`clawgym doctor` says what), "
                 "or use the Docker backend (backend='docker')"
             ) from error
         try:
             as_root = os.geteuid() == 0
-            self._isolation = await probe(box, self.supervised.limits, as_root)
+            self._isolation = await probe(sandbox, self.supervised.limits, as_root)
         finally:
-            await box.close()
+            await sandbox.close()
         return self._isolation
 
-    # -- boxes
+    # -- sandboxes
 
     async def _root_of(self, image: str) -> rootfs.Root:
         packages = packages_of(image)
@@ -192,7 +192,7 @@ class NamespaceBackend(Probed):
         )
 
     def _plan(self, spec: SandboxSpec, root: rootfs.Root, layers: tuple[Path, ...]) -> dict[str, Any]:
-        """What process 1 is to do (``_namespaces.py``)."""
+        """The plan for process 1 (``unshare.py``)."""
         limits = spec.limits
         as_root = os.geteuid() == 0
         layer = str(self.supervised.state / "layer")
@@ -208,12 +208,12 @@ class NamespaceBackend(Probed):
         overlays: list[tuple[str | None, str, list[str]]] = []
         for kind, target, paths in (("root", "new", root.base), ("usr", "new/usr", root.usr)):
             if paths:
-                stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; the kernel wants the top first
+                stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; overlay options start at the top
                 overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
                 mkdirs += [kind, f"{kind}-work"]
         binds: list[tuple[str, str]] = []
         if spec.pristine_tools:
-            if root.usr:  # the same as the sandbox's own, without what anybody wrote: nothing hidden is in there
+            if root.usr:  # the host's /usr without the sandbox's changes; hidden folders stay hidden
                 overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
                 mkdirs.append("pristine")
                 path = f"{layer}/pristine"
@@ -221,7 +221,7 @@ class NamespaceBackend(Probed):
                 path = lower(0, "pristine", root.base[0] / "usr")
                 path = f"{layer}/{path}" if as_root else path
             binds.append((path, f"{PRISTINE}/usr"))
-            binds.append(("/dev/null", "/etc/ld.so.preload"))  # read by every loader, the untouched one too
+            binds.append(("/dev/null", "/etc/ld.so.preload"))  # every loader reads it
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")
             binds.append((f"{layer}/ro/{index}", folder))
@@ -233,7 +233,7 @@ class NamespaceBackend(Probed):
         rlimits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": limits.file_mb * _MiB}
         if "memory" not in self.supervised.limits:
             rlimits["RLIMIT_DATA"] = limits.memory_mb * _MiB
-        # The limit counts the processes of the box's own user namespace (Linux 5.14) or of its outer uid.
+        # Counts the processes of the sandbox's user namespace (Linux 5.14) or of its outer uid.
         rlimits["RLIMIT_NPROC"] = limits.pids
         nonce = secrets.token_hex(8)
         env = {**rootfs.ENV, **spec.env}
@@ -248,7 +248,7 @@ class NamespaceBackend(Probed):
             "layer_bytes": limits.disk_mb * _MiB,
             "layer_inodes": most_entries(limits.disk_mb),
             "limits": {
-                # Files of the layer are memory: a full disk must not look like a memory bomb.
+                # Files of the layer are memory: a full disk must not end the sandbox for lack of memory.
                 "memory": (limits.memory_mb + limits.disk_mb) * _MiB,
                 "pids": limits.pids + 4,
                 "cpus": limits.cpus,
@@ -264,7 +264,7 @@ class NamespaceBackend(Probed):
         await self._start()
         if spec.join_network_of is not None and os.geteuid() != 0:
             raise SandboxUnavailable(
-                "live grading needs the box's network, which an ordinary user cannot share here: "
+                "live grading needs the sandbox's network, which an ordinary user cannot share here: "
                 "run as root, or use the Docker backend (backend='docker')"
             )
         try:
@@ -274,11 +274,11 @@ class NamespaceBackend(Probed):
         async with self._sending:
             task = asyncio.ensure_future(self._open(spec, self._plan(spec, root, layers), layers))
             try:
-                box = await asyncio.shield(task)
+                sandbox = await asyncio.shield(task)
             except asyncio.CancelledError:
                 task.add_done_callback(close_late)
                 raise
-        return box
+        return sandbox
 
     async def _open(self, spec: SandboxSpec, plan: dict[str, Any], layers: tuple[Path, ...]) -> NamespaceSandbox:
         self._users.update(layers)
@@ -289,36 +289,38 @@ class NamespaceBackend(Probed):
         except BaseException:
             await self.let_go(layers)
             raise
-        box = NamespaceSandbox(self, lease, spec, control, layer, root, layers)
-        self.boxes[lease] = box
-        box.start()
-        return box
+        sandbox = NamespaceSandbox(self, lease, spec, control, layer, root, layers)
+        self.sandboxes[lease] = sandbox
+        sandbox.start()
+        return sandbox
 
     # -- snapshots
 
-    def save_layer(self, box: NamespaceSandbox) -> Path:
-        """Copy the writable layer, owners mapped back to this user. Runs in a thread, box frozen. Raises OSError,
-        :class:`~clawgym.sandbox.inside.trees.TooMuch`."""
+    def save_layer(self, sandbox: NamespaceSandbox) -> Path:
+        """Copy the writable layer of a frozen sandbox; all files become this user's. Runs in a thread.
+
+        Raises OSError, :class:`~clawgym.sandbox.inside.trees.TooMuch`.
+        """
         target = self.supervised.state / "owners" / self.supervised.owner / f"snapshot-{secrets.token_hex(8)}"
         target.mkdir()
-        limits = box.spec.limits
-        # The tmpfs has bounds of its own. Twice its size: a file with two names is two files in a copy.
+        limits = sandbox.spec.limits
+        # The tmpfs is bounded already. Twice its size, as hard links become separate files.
         room = Room(most_entries(limits.disk_mb), 2 * limits.disk_mb * _MiB)
         try:
             for kind in ("root", "usr"):
                 with contextlib.suppress(FileNotFoundError):
-                    save_folder(box._layer, kind, target / kind, room)
+                    save_folder(sandbox._layer, kind, target / kind, room)
         except BaseException:
             _drop(target)
             raise
         return target
 
-    def seal(self, box: NamespaceSandbox, layer: Path) -> Snapshot:
-        """A snapshot of ``layer`` over what the box was forked from: the layer only says what changed since."""
-        layers = (*box.below, layer)
+    def seal(self, sandbox: NamespaceSandbox, layer: Path) -> Snapshot:
+        """Register a snapshot: ``layer`` over the layers that the sandbox was forked from."""
+        layers = (*sandbox.below, layer)
         self._users.update(layers)
         self._snapshots[layer.name] = layers
-        return Snapshot(layer.name, self.name, box.spec, layers)
+        return Snapshot(layer.name, self.name, sandbox.spec, layers)
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
         layers = self._snapshots.get(snapshot.id)
@@ -333,7 +335,7 @@ class NamespaceBackend(Probed):
         await self.let_go(self._snapshots.pop(snapshot.id, ()))
 
     async def let_go(self, layers: tuple[Path, ...]) -> None:
-        """Remove those saved layers that no snapshot and no box needs any more."""
+        """Remove those saved layers that no snapshot or sandbox needs any more."""
         self._users.subtract(layers)
         for layer in layers:
             if self._users[layer] <= 0:
@@ -341,18 +343,18 @@ class NamespaceBackend(Probed):
                 await offloaded(_drop, layer)
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(box.close() for box in list(self.boxes.values())))
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes.values())))
         await self.supervised.stop()
 
 
 def _drop(layer: Path) -> None:
-    """Remove a saved layer; what cannot be removed goes with the owner's folder."""
+    """Remove a saved layer; what cannot be removed now is removed with the owner's folder."""
     with contextlib.suppress(OSError):
         remove_tree(layer)
 
 
 def _readonly_blob(folders: Iterable[tuple[TaskFile, ...]]) -> int:
-    """The read-only files in a memory file: a line of JSON ``[[path, mode, size], ...]``, then their contents."""
+    """A memory file with the read-only files: a line of JSON ``[[path, mode, size], ...]``, then the contents."""
     rows: list[tuple[str, int, int]] = []
     contents: list[bytes] = []
     for index, files in enumerate(folders):

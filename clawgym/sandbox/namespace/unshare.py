@@ -1,12 +1,12 @@
-"""In the child that will be process 1 of a namespace box: everything between fork and the first command.
+"""In the child that becomes process 1 of a namespace sandbox: everything between fork and the first command.
 
-It was cloned as the first process of a new pid namespace. As root it first mounts what only root can (a private,
-size-limited tmpfs, /proc, and the lower folders with their owners mapped), then becomes the box's outer uid and enters
-new namespaces of every other kind as that ordinary user. There it builds the root, gives up every capability, filters
-its system calls, and goes on as ``_guest.py``.
+It was cloned as the first process of a new pid namespace. As root it first makes the mounts that only root can make: a
+private, size-limited tmpfs, /proc, and the lower folders with their owners mapped. Then it becomes the sandbox's outer
+uid and, as that ordinary user, enters new namespaces of every other kind. There it builds the root, gives up every
+capability, filters its system calls, and continues as ``guest.py``.
 
-Real root is thus never inside: root of the box is the outer uid, and outside it has no rights over anything but
-the box. Standard library only; nothing can be imported once the root has changed.
+So real root is never inside: root in the sandbox is the outer uid, which has no rights outside. Standard library only;
+nothing can be imported once the root has changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/se
 
 
 def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
-    """Become process 1 of the box that ``plan`` describes. Raises OSError.
+    """Become process 1 of the sandbox that ``plan`` describes. Raises OSError.
 
-    ``plan["uid"]`` is the box's outer uid, None for an ordinary user's box, which has its user namespace already
-    (``plan["me"]`` are uid and gid outside it). Of ``fds``: ``userns`` maps root to that uid, for the lower folders;
-    ``network`` is one to share; ``blob`` holds the read-only files.
+    ``plan["uid"]`` is the outer uid, or None for a sandbox of an ordinary user, which already has its user namespace
+    (``plan["me"]``: uid and gid outside). Of ``fds``: ``userns`` maps root to that uid, for the lower folders;
+    ``network`` is a namespace to share; ``blob`` holds the read-only files.
 
-    Returns the descriptors that the owner gets: the writable layer, and the root.
+    Returns:
+        Descriptors for the owner: the writable layer, and the root.
     """
     uid: int | None = plan["uid"]
     layer = plan["mountpoint"]
@@ -65,12 +66,12 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
             _make_folders(f"{layer}/{name}")
             try:
                 syscalls.bind_idmapped(source, f"{layer}/{name}", fds["userns"])
-            except OSError:  # of a file system that cannot map owners: what everybody may read can be read
+            except OSError:  # the file system cannot map owners: the sandbox reads what everybody may read
                 syscalls.bind_idmapped(source, f"{layer}/{name}", None)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        # Without this /proc/self belongs to root, and the uid map cannot be written.
+        # Otherwise /proc/self would belong to root, and the uid map could not be written.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         syscalls.unshare(namespaces | syscalls.CLONE_NEWUSER)
         _map(uid, uid)
@@ -79,7 +80,7 @@ def enter(plan: dict[str, Any], fds: dict[str, int]) -> list[int]:
 
 
 def _map(uid: int, gid: int) -> None:
-    """Root of this user namespace is ``uid`` outside."""
+    """Map root of this user namespace to ``uid`` outside."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         syscalls.write_file(f"/proc/self/{name}", text)
 
@@ -94,14 +95,14 @@ def _make_folders(path: str) -> None:
 def _mount_layer(plan: dict[str, Any], owner: str) -> None:
     size = f"size={plan['layer_bytes']},nr_inodes={plan['layer_inodes']},mode=755"
     syscalls.mount("tmpfs", plan["mountpoint"], "tmpfs", _QUIET, size + owner)
-    # By whoever owns the pid namespace: root, or the ordinary user's box itself.
+    # Mounted by the owner of the pid namespace: root, or the ordinary user's sandbox itself.
     proc = f"{plan['mountpoint']}/proc"
     os.mkdir(proc)
     syscalls.mount("proc", proc, "proc", _QUIET | syscalls.MS_NOEXEC)
 
 
 def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> list[int]:
-    # Short relative names: the options of a mount must fit into one page.
+    # Short relative names: the options of a mount are limited to one page.
     os.chdir(plan["mountpoint"])
     layer = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.mkdir("new")
@@ -132,12 +133,12 @@ def _build_root(plan: dict[str, Any], own_network: bool, blob: int | None) -> li
 
 
 def _hide_in_proc(root: int) -> None:
-    """Leave of ``/proc`` the processes and what ``_procfs.py`` names, and make ``/proc/sys`` read-only.
+    """Show only the processes and what ``procfs.py`` names in ``/proc``, and make ``/proc/sys`` read-only.
 
-    Whatever else the kernel has there is covered by an empty file or folder, whether or not we know it, unless only the
-    machine's root may open it, which no sandbox is.
+    All other entries are covered by an empty file or folder, except those that only the machine's root may open, which
+    no sandbox is.
     """
-    # A box may not make user namespaces: no set-up of its own, and less of the kernel to reach.
+    # Sandboxes must not make user namespaces: they would reach more of the kernel.
     syscalls.write_file("proc/sys/user/max_user_namespaces", "0")
     _bind_readonly(root, "proc/sys", "proc/sys")
     os.mkdir("../empty")
@@ -150,7 +151,9 @@ def _hide_in_proc(root: int) -> None:
             for entry in entries:
                 if entry.name.isdigit() or entry.name in shown:
                     continue
-                if entry.stat(follow_symlinks=False).st_mode & 0o7:  # others only the machine's root may open
+                if (
+                    entry.stat(follow_symlinks=False).st_mode & 0o7
+                ):  # the others can only be opened by the machine's root
                     source = "../empty/folder" if entry.is_dir(follow_symlinks=False) else "../empty/file"
                     syscalls.mount(source, f"{folder}/{entry.name}", None, syscalls.MS_BIND)
 
@@ -172,10 +175,10 @@ def _devices(root: int) -> None:
 
 
 def _open_target(root: int, path: str, folder: bool) -> int:
-    """A descriptor of ``path`` below ``root`` to mount on, made where it is missing.
+    """Open ``path`` below ``root`` to mount on; missing parts are made.
 
-    In a fork the files are the agent's: whatever is in the way (a link, a file for a folder) is moved aside,
-    never followed.
+    In a fork the files may be hostile: whatever is in the way (a link, a file for a folder) is moved aside, and never
+    followed.
     """
     here = os.dup(root)
     parts = [part for part in path.split("/") if part]
@@ -208,7 +211,7 @@ def _mount_at(root: int, path: str, source: str, kind: str | None, flags: int, d
 def _bind_readonly(root: int, source: str, path: str) -> None:
     _mount_at(root, path, source, None, syscalls.MS_BIND)
     folder = os.path.isdir(source)
-    target = _open_target(root, path, folder)  # again: now the mount is what lies there
+    target = _open_target(root, path, folder)  # again: the path now leads to the mount
     # The ST_* flags have the same values.
     kept = os.fstatvfs(target).f_flag & (syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID | kept

@@ -1,9 +1,9 @@
-"""The backend of many machines: boxes on the nodes of a Ray cluster, each made by a local backend there.
+"""Sandboxes on the nodes of a Ray cluster, each made by a local backend there.
 
-Every node that has CPUs gets one actor (:mod:`clawgym.sandbox.ray.host`), owned by this process: it ends with us, and
-its boxes with it. A node that is lost takes its boxes along: every call on them, under way or later, raises
-:class:`~clawgym.errors.InfraError`, so their episodes are attempted again, on the nodes that are left. Nodes that join
-later are used. Our own code opens no port and sends no secret: everything goes over Ray's own connections.
+Every node that has CPUs gets one actor (:mod:`clawgym.sandbox.ray.host`), owned by this process; it ends with this
+process, and its sandboxes with it. When a node is lost, all present and later calls on its sandboxes raise
+:class:`~clawgym.errors.InfraError`, so their episodes are tried again on the remaining nodes. Nodes that join later are
+used. ClawGym itself opens no port and sends no secret: everything uses Ray's own connections.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from clawgym.sandbox.link import close_late
 from clawgym.sandbox.machine import Machine
 from clawgym.sandbox.probe import Probed
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
-from clawgym.sandbox.ray.host import Opened
+from clawgym.sandbox.ray.host import OpenedSandbox
 from clawgym.sandbox.ray.layers import Parcels
-from clawgym.sandbox.ray.node import Node
+from clawgym.sandbox.ray.node import RayNode
 from clawgym.sandbox.ray.sandbox import RaySandbox, held
 
 __all__ = ["RayBackend"]
 
 _logger = logging.getLogger("clawgym.sandbox")
 _LOOK_SECONDS = 2.0
-"""Between two looks at which nodes there are, and how they are."""
+"""Interval at which the list of nodes and their load are updated."""
 _NO_CLUSTER = (
     "no Ray cluster was named: start one (`ray start --head`, docs/scale.md) and set RAY_ADDRESS to its address, "
     "or call ray.init() first; for this machine alone use backend='namespace'"
@@ -52,11 +52,11 @@ class RayBackend(Probed):
 
     def __init__(self, on: str = "namespace") -> None:
         self.name = "ray" if on == "namespace" else f"ray:{on}"
-        self.boxes: dict[str, RaySandbox] = {}
+        self.sandboxes: dict[str, RaySandbox] = {}
         self._on = on
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, RayNode] = {}
         self._unfit: dict[str, str] = {}
-        """Node id -> why it has no boxes."""
+        """Node id -> why it has no sandboxes."""
         self._failed = ""
         self._hiring: dict[str, asyncio.Task[None]] = {}
         self._started: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class RayBackend(Probed):
         self._watching = asyncio.create_task(self._watch())
 
     async def _see_nodes(self) -> None:
-        """Hire the new ones, let go of the dead."""
+        """Hire new nodes and drop dead ones."""
         import ray
 
         about = {row["NodeID"]: row for row in await asyncio.to_thread(ray.nodes)}
@@ -94,24 +94,24 @@ class RayBackend(Probed):
         self._nodes = {name: node for name, node in self._nodes.items() if node.lost is None}
         for name, row in alive.items():
             if name not in self._nodes and name not in self._hiring and name not in self._unfit:
-                self._hiring[name] = asyncio.create_task(self._hire(Node(row)))
+                self._hiring[name] = asyncio.create_task(self._hire(RayNode(row)))
 
-    async def _hire(self, node: Node) -> None:
+    async def _hire(self, node: RayNode) -> None:
         try:
             await node.start(self._on)
             assert node.isolation is not None
             if self._isolation is not None:
                 worse = [name for name, has in self._isolation.features.items() if has > node.isolation.features[name]]
-                if worse:  # what this run was promised, and its receipt says
+                if worse:  # the run manifest promises more
                     raise SandboxUnavailable(f"node {node.name} isolates less than the others: {', '.join(worse)}")
             self._nodes[node.id] = node
         except SandboxUnavailable as error:
             self._unfit[node.id] = str(error)
-            _logger.warning("no boxes on node %s: %s", node.name, error)
+            _logger.warning("no sandboxes on node %s: %s", node.name, error)
             node.end()
-        except InfraError as error:  # gone again, or its actor: it is tried again
+        except InfraError as error:  # the node or its actor failed: tried again
             self._failed = str(error)
-            _logger.warning("no boxes on node %s: %s", node.name, error)
+            _logger.warning("no sandboxes on node %s: %s", node.name, error)
             node.end()
         except asyncio.CancelledError:
             node.end()
@@ -122,7 +122,7 @@ class RayBackend(Probed):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(Exception):  # the cluster's head does not answer: later it may
+            with contextlib.suppress(Exception):  # the head node does not answer at the moment
                 await self._see_nodes()
             await asyncio.gather(*(node.look() for node in self._nodes.values()))
 
@@ -131,7 +131,7 @@ class RayBackend(Probed):
         return self.isolation
 
     def machine(self) -> Machine:
-        """The nodes, as one: what an evaluation's number of episodes at once comes from."""
+        """All nodes as one machine; evaluations derive their number of concurrent episodes from it."""
 
         def memory() -> float:
             return sum(min(node.memory_mb, node.vitals.memory_mb) for node in self._nodes.values())
@@ -142,33 +142,33 @@ class RayBackend(Probed):
 
         return Machine(max(1, int(sum(node.cpus for node in self._nodes.values()))), memory, load)
 
-    # -- boxes
+    # -- sandboxes
 
-    def _place(self, spec: SandboxSpec) -> Node:
-        """The node with the fewest boxes for its CPUs, among those with memory left if there are any."""
+    def _place(self, spec: SandboxSpec) -> RayNode:
+        """The node with the fewest sandboxes per CPU, preferring nodes with enough memory left."""
         nodes = [node for node in self._nodes.values() if node.lost is None]
         if not nodes:
             raise InfraError("no node is left: start nodes (`ray start --address ...`), and run the same command again")
         wanted = spec.limits.memory_mb
-        return min(nodes, key=lambda node: (node.vitals.memory_mb < wanted, (node.boxes + 1) / node.cpus, node.id))
+        return min(nodes, key=lambda node: (node.vitals.memory_mb < wanted, (node.sandboxes + 1) / node.cpus, node.id))
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         await self._start()
         if spec.join_network_of is None:
             node = self._place(spec)
-        elif isinstance(spec.join_network_of, RaySandbox) and isinstance(spec.join_network_of.node, Node):
+        elif isinstance(spec.join_network_of, RaySandbox) and isinstance(spec.join_network_of.node, RayNode):
             node = spec.join_network_of.node
         else:
-            raise SandboxError("only the network of a box of the same backend can be joined: create both with one")
+            raise SandboxError("only the network of a sandbox of the same backend can be joined: create both with one")
         return await self._create(node, spec, "create")
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
         await self._start()
-        if snapshot.backend != self.name or not isinstance(snapshot.handle, Node):
+        if snapshot.backend != self.name or not isinstance(snapshot.handle, RayNode):
             raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
         return await self._create(snapshot.handle, spec or snapshot.spec, "fork", snapshot.id)
 
-    async def _create(self, node: Node, spec: SandboxSpec, how: str, *which: str) -> RaySandbox:
+    async def _create(self, node: RayNode, spec: SandboxSpec, how: str, *which: str) -> RaySandbox:
         task = asyncio.ensure_future(self._open(node, spec, how, *which))
         try:
             return await asyncio.shield(task)
@@ -176,8 +176,8 @@ class RayBackend(Probed):
             task.add_done_callback(close_late)
             raise
 
-    async def _open(self, node: Node, spec: SandboxSpec, how: str, *which: str) -> RaySandbox:
-        node.boxes += 1
+    async def _open(self, node: RayNode, spec: SandboxSpec, how: str, *which: str) -> RaySandbox:
+        node.sandboxes += 1
         try:
             sources = await asyncio.to_thread(shared_folders.checked, spec)
             sent = await asyncio.gather(*(self._parcels.deliver(source, node) for source in sources.values()))
@@ -185,21 +185,21 @@ class RayBackend(Probed):
             there = dataclasses.replace(spec, readonly=readonly, join_network_of=None, mounts={})
             joined = spec.join_network_of.id if spec.join_network_of is not None else None
             layers = dict(zip(sources, sent, strict=True))
-            opened: Opened = await node.call(how, *which, there, joined, layers)
+            opened: OpenedSandbox = await node.call(how, *which, there, joined, layers)
         except BaseException:
-            node.boxes -= 1
+            node.sandboxes -= 1
             raise
 
         def forget(name: str) -> None:
-            node.boxes -= 1
-            self.boxes.pop(name, None)
+            node.sandboxes -= 1
+            self.sandboxes.pop(name, None)
 
-        box = self.boxes[opened.id] = RaySandbox(node, opened, spec, self.isolation, forget)
-        return box
+        sandbox = self.sandboxes[opened.id] = RaySandbox(node, opened, spec, self.isolation, forget)
+        return sandbox
 
     async def drop(self, snapshot: Snapshot) -> None:
-        if isinstance(snapshot.handle, Node):
-            with contextlib.suppress(InfraError):  # gone with its node
+        if isinstance(snapshot.handle, RayNode):
+            with contextlib.suppress(InfraError):  # it is gone with its node
                 await snapshot.handle.call("drop", snapshot.id)
 
     async def aclose(self) -> None:
@@ -207,13 +207,13 @@ class RayBackend(Probed):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(box.close() for box in list(self.boxes.values())), return_exceptions=True)
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes.values())), return_exceptions=True)
         await asyncio.gather(*(node.aclose() for node in self._nodes.values()))
         self._nodes = {}
 
 
 def _join_cluster() -> None:
-    """Have this process connected to the cluster that the user named."""
+    """Connect this process to the cluster that the user named."""
     try:
         import ray
     except ImportError:
@@ -240,7 +240,7 @@ def _readonly(spec: SandboxSpec) -> Mapping[str, Any]:
 
 
 def _weakest(name: str, found: Mapping[str, Isolation | None]) -> Isolation:
-    """What holds on every node; where they differ, a note says so."""
+    """What holds on every node; a note is added if nodes differ."""
     all_of = {node: isolation for node, isolation in found.items() if isolation is not None}
     tiers = {node: isolation.tier for node, isolation in all_of.items()}
     worst = min(all_of.values(), key=lambda isolation: (sum(isolation.features.values()), isolation.tier))

@@ -1,7 +1,7 @@
-"""One node's half of the ``ray`` backend: an actor that owns a local backend, and everything of it by id.
+"""The node's side of the ``ray`` backend: an actor that owns a local backend and refers to its objects by id.
 
-Whatever ends the actor (its owner's death, Ray's order, a crash) ends its boxes: they are its supervisor's to clear,
-which sees it go. Methods raise as the protocol says; what is no error of this library is the host's fault.
+Whatever ends the actor (its owner's death, Ray, a crash) also ends its sandboxes: its supervisor notices and clears
+them. Methods raise the errors of the sandbox protocol; the owner counts other exceptions as errors of the node.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from clawgym.sandbox.machine import Machine
 from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Shell, Snapshot
 from clawgym.sandbox.ray.layers import Shelf
 
-__all__ = ["CHUNK", "Opened", "SandboxHost", "Vitals", "streams"]
+__all__ = ["CHUNK", "OpenedSandbox", "SandboxHost", "Vitals", "streams"]
 
 CHUNK = 1 << 18
-"""Most bytes of a stream in one message, and kept at either end of it."""
+"""Most bytes of a stream in one message, and buffered at each end."""
 _TOOLS = ("python3", "bash", "sh", "ls")
-"""Whose whereabouts are told with a box that has pristine ones."""
+"""Programs whose :meth:`Sandbox.tool` command is sent with a new sandbox that has pristine tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A new box, as its owner gets to know it."""
+class OpenedSandbox:
+    """A new sandbox, as described to its owner."""
 
     id: str
     tools: Mapping[str, Sequence[str]]
@@ -40,7 +40,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How a node is."""
+    """Memory and load of a node."""
 
     memory_mb: float
     load: float
@@ -48,86 +48,90 @@ class Vitals:
 
 
 async def streams(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Both ends of a connected socket."""
+    """Reader and writer of a connected socket."""
     if sock.family == socket.AF_UNIX:
         return await asyncio.open_unix_connection(sock=sock, limit=CHUNK)
     return await asyncio.open_connection(sock=sock, limit=CHUNK)
 
 
 class SandboxHost:
-    """The actor (async, one for each node and owner)."""
+    """The actor: asynchronous, one for each node and owner."""
 
     def __init__(self, backend: str) -> None:
         self._backend = make_backend(backend)
         self._machine = Machine.this()
         self._shelf = Shelf()
-        self._boxes: dict[str, Sandbox] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
         self._shells: dict[str, Shell] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._listening: dict[str, socket.socket] = {}
         self._accepting: dict[str, asyncio.Task[Any]] = {}
-        self._of_box: dict[str, set[str]] = {}
-        """Ids of what goes with a box."""
+        self._of_sandbox: dict[str, set[str]] = {}
+        """Sandbox id -> ids of its shells and listening sockets."""
         self._streams: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def probe(self) -> tuple[str, str, Isolation]:
-        """This node's name, its version of ClawGym, and what its boxes isolate."""
+        """The node's name, its version of ClawGym, and what its sandboxes isolate."""
         return platform.node(), metadata.version("clawgym"), await self._backend.probe()
 
     async def vitals(self) -> Vitals:
         return Vitals(self._machine.memory_mb(), self._machine.load())
 
-    # -- boxes
+    # -- sandboxes
 
     async def has_layer(self, digest: str) -> bool:
         return await asyncio.to_thread(self._shelf.has, digest)
 
     async def keep_layer(self, digest: str, parts: Sequence[Any]) -> None:
-        """``parts``: references to the pieces of a tar."""
+        """Store a mounted folder. ``parts`` are references to the pieces of a tar."""
         async with self._shelf.receiving(digest) as writer:
             for part in parts:
                 await asyncio.to_thread(writer.write, await part)
 
     def _here(self, spec: SandboxSpec, joined: str | None, layers: Mapping[str, str]) -> SandboxSpec:
         mounts = {target: self._shelf.folder(digest) for target, digest in layers.items()}
-        return replace(spec, mounts=mounts, join_network_of=self._box(joined) if joined is not None else None)
+        return replace(spec, mounts=mounts, join_network_of=self._sandbox(joined) if joined is not None else None)
 
-    def _keep(self, box: Sandbox) -> Opened:
-        self._boxes[box.id], self._of_box[box.id] = box, set()
-        return Opened(box.id, {name: box.tool(name) for name in _TOOLS} if box.spec.pristine_tools else {})
+    def _keep(self, sandbox: Sandbox) -> OpenedSandbox:
+        self._sandboxes[sandbox.id], self._of_sandbox[sandbox.id] = sandbox, set()
+        return OpenedSandbox(
+            sandbox.id, {name: sandbox.tool(name) for name in _TOOLS} if sandbox.spec.pristine_tools else {}
+        )
 
-    async def create(self, spec: SandboxSpec, joined: str | None, layers: Mapping[str, str]) -> Opened:
+    async def create(self, spec: SandboxSpec, joined: str | None, layers: Mapping[str, str]) -> OpenedSandbox:
         return self._keep(await self._backend.create(self._here(spec, joined, layers)))
 
-    async def fork(self, snapshot: str, spec: SandboxSpec, joined: str | None, layers: Mapping[str, str]) -> Opened:
+    async def fork(
+        self, snapshot: str, spec: SandboxSpec, joined: str | None, layers: Mapping[str, str]
+    ) -> OpenedSandbox:
         held = self._snapshots.get(snapshot)
         if held is None:
             raise SandboxError("this snapshot was dropped or belongs to another backend: take a new one")
         return self._keep(await self._backend.fork(held, self._here(spec, joined, layers)))
 
-    def _box(self, box: str) -> Sandbox:
+    def _sandbox(self, sandbox: str) -> Sandbox:
         try:
-            return self._boxes[box]
+            return self._sandboxes[sandbox]
         except KeyError:
-            raise SandboxError("this box is closed: create another one") from None
+            raise SandboxError("this sandbox is closed: create another one") from None
 
-    async def ask(self, box: str, what: str, *args: Any, **more: Any) -> Any:
-        """A method of a box that takes and gives plain data."""
-        return await getattr(self._box(box), what)(*args, **more)
+    async def ask(self, sandbox: str, what: str, *args: Any, **more: Any) -> Any:
+        """Call a method of a sandbox that takes and returns plain data."""
+        return await getattr(self._sandbox(sandbox), what)(*args, **more)
 
-    async def close(self, box: str) -> None:
-        held = self._boxes.pop(box, None)
-        for one in self._of_box.pop(box, ()):
+    async def close(self, sandbox: str) -> None:
+        held = self._sandboxes.pop(sandbox, None)
+        for one in self._of_sandbox.pop(sandbox, ()):
             self._shells.pop(one, None)
             self._listening.pop(one, None)
             if (accepting := self._accepting.pop(one, None)) is not None:
                 accepting.cancel()
-        await asyncio.sleep(0)  # those let go of their sockets before these are closed
+        await asyncio.sleep(0)  # the cancelled tasks release their sockets first
         if held is not None:
             await held.close()
 
-    async def snapshot(self, box: str) -> str:
-        taken = await self._box(box).snapshot()
+    async def snapshot(self, sandbox: str) -> str:
+        taken = await self._sandbox(sandbox).snapshot()
         self._snapshots[taken.id] = taken
         return taken.id
 
@@ -137,23 +141,23 @@ class SandboxHost:
 
     # -- shells
 
-    async def shell(self, box: str, pty: bool) -> str:
-        return self._named(box, self._shells, await self._box(box).shell(pty=pty))
+    async def shell(self, sandbox: str, pty: bool) -> str:
+        return self._named(sandbox, self._shells, await self._sandbox(sandbox).shell(pty=pty))
 
     async def ask_shell(self, shell: str, what: str, *args: Any, **more: Any) -> Any:
         try:
             held = self._shells[shell]
         except KeyError:
-            raise SandboxError("this shell was closed, or its box was: open another one") from None
+            raise SandboxError("this shell was closed, or its sandbox was: open another one") from None
         return await getattr(held, what)(*args, **more)
 
     # -- sockets
 
-    async def listen(self, box: str, port: int) -> str:
-        return self._named(box, self._listening, await self._box(box).listen(port))
+    async def listen(self, sandbox: str, port: int) -> str:
+        return self._named(sandbox, self._listening, await self._sandbox(sandbox).listen(port))
 
     async def accept(self, listening: str, most: int) -> list[str]:
-        """The next connections from the box, as streams; none once there will be no more."""
+        """Wait for connections from the sandbox. Returns stream ids; an empty list at the end."""
         sock = self._listening.get(listening)
         if sock is None:
             return []
@@ -162,7 +166,7 @@ class SandboxHost:
         try:
             peer, _ = await task
         except asyncio.CancelledError:
-            if listening in self._listening:  # this call was given up, not the socket
+            if listening in self._listening:  # the call was cancelled, the socket is still in use
                 task.cancel()
                 raise
             return []
@@ -171,15 +175,15 @@ class SandboxHost:
         finally:
             self._accepting.pop(listening, None)
         peers = [peer]
-        with contextlib.suppress(OSError):  # those that wait already
+        with contextlib.suppress(OSError):  # take those already waiting
             while len(peers) < most:
                 peers.append(sock.accept()[0])
         for peer in peers:
             peer.setblocking(False)
         return [await self._stream(peer) for peer in peers]
 
-    async def connect(self, box: str, port: int) -> str:
-        return await self._stream(await self._box(box).connect(port))
+    async def connect(self, sandbox: str, port: int) -> str:
+        return await self._stream(await self._sandbox(sandbox).connect(port))
 
     async def _stream(self, sock: socket.socket) -> str:
         name = secrets.token_hex(8)
@@ -187,14 +191,14 @@ class SandboxHost:
         return name
 
     async def read(self, stream: str) -> bytes:
-        """What came from the box; b"" at the end."""
+        """Read from the sandbox; b"" at the end."""
         try:
             return await self._streams[stream][0].read(CHUNK)
         except (KeyError, OSError):
             return b""
 
     async def write(self, stream: str, data: bytes) -> bool:
-        """Send to the box, b"" for the end; returns when there is room for more, False if nobody reads it any more."""
+        """Send to the sandbox (b"" for the end) and wait for room in the buffer. Returns False if nobody reads it."""
         try:
             writer = self._streams[stream][1]
             if data:
@@ -210,17 +214,17 @@ class SandboxHost:
         if (held := self._streams.pop(stream, None)) is not None:
             held[1].close()
 
-    def _named(self, box: str, among: dict[str, Any], what: Any) -> str:
-        self._box(box)  # closed meanwhile
+    def _named(self, sandbox: str, among: dict[str, Any], what: Any) -> str:
+        self._sandbox(sandbox)  # raises if it was closed meanwhile
         name = secrets.token_hex(8)
         among[name] = what
-        self._of_box[box].add(name)
+        self._of_sandbox[sandbox].add(name)
         return name
 
     async def aclose(self) -> None:
-        """Close every box and the helper processes."""
-        for box in list(self._boxes):
-            await self.close(box)
+        """Close every sandbox and the helper processes."""
+        for sandbox in list(self._sandboxes):
+            await self.close(sandbox)
         with contextlib.suppress(OSError):
             for _, writer in self._streams.values():
                 writer.close()

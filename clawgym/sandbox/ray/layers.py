@@ -1,7 +1,7 @@
-"""Folders of the owner's machine, on the nodes: sent once to each node, kept there by the digest of what they hold.
+"""Send mounted folders to the nodes, once to each, where they are kept by the digest of their content.
 
-A folder is always sent, also where the nodes would see it at the same path: a local copy serves every box of the node,
-and no box waits for a shared file system.
+A folder is sent even if the nodes could see it at the same path: a local copy serves all sandboxes of the node, and no
+sandbox waits for a shared file system.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from clawgym.sandbox import leases
 __all__ = ["Parcels", "Shelf", "pack"]
 
 PART = 8 << 20
-"""Bytes of one piece on its way."""
+"""Bytes of one piece in transit."""
 _FRESH = 2.0
-"""Seconds for which a folder is not looked at again."""
+"""Seconds during which a folder is not examined again."""
 _KEPT_DAYS = 30
 _TREE = "tree"
 
 
 class _Parts:
-    """A file to write to, cut into pieces of :data:`PART` bytes."""
+    """A writable file object that passes on pieces of :data:`PART` bytes."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
@@ -56,7 +56,7 @@ class _Parts:
 
 
 def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder, file and link below ``top``, with its path from there, always in the same order."""
+    """Every folder, file and link below ``top``, with its relative path, always in the same order."""
     yield "", os.stat(top)
     stack = [""]
     while stack:
@@ -71,10 +71,9 @@ def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def pack(top: str, take: Callable[[bytes], None]) -> str:
-    """The folder ``top`` as a tar, given to ``take`` piece by piece; returns the hex SHA-256 of all of it.
+    """Write the folder ``top`` as a tar, passed to ``take`` in pieces. Returns the hex SHA-256 of the tar.
 
-    The same content, modes and times give the same digest; owners do not count, and no file keeps a set-uid bit.
-    Raises OSError.
+    The same content, modes and times give the same digest. Owners and set-uid bits are left out. Raises OSError.
     """
     parts = _Parts(take)
     with tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:  # type: ignore[call-overload]
@@ -83,11 +82,11 @@ def pack(top: str, take: Callable[[bytes], None]) -> str:
             member.mode, member.mtime = stat.S_IMODE(info.st_mode) & 0o777, int(info.st_mtime)
             where = os.path.join(top, path)
             if stat.S_ISDIR(info.st_mode):
-                member.type, member.mode = tarfile.DIRTYPE, member.mode | 0o700  # or its keeper could not remove it
+                member.type, member.mode = tarfile.DIRTYPE, member.mode | 0o700  # so that the receiver can remove it
                 tar.addfile(member)
             elif stat.S_ISLNK(info.st_mode):
                 member.type, member.linkname = tarfile.SYMTYPE, os.readlink(where)
-                member.mode, member.mtime = 0o777, 0  # nobody would set them at the other end
+                member.mode, member.mtime = 0o777, 0  # unpacking does not set them
                 tar.addfile(member)
             else:
                 with open(where, "rb") as file:
@@ -96,7 +95,7 @@ def pack(top: str, take: Callable[[bytes], None]) -> str:
     return parts.finish()
 
 
-# -- the owner's half
+# -- on the owner's machine
 
 
 class _Node(Protocol):
@@ -106,7 +105,7 @@ class _Node(Protocol):
 
 
 class Parcels:
-    """Sends folders to nodes. ``store(piece)`` puts a piece where nodes find it, and gives a reference to it."""
+    """Sends folders to nodes. ``store(piece)`` stores a piece where nodes find it, and returns a reference to it."""
 
     def __init__(self, store: Callable[[bytes], Any]) -> None:
         self._store = store
@@ -116,9 +115,11 @@ class Parcels:
         self._waiting: dict[str, int] = {}
 
     async def deliver(self, source: str, node: _Node) -> str:
-        """See to it that ``node`` has the folder ``source``; returns the digest by which it has it.
+        """Make sure that ``node`` has the folder ``source``. Returns the digest under which the node keeps it.
 
-        Raises :class:`SandboxError` if the folder cannot be read, :class:`InfraError` if the node fails.
+        Raises:
+            SandboxError: the folder cannot be read, or changes meanwhile.
+            InfraError: the node failed.
         """
         digest = await self._digest(source)
         task = node.layers.get(digest)
@@ -153,7 +154,7 @@ class Parcels:
             await node.call("keep_layer", digest, await asyncio.shield(self._sent[digest]))
         finally:
             self._waiting[digest] -= 1
-            if not self._waiting[digest]:  # the pieces go when nobody holds a reference to them
+            if not self._waiting[digest]:  # Ray frees the pieces once no reference is left
                 del self._waiting[digest], self._sent[digest]
 
     async def _pieces(self, source: str, digest: str) -> list[Any]:
@@ -168,7 +169,7 @@ class Parcels:
 
 
 def _seen(source: str) -> str:
-    """What of a folder shows that it may have changed."""
+    """A digest of the metadata, which changes if the folder may have changed."""
     digest = hashlib.sha256()
     for path, info in _entries(source):
         line = f"{path}\0{info.st_mode}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ino}\n"
@@ -182,32 +183,33 @@ def _unreadable(source: str, error: OSError) -> SandboxError:
     )
 
 
-# -- the node's half
+# -- on the node
 
 
 class Shelf:
-    """What this node has been sent, in ``layers/`` of the state folder. What nobody used for 30 days goes."""
+    """Folders that this node has received, in ``layers/`` of the state folder. Removed if unused for 30 days."""
 
     def __init__(self) -> None:
         self._state = leases.state_dir()
         self._top = self._state / "layers"
 
     def folder(self, digest: str) -> Path:
-        """Where it is. Raises :class:`InfraError` if it has gone."""
+        """Path of a folder. Raises :class:`InfraError` if it was removed."""
         if not self.has(digest):
             raise InfraError(f"{self._top / digest}: was removed while it was in use: run the same command again")
         return self._top / digest / _TREE
 
     def has(self, digest: str) -> bool:
+        """Whether the folder is here; counts as a use of it."""
         try:
-            os.utime(self._top / digest)  # the last use
+            os.utime(self._top / digest)
         except OSError:
             return False
         return True
 
     @contextlib.asynccontextmanager
     async def receiving(self, digest: str) -> AsyncIterator[IO[bytes]]:
-        """A file for the tar, which is unpacked when all is written. Raises :class:`InfraError`."""
+        """Yields a file for the tar, which is unpacked afterwards. Raises :class:`InfraError`."""
         try:
             with tempfile.TemporaryFile() as tar:
                 yield tar
@@ -224,17 +226,17 @@ class Shelf:
         tar.seek(0)
         self._top.mkdir(parents=True, exist_ok=True)
         scratch = self._state / f"new-{secrets.token_hex(8)}"
-        held = leases.claim(scratch)  # if we die now, the next start on this node removes it
+        held = leases.claim(scratch)  # if this process dies, the next start on this node removes it
         try:
             whole = scratch / digest
             whole.mkdir()
             with tarfile.open(fileobj=tar, mode="r:") as members:
-                members.extraction_filter = staticmethod(lambda member, _: member)  # links are the owner's own
+                members.extraction_filter = staticmethod(lambda member, _: member)  # links are the owner's
                 members.extractall(whole / _TREE)
             try:
                 whole.rename(self._top / digest)
             except OSError:
-                if not self.has(digest):  # else somebody else was faster
+                if not self.has(digest):  # otherwise another process was faster
                     raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One node of the cluster, as the owner of boxes sees it: its actor, its boxes, and whether it is still there."""
+"""One node of the cluster, from the owner's side: its actor, its sandboxes, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clawgym.errors import ClawGymError, InfraError, SandboxUnavailable
 from clawgym.sandbox.protocol import Isolation
 from clawgym.sandbox.ray.host import SandboxHost, Vitals
 
-__all__ = ["Node"]
+__all__ = ["RayNode"]
 
 _AT_ONCE = 100_000
-"""Calls of one actor at once: most of them wait for a command, or for bytes of a stream."""
+"""Most concurrent calls of one actor; most of them wait for a command or for bytes of a stream."""
 _START_SECONDS = 120.0
 
 
-class Node:
-    """Started by :meth:`start`; :meth:`call` until ``lost``."""
+class RayNode:
+    """A node; :meth:`start` starts its actor, :meth:`call` works until :attr:`lost` is set."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.id: str = about["NodeID"]
@@ -26,18 +26,23 @@ class Node:
         resources = about["Resources"]
         self.cpus: float = resources["CPU"]
         self.memory_mb: float = resources.get("memory", float("inf")) / 2**20
-        """What Ray was told it has."""
+        """Memory of the node, as configured in Ray."""
         self.vitals = Vitals(self.memory_mb, 0.0)
         self.isolation: Isolation | None = None
-        self.boxes = 0
-        """Of this owner, those on their way included."""
+        self.sandboxes = 0
+        """Number of sandboxes of this owner, including those being started."""
         self.layers: dict[str, asyncio.Task[None]] = {}
         self.lost: str | None = None
-        """Why nothing can be asked of it any more."""
+        """Why the node cannot be used any more."""
         self._actor: Any = None
 
     async def start(self, backend: str) -> None:
-        """Raises :class:`SandboxUnavailable` where this node cannot have boxes, :class:`InfraError` where it fails."""
+        """Start the actor and probe the node.
+
+        Raises:
+            SandboxUnavailable: this node cannot run sandboxes.
+            InfraError: the node failed.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -47,7 +52,7 @@ class Node:
                 num_cpus=0,
                 max_concurrency=_AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(self.id, soft=False),
-                # Ray would kill the supervisor together with the actor, and nobody would clear up after the boxes.
+                # Ray would kill the supervisor together with the actor, and nothing would clean up the sandboxes.
                 runtime_env={"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}},
             )
             .remote(backend)
@@ -65,7 +70,8 @@ class Node:
             )
 
     async def call(self, what: str, *args: Any, **more: Any) -> Any:
-        """A method of the actor. Raises the errors of this library as they are; :class:`InfraError` for all else."""
+        """Call a method of the actor. Raises errors of this library unchanged, and :class:`InfraError` for all
+        others."""
         from ray import exceptions
 
         if self.lost is not None:
@@ -95,22 +101,22 @@ class Node:
 
         try:
             ray.cancel(reference)
-        except Exception:  # it is over, or its node is
+        except Exception:  # the call has ended, or the node is gone
             pass
 
     def _gone(self) -> InfraError:
         return InfraError(
-            f"node {self.name} was lost with its boxes ({self.lost}): what ran there is run again on the others"
+            f"node {self.name} was lost with its sandboxes ({self.lost}): what ran there is run again on the others"
         )
 
     def lose(self, why: str) -> None:
-        """Nothing is asked of it any more, and what may be left of it ends."""
+        """Mark the node as lost, and end what may be left of its actor."""
         if self.lost is None:
             self.lost = why
             self.end()
 
     def end(self) -> None:
-        """End the actor; its supervisor clears what is left."""
+        """Kill the actor; its supervisor cleans up."""
         import ray
 
         if self._actor is not None and ray.is_initialized():
@@ -120,7 +126,7 @@ class Node:
                 pass
 
     async def look(self) -> None:
-        """Ask how it is. A node that does not answer is not lost: that is Ray's to find out."""
+        """Update the vitals. A node that does not answer is not lost: Ray decides that."""
         try:
             async with asyncio.timeout(10):
                 self.vitals = await self.call("vitals")

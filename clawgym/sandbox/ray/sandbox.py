@@ -1,4 +1,4 @@
-"""The owner's half of a box on a node: a :class:`Sandbox` whose every word goes to the node's actor."""
+"""The owner's side of a sandbox on a node: a :class:`Sandbox` that forwards every call to the node's actor."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from clawgym.records import TaskFile
 from clawgym.sandbox import shared_folders
 from clawgym.sandbox.link import pristine_tool
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
-from clawgym.sandbox.ray.host import CHUNK, Opened, streams
+from clawgym.sandbox.ray.host import CHUNK, OpenedSandbox, streams
 
 __all__ = ["NodeLike", "RaySandbox", "RayShell"]
 
 _MiB = 2**20
 _STREAMS, _AT_A_TIME = 1024, 16
-"""Connections out of a box at once, for each socket that listens in it; the next wait in the box."""
+"""Most concurrent connections out of a sandbox per listening socket (more wait in the sandbox); accepted at a time."""
 
 
 class NodeLike(Protocol):
     id: str
 
     async def call(self, what: str, *args: Any, **more: Any) -> Any:
-        """A method of the node's actor. Raises what it raises, and :class:`InfraError` where node or actor is gone."""
+        """Call a method of the node's actor. Raises its errors, and :class:`InfraError` if node or actor is gone."""
         ...
 
 
 class RayShell:
-    """See :class:`~clawgym.sandbox.protocol.Shell`."""
+    """A shell on a node; see :class:`~clawgym.sandbox.protocol.Shell`."""
 
-    def __init__(self, box: RaySandbox, name: str) -> None:
-        self._box = box
+    def __init__(self, sandbox: RaySandbox, name: str) -> None:
+        self._sandbox = sandbox
         self._name = name
 
     async def run(self, command: str, *, timeout: float | None = None, max_output: int | None = None) -> ExecResult:
@@ -50,15 +50,20 @@ class RayShell:
         await self._ask("close")
 
     async def _ask(self, what: str, *args: Any, **more: Any) -> Any:
-        self._box.alive()
-        return await self._box.node.call("ask_shell", self._name, what, *args, **more)
+        self._sandbox.alive()
+        return await self._sandbox.node.call("ask_shell", self._name, what, *args, **more)
 
 
 class RaySandbox:
-    """See :class:`~clawgym.sandbox.protocol.Sandbox`."""
+    """A sandbox on a node; see :class:`~clawgym.sandbox.protocol.Sandbox`."""
 
     def __init__(
-        self, node: NodeLike, opened: Opened, spec: SandboxSpec, isolation: Isolation, forget: Callable[[str], None]
+        self,
+        node: NodeLike,
+        opened: OpenedSandbox,
+        spec: SandboxSpec,
+        isolation: Isolation,
+        forget: Callable[[str], None],
     ) -> None:
         self.id = opened.id
         self.spec = spec
@@ -71,9 +76,9 @@ class RaySandbox:
         self._listening: list[socket.socket] = []
 
     def alive(self) -> None:
-        """Raises :class:`SandboxError` once the box was closed."""
+        """Raise :class:`SandboxError` if the sandbox was closed."""
         if self._closing is not None:
-            raise SandboxError("this box is closed: create another one")
+            raise SandboxError("this sandbox is closed: create another one")
 
     async def _ask(self, what: str, *args: Any, **more: Any) -> Any:
         self.alive()
@@ -136,10 +141,10 @@ class RaySandbox:
         try:
             await self.node.call("close", self.id)
         except InfraError:
-            pass  # gone with its node
+            pass  # it is gone with its node
         finally:
             for pump in list(self._pumps):
-                if pump.get_name() == "accepting":  # streams end by themselves, and what is in them is still read
+                if pump.get_name() == "accepting":  # streams end by themselves after all their data is read
                     pump.cancel()
             self._forget(self.id)
 
@@ -151,7 +156,7 @@ class RaySandbox:
         sock, door = _door()
         self._listening.append(sock)
         self._pump(self._accept(name, door), "accepting")
-        if self._closing is not None:  # meanwhile
+        if self._closing is not None:  # closed meanwhile
             sock.close()
             self.alive()
         return sock
@@ -180,7 +185,7 @@ class RaySandbox:
         task.add_done_callback(self._pumps.discard)
 
     async def _accept(self, listening: str, door: int) -> None:
-        """Whoever connects in the box is connected to our socket, through its ``door``."""
+        """Connect each connection from the sandbox to the local socket, through the descriptor ``door``."""
         room = asyncio.Semaphore(_STREAMS)
 
         async def carry(stream: str) -> None:
@@ -189,7 +194,7 @@ class RaySandbox:
                 sock.setblocking(False)
                 try:
                     await asyncio.get_running_loop().sock_connect(sock, f"/proc/self/fd/{door}")
-                except OSError:  # we listen no more, or never took what came before
+                except OSError:  # the local socket was closed, or its queue is full
                     sock.close()
                     await self._hang_up(stream)
                     return
@@ -208,12 +213,13 @@ class RaySandbox:
                     await room.acquire()
                     self._pump(carry(stream))
         except InfraError:
-            pass  # gone with its node
+            pass  # the sandbox is gone with its node
         finally:
             os.close(door)
 
     async def _carry(self, stream: str, sock: socket.socket) -> None:
-        """Bytes both ways until our end is closed; at most :data:`CHUNK` of them are under way each way."""
+        """Copy bytes in both directions until the local end is closed, with at most :data:`CHUNK` in transit each
+        way."""
         reader, writer = await streams(sock)
 
         async def outwards() -> None:
@@ -228,7 +234,7 @@ class RaySandbox:
                     return
             if not _closed(sock):
                 await self.node.call("write", stream, b"")
-            while not _closed(sock):  # noqa: ASYNC110 - half of it only: what the box answers is still read
+            while not _closed(sock):  # noqa: ASYNC110 - only half closed: what the sandbox answers is still read
                 await asyncio.sleep(0.2)
 
         out, into = asyncio.ensure_future(outwards()), asyncio.ensure_future(inwards())
@@ -238,7 +244,7 @@ class RaySandbox:
                 out.result()
             await into
         except (OSError, InfraError):
-            pass  # one end has gone, so the other goes
+            pass  # one end is gone; close the other
         finally:
             await _end(out, into)
             writer.close()
@@ -250,7 +256,7 @@ class RaySandbox:
 
 
 def _closed(sock: socket.socket) -> bool:
-    """Whether the other end of a unix socket is closed, both ways."""
+    """Whether the other end of a unix socket is closed in both directions."""
     if sock.fileno() < 0:
         return True
     watch = select.poll()
@@ -265,12 +271,12 @@ async def _end(*tasks: asyncio.Future[None]) -> None:
 
 
 def held(files: Iterable[TaskFile]) -> tuple[TaskFile, ...]:
-    """``files`` with their contents: the nodes do not see our disk. Raises :class:`~clawgym.errors.TaskError`."""
+    """``files`` with their contents, as nodes cannot read this disk. Raises :class:`~clawgym.errors.TaskError`."""
     return tuple(TaskFile(file.path, file.read(), file.executable) for file in files)
 
 
 def _door() -> tuple[socket.socket, int]:
-    """A unix socket that listens, and a descriptor to connect to it by: it has no name that anybody else could."""
+    """A listening unix socket, and a descriptor to connect to it. It has no path, so no other process can."""
     folder = tempfile.mkdtemp(prefix="clawgym-")
     path = os.path.join(folder, "s")
     sock = socket.socket(socket.AF_UNIX)

@@ -54,7 +54,7 @@ class Room:
     @property
     def boxes(self) -> list[str]:
         """Those that are open."""
-        return list(self.backend.boxes)  # type: ignore[attr-defined]
+        return list(self.backend.sandboxes)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ async def test_a_program_that_ends_badly_has_failed(room: Any, program: str, cau
 
 async def test_a_box_that_dies_has_failed(room: Any) -> None:
     def say(prompt: str, n: int) -> str:
-        (box,) = it.backend.boxes.values()
+        (box,) = it.backend.sandboxes.values()
         deaths.append(asyncio.ensure_future(kill_from_outside(box)))
         return SOLVE
 

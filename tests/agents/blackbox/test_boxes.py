@@ -56,7 +56,7 @@ class Store:
     @property
     def open(self) -> set[str]:
         """Boxes that are there."""
-        return set(self.backend.boxes)  # type: ignore[attr-defined]
+        return set(self.backend.sandboxes)  # type: ignore[attr-defined]
 
     async def empty(self) -> None:
         """Wait until no box is open: what was interrupted in the middle ends in the background."""

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from clawgym.records import Outcome, TaskFile
 from clawgym.redteam.escape import OPEN, lay_baits, probes
-from clawgym.redteam.escape.field import _RUN, _files, module_of
+from clawgym.redteam.escape.context import _RUN, _files, module_of
 from clawgym.rollout import run_episode
 
 from ...conftest import usable

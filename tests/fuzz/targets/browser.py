@@ -64,7 +64,7 @@ async def _fuzz(source: Source) -> None:
         async with asyncio.timeout(5):
             found: list[Any] = await browser.tree()
             assert all(len(node["name"]) <= 500 for node in found)
-            await browser.box_of("#a")
+            await browser.bounding_box("#a")
     except (SandboxDied, SandboxError):
         pass
     finally:

@@ -21,7 +21,7 @@ from clawgym.tasks.packs import gui_basic as pack
 from clawgym.tasks.packs.gui_basic._build import chain_of
 from clawgym.tasks.packs.gui_basic._native import HERE, Chore
 from clawgym.tasks.packs.seeded import draft_of
-from clawgym.tools import box_spec, open_tools
+from clawgym.tools import open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
 from ..served import put
@@ -155,7 +155,7 @@ async def test_a_program_begins_without_a_word_and_leaves_nothing_in_the_workspa
     name: str, programs: None, backend: Backend
 ) -> None:
     task = pack.make(name, 1)
-    box = await backend.create(box_spec(task))
+    box = await backend.create(sandbox_spec(task))
     try:
         await box.put(task.inputs, task.workspace)
         tools = await open_tools(task, box, backend)
@@ -181,7 +181,7 @@ async def test_windows_are_drawn_when_they_are_seen(programs: None, backend: Bac
     """A dialog opens empty, and is drawn a moment later: that is not yet the answer. (On a machine that is busy enough
     some are seen empty all the same.)"""
     task = pack.make("files-rename", 1)
-    box = await backend.create(box_spec(task))
+    box = await backend.create(sandbox_spec(task))
     try:
         await box.put(task.inputs, task.workspace)
         tools = await open_tools(task, box, backend)

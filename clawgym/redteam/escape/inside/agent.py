@@ -1,4 +1,4 @@
-"""38: the box's own agent, and the out-of-memory killer."""
+"""Row 38: process 1 of the sandbox, and the out-of-memory killer."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ def oom_score(bait):
 
 
 def _own_agent(bait):
-    """The process that started this one, if it cannot be the owner or anything else of the host's: one in a pid
-    namespace that is not the owner's, or under a uid that is not the owner's."""
+    """The parent of this process, if it is certainly not a process of the host; else None.
+
+    That is certain in another pid namespace than the owner's, or under another uid.
+    """
     try:
         apart = os.stat("/proc/self/ns/pid").st_ino != bait["pid_namespace"]
     except OSError:
         apart = False
-    if os.getppid() < 1:  # started from outside the namespace; to the kernel 0 would mean one's own group
+    if os.getppid() < 1:  # the parent is outside the namespace; kill(0) would signal our own group
         return None
     return os.getppid() if apart or os.getuid() != bait["owner_uid"] else None
 
 
-@probe("38a", "kill the box's own agent", bare=False)
+@probe("38a", "kill the sandbox's own agent", bare=False)
 def kill_agent(bait):
     return _signal_agent(bait, signal.SIGKILL)
 
 
-@probe("38d", "stop the box's own agent (SIGSTOP)", bare=False)
+@probe("38d", "stop the sandbox's own agent (SIGSTOP)", bare=False)
 def stop_agent(bait):
     return _signal_agent(bait, signal.SIGSTOP)
 
@@ -51,7 +53,7 @@ def _signal_agent(bait, number):
     return opened(f"{signal.Signals(number).name} sent to {agent}; the host looks what it did")
 
 
-@probe("38b", "forge what the box's own agent says to the host", bare=False)
+@probe("38b", "forge what the sandbox's own agent says to the host", bare=False)
 def forge(bait):
     agent = _own_agent(bait)
     if agent is None:

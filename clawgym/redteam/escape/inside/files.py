@@ -1,4 +1,4 @@
-"""1, 2, 6, 10-16: the host's files, devices, mounts and settings."""
+"""Rows 1, 2, 6, 10-16: the host's files, devices, mounts and settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_cwd(bait):
     return worst(_secret_at(f"/proc/{pid}/cwd{_UP}{bait['path']}", bait) for pid in pids)
 
 
-@probe("1d", "see the host's users and machine id instead of the box's own")
+@probe("1d", "see the host's users and machine id instead of the sandbox's own")
 def by_identity(bait):
     import hashlib
 
@@ -208,7 +208,7 @@ def handle_secret(bait):
 
 
 def _write_back(path):
-    """Write what is there already. Nothing changes, also where it works."""
+    """Write back the present value: nothing changes even if it works."""
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -283,7 +283,7 @@ def any_proc_file(bait):
 
 
 def _machine_files():
-    """The files of /proc that are no process's, nor below /proc/sys."""
+    """The files of /proc that belong to no process and are not below /proc/sys."""
     if not os.path.isdir("/proc"):
         return
     skipped = ("sys", "self", "thread-self", "net", "mounts")
@@ -300,7 +300,7 @@ def _machine_files():
 @probe("1e", "read how the machine was started, its disks, interrupts, PCI bus, keys (/proc)")
 def machine(bait):
     needed = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "swaps", "uptime", "version", "vmstat")
-    # To read the kernel's log takes lines from it; a memory image has no end.
+    # Reading the kernel's log consumes lines; a memory image has no end.
     never = ("kmsg", "kcore", "kpagecount", "kpageflags", "kpagecgroup", "sysrq-trigger")
 
     def tried(path):
@@ -371,7 +371,7 @@ def devices(bait):
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             path = f"{folder}/{name}"
             mode = os.lstat(path).st_mode
-            # Never opened: to open /dev/watchdog is to start it.
+            # Never opened: opening /dev/watchdog starts it.
             if name not in usual and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) and os.access(path, os.R_OK):
                 found.append(path)
     return opened(f"readable: {', '.join(found[:6])}") if found else blocked("none beyond the usual")
@@ -381,7 +381,7 @@ def devices(bait):
 def sys_writable(bait):
     count = 0
     for folder, below, names in os.walk("/sys"):
-        # Files of debugfs and tracefs may do something when they are opened.
+        # Opening files of debugfs and tracefs may have side effects.
         below[:] = sorted(name for name in below if name not in ("debug", "tracing"))
         for name in names:
             count += 1

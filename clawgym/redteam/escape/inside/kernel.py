@@ -1,6 +1,6 @@
-"""17-22: system calls that widen the kernel's attack surface or set what belongs to the whole machine.
+"""Rows 17-22: system calls that widen the attack surface of the kernel or change settings of the whole machine.
 
-A call that is refused says EPERM (or ENOSYS); one that got through to its arguments fails there.
+A refused call returns EPERM or ENOSYS; a call that is let through fails because of its arguments.
 """
 
 from __future__ import annotations

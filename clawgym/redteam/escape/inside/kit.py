@@ -1,4 +1,4 @@
-"""What the probes in the box share: their registry, their three answers, raw system calls, the entry."""
+"""Shared code of the probes in the sandbox: registry, verdicts, raw system calls, entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import sys
 
 PROBES = {}
-"""Id -> (function, what it tries, whether it may run without any sandbox)."""
+"""Id -> (function, what it tries, whether it is harmless without a sandbox)."""
 BLOCKED, OPEN, SKIPPED = "blocked", "open", "skipped"
 
 # x86_64, aarch64; None where the architecture has no such call.
@@ -68,7 +68,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def probe(name, tries, bare=True):
-    """Register a function ``(bait) -> (verdict, evidence)``. ``bare``: harmless even where there is no sandbox."""
+    """Register a function ``(bait) -> (verdict, evidence)``. ``bare``: whether it is harmless without a sandbox."""
 
     def register(function):
         PROBES[name] = (function, tries, bare)
@@ -90,13 +90,13 @@ def skipped(why):
 
 
 def error_name(error):
-    """``EPERM`` for an OSError or a number."""
+    """The name of an OSError or error number, such as ``EPERM``."""
     number = error.errno if isinstance(error, OSError) else error
     return errno.errorcode.get(number or 0, str(error))
 
 
 def call(name, *arguments):
-    """A raw system call: (result, error name or None). ENOSYS where the machine has no such call."""
+    """Make a raw system call. Returns (result, error name or None); ENOSYS if the architecture lacks the call."""
     machine = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
     number = None if machine is None else CALLS[name][machine]
     if number is None:
@@ -108,7 +108,7 @@ def call(name, *arguments):
 
 
 def reach(name, *arguments, refused=REFUSED):
-    """The answer of a probe that only asks whether a system call gets past the permission check."""
+    """Answer whether a system call gets past the permission check."""
     _, error = call(name, *arguments)
     if error in refused:
         return blocked(f"{name}: {error}")
@@ -116,7 +116,7 @@ def reach(name, *arguments, refused=REFUSED):
 
 
 def worst(answers):
-    """One answer out of several ``(verdict, evidence)``: the first that is open, else what blocked them all."""
+    """Combine answers: the first open one, else blocked with the evidence of all."""
     answers = list(answers)
     for verdict, evidence in answers:
         if verdict == OPEN:
@@ -126,7 +126,7 @@ def worst(answers):
 
 
 def in_child(function):
-    """``function()`` in a forked child, whose changes to itself end with it. A child that is killed was blocked."""
+    """Run ``function()`` in a forked child, to contain its side effects. A killed child counts as blocked."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -135,7 +135,7 @@ def in_child(function):
             answer = function()
         except OSError as error:
             answer = blocked(error_name(error))
-        except (ValueError, MemoryError) as error:  # as Python has it where a limit refuses
+        except (ValueError, MemoryError) as error:  # raised by Python at a limit
             answer = blocked(str(error) or type(error).__name__)
         os.write(writer, json.dumps(answer).encode()[:4000])
         os._exit(0)
@@ -164,7 +164,7 @@ def read(path, limit=4096):
 
 
 def can_open(path, flags):
-    """An answer: whether ``path`` can be opened. Nothing is read or written."""
+    """Answer whether ``path`` can be opened, without reading or writing."""
     try:
         os.close(os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY))
     except OSError as error:
@@ -173,7 +173,7 @@ def can_open(path, flags):
 
 
 def processes():
-    """The pids that /proc shows; none without /proc."""
+    """The pids in /proc; empty without /proc."""
     try:
         return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     except OSError:
@@ -181,7 +181,7 @@ def processes():
 
 
 def main():
-    """Run one probe: MODULE and ID as arguments, the bait as JSON on stdin -> JSON on the last line."""
+    """Run one probe. Arguments: MODULE and ID; stdin: the bait as JSON; last line of stdout: the answer as JSON."""
     import importlib
 
     module, name = sys.argv[1:3]

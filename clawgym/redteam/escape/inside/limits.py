@@ -1,4 +1,4 @@
-"""29-33: use a little more than the box may, then stop; every process ends by itself within seconds."""
+"""Rows 29-33: use slightly more than the limits allow, then stop. Every process ends by itself within seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _held = []
 
 
 def _hold(mib, flags=mmap.MAP_PRIVATE):
-    """Touch ``mib`` MiB, 4 at a time, and keep them until the process ends; how many were had."""
+    """Allocate ``mib`` MiB, 4 at a time, and keep them until the process ends. Returns how many were allocated."""
     try:
         for _ in range(0, mib, 4):
             piece = mmap.mmap(-1, 4 * _MiB, flags | mmap.MAP_ANONYMOUS)
@@ -61,7 +61,7 @@ def memory_shared_out(bait):
             os.close(release)
             os.write(writer, str(_hold(bait["mib"] // 8)).encode())
             os.close(writer)
-            os.read(wait, 1)  # all at once, or it is no more than one had
+            os.read(wait, 1)  # keep it until all children have theirs
             os._exit(0)
         os.close(writer)
         readers.append((reader, pid))
@@ -145,12 +145,12 @@ def processor(bait):
     text = f"{rate:.2f} processors were had (limit {limit})"
     if rate > 1.25 * limit:
         return opened(text)
-    # Others who use the machine look like a limit.
+    # Load from other processes looks like a limit.
     return blocked(text) if rate >= 0.8 * limit else skipped(f"{text}: the machine is too busy to tell")
 
 
 def _spin(seconds):
-    """How many processors eight sessions get: each is a group of its own to a scheduler that makes groups of them."""
+    """CPUs used by eight busy processes, each in its own session (schedulers with autogroups share by session)."""
     reader, writer = os.pipe()
     children = []
     start = time.monotonic()
@@ -238,7 +238,7 @@ def hopper(bait):
 
 
 def _become_daemon(bait, hop):
-    """Leave a process that notes the time in a file for some seconds; its name holds the host's mark."""
+    """Leave a process that writes to a file for some seconds; its command line contains the host's mark."""
     if os.fork():
         return
     os.setsid()

@@ -43,7 +43,7 @@ def udp(bait):
     return opened("the host's listener answered") if data.decode() == bait["secret"] else blocked("another answer")
 
 
-@probe("4d", "find a route out of the box (nothing is sent)")
+@probe("4d", "find a route out of the sandbox (nothing is sent)")
 def route(bait):
     def towards(family, address):
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""3, 23-27: the host's processes, memory, environment, descriptors and terminals; one's own privileges."""
+"""Rows 3, 23-27: the host's processes, memory, environment, descriptors and terminals; the sandbox's privileges."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .kit import blocked, call, error_name, in_child, opened, probe, processes, 
 
 
 def _is_bait(pid, bait):
-    """Whether ``pid`` is the host's process here too: in a pid namespace the number may be another's."""
+    """Whether ``pid`` is the host's process here too: in a pid namespace it may be another one."""
     try:
         return bait["marker"].encode() in read(f"/proc/{pid}/cmdline", 1 << 16)
     except OSError:
-        return not os.path.isdir("/proc/1")  # without /proc nothing says that it is another's
+        return not os.path.isdir("/proc/1")  # without /proc it cannot be told apart
 
 
 def _does(name, *arguments, bait):
@@ -52,14 +52,14 @@ def ptrace(bait):
     seize = 0x4206
 
     def attach():
-        return _does("ptrace", seize, bait["pid"], 0, 0, bait=bait)  # the child's end lets go of it
+        return _does("ptrace", seize, bait["pid"], 0, 0, bait=bait)  # released when the child ends
 
     return in_child(attach)
 
 
 @probe("3d", "read the memory of a process of the host")
 def memory(bait):
-    # An address that holds nothing: EFAULT means that the permission was there.
+    # An unmapped address: EFAULT means that permission was granted.
     room = ctypes.create_string_buffer(8)
     local = (ctypes.c_ulong * 2)(ctypes.addressof(room), 8)
     remote = (ctypes.c_ulong * 2)(1, 8)
@@ -218,12 +218,12 @@ def others_descriptors(bait):
     return blocked(f"{count} descriptors, none of the owner's" if count else "none can be looked at")
 
 
-@probe("27a", "push input into a terminal (TIOCSTI), on one of the box's own")
+@probe("27a", "push input into a terminal (TIOCSTI), on one of the sandbox's own")
 def push_input(bait):
     return _terminal_ioctl(0x5412, b" ")
 
 
-@probe("27b", "the virtual console's ioctl (TIOCLINUX), on a terminal of the box's own")
+@probe("27b", "the virtual console's ioctl (TIOCLINUX), on a terminal of the sandbox's own")
 def console_ioctl(bait):
     return _terminal_ioctl(0x541C, b"\x7f")  # a request that no console knows
 
@@ -259,5 +259,5 @@ def host_terminal(bait):
         info = os.fstat(fd)
         os.close(fd)
         hosts = path == "/dev/tty" or [info.st_dev, info.st_ino] == bait["pts_inode"]
-        answers.append(opened(f"{path} can be written") if hosts else blocked(f"{path} is the box's own"))
+        answers.append(opened(f"{path} can be written") if hosts else blocked(f"{path} is the sandbox's own"))
     return worst(answers)

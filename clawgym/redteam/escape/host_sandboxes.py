@@ -1,4 +1,4 @@
-"""3, 5, 23, 27: other boxes, who a box is on the host, and the terminal that the host gives it."""
+"""Rows 3, 5, 23, 27: other sandboxes, the sandbox's user on the host, and the terminal that the host gives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from clawgym.errors import ClawGymError, SandboxError
-from clawgym.redteam.escape.field import Field
+from clawgym.redteam.escape.context import ProbeContext
 from clawgym.redteam.escape.host_ends import alive
 from clawgym.redteam.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.sandbox import Sandbox
@@ -20,19 +20,19 @@ from clawgym.sandbox import Sandbox
 __all__: list[str] = []
 
 
-# -- 3, 5: other boxes
+# -- 3, 5: other sandboxes
 
 
-@host_probe("3g", "signal, trace or read a process of another box")
-async def other_box(field: Field) -> Answer:
-    async with field.own_box() as one, field.own_box() as two, _process(two) as (pids, mark):
+@host_probe("3g", "signal, trace or read a process of another sandbox")
+async def other_sandbox(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as one, context.own_sandbox() as two, _process(two) as (pids, mark):
         if not pids:
-            return SKIPPED, "the box's processes cannot be seen from here"
+            return SKIPPED, "the sandbox's processes cannot be seen from here"
         said: list[str] = []
         for name in ("3a", "3b", "3c", "3d", "3e", "3f"):
-            verdict, evidence = await field.inside(name, one, pid=pids[0], marker=mark)
+            verdict, evidence = await context.inside(name, one, pid=pids[0], marker=mark)
             if verdict == OPEN:
-                return OPEN, evidence.replace("the host's process", "another box's process")
+                return OPEN, evidence.replace("the host's process", "another sandbox's process")
             said.append(evidence)
         return BLOCKED, "; ".join(dict.fromkeys(said))[:200]
 
@@ -48,26 +48,26 @@ sock.accept()[0].sendall(sys.argv[2].encode())
 """
 
 
-@host_probe("5c", "connect to an abstract unix socket of another box")
-async def other_socket(field: Field) -> Answer:
+@host_probe("5c", "connect to an abstract unix socket of another sandbox")
+async def other_socket(context: ProbeContext) -> Answer:
     name = f"clawgym-{secrets.token_hex(8)}"
-    async with field.own_box() as one, field.own_box() as two:
-        task = asyncio.create_task(field.code(two, _LISTEN, name, field.baits.known["secret"], timeout=15))
+    async with context.own_sandbox() as one, context.own_sandbox() as two:
+        task = asyncio.create_task(context.code(two, _LISTEN, name, context.baits.known["secret"], timeout=15))
         try:
             for _ in range(100):
                 await asyncio.sleep(0.05)
                 with contextlib.suppress(SandboxError):
                     await two.get(f"{two.spec.workdir.rstrip('/')}/listening")
-                    verdict, evidence = await field.inside("5a", one, abstract=name)
-                    return verdict, evidence.replace("the host's", "the other box's")
-            return SKIPPED, "the other box does not listen"
+                    verdict, evidence = await context.inside("5a", one, abstract=name)
+                    return verdict, evidence.replace("the host's", "the other sandbox's")
+            return SKIPPED, "the other sandbox does not listen"
         finally:
             task.cancel()
             with contextlib.suppress(ClawGymError, asyncio.CancelledError):
                 await task
 
 
-# -- 27: the terminal that the host gives
+# -- 27: the terminal from the host
 
 _PUSH = (
     "import errno, fcntl, sys\n"
@@ -76,10 +76,10 @@ _PUSH = (
 )
 
 
-@host_probe("27d", "push input into the terminal of a shell of the box (TIOCSTI, TIOCLINUX)")
-async def push_input(field: Field) -> Answer:
-    async with field.own_box() as box:
-        shell = await box.shell(pty=True)
+@host_probe("27d", "push input into the terminal of a shell of the sandbox (TIOCSTI, TIOCLINUX)")
+async def push_input(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        shell = await sandbox.shell(pty=True)
         said: list[str] = []
         for request in (0x5412, 0x541C):
             done = await shell.run(f"python3 -I -S -c {shlex.quote(_PUSH)} {request}", timeout=10)
@@ -91,20 +91,20 @@ async def push_input(field: Field) -> Answer:
         return (BLOCKED if refused else OPEN), f"ioctl: {', '.join(said)}"
 
 
-# -- 23: who it is
+# -- 23: its user on the host
 
 
 @contextlib.asynccontextmanager
-async def _process(box: Sandbox) -> AsyncIterator[tuple[list[int], str]]:
-    """A process that waits in ``box``: its pids on this machine (none where it is another's), and its name."""
+async def _process(sandbox: Sandbox) -> AsyncIterator[tuple[list[int], str]]:
+    """A process that waits in ``sandbox``: its pids on this machine (empty if it runs elsewhere), and its mark."""
     mark = f"clawgym-who-{secrets.token_hex(8)}"
     argv = ["python3", "-I", "-S", "-c", "import time; time.sleep(20)", mark]
-    task = asyncio.create_task(box.exec(argv, timeout=15))
+    task = asyncio.create_task(sandbox.exec(argv, timeout=15))
     try:
         pids: list[int] = []
         for _ in range(100):
             await asyncio.sleep(0.05)
-            # Not what started it (bubblewrap, say), whose command line holds the mark as well.
+            # Not the process that started it (such as bubblewrap), whose command line also has the mark.
             pids = [pid for pid in alive(mark) if _command(pid)[1:4] == [b"-I", b"-S", b"-c"]]
             if pids:
                 break
@@ -122,9 +122,9 @@ def _command(pid: int) -> list[bytes]:
         return []
 
 
-async def _uid_outside(box: Sandbox) -> int | None:
-    """The uid that the host sees of a box's process; None where it is not this machine's."""
-    async with _process(box) as (pids, _):
+async def _uid_outside(sandbox: Sandbox) -> int | None:
+    """The uid of a sandbox's process, as seen by the host; None if it runs on another machine."""
+    async with _process(sandbox) as (pids, _):
         uids: list[int] = []
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -133,19 +133,19 @@ async def _uid_outside(box: Sandbox) -> int | None:
 
 
 @host_probe("23c", "be root on the host")
-async def host_root(field: Field) -> Answer:
-    async with field.own_box() as box:
-        uid = await _uid_outside(box)
+async def host_root(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as sandbox:
+        uid = await _uid_outside(sandbox)
     if uid is None:
-        return SKIPPED, "the box's processes cannot be seen from here"
+        return SKIPPED, "the sandbox's processes cannot be seen from here"
     return (OPEN if uid == 0 else BLOCKED), f"uid {uid} on the host"
 
 
-@host_probe("23e", "be the same user on the host as another box, or as the owner")
-async def shared_user(field: Field) -> Answer:
-    async with field.own_box() as one, field.own_box() as two:
+@host_probe("23e", "be the same user on the host as another sandbox, or as the owner")
+async def shared_user(context: ProbeContext) -> Answer:
+    async with context.own_sandbox() as one, context.own_sandbox() as two:
         uids = await _uid_outside(one), await _uid_outside(two)
     if None in uids:
-        return SKIPPED, "the box's processes cannot be seen from here"
+        return SKIPPED, "the sandbox's processes cannot be seen from here"
     same = uids[0] == uids[1] or os.getuid() in uids
     return (OPEN if same else BLOCKED), f"uids {uids[0]} and {uids[1]}, the owner's is {os.getuid()}"

@@ -1,4 +1,4 @@
-"""Where a probe works: the backend under attack, a box to spoil, the baits, and a way to run code in the box."""
+"""The context of a probe: the backend under attack, sandboxes, the baits, and how to run code in a sandbox."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import Any
 from clawgym.errors import ClawGymError, SandboxDied
 from clawgym.records import Limits, TaskFile
 from clawgym.redteam.escape.baits import Baits
-from clawgym.redteam.escape.inside.kit import PROBES
-from clawgym.redteam.escape.records import BLOCKED, SKIPPED, Answer
+from clawgym.redteam.escape.inside.kit import BLOCKED, PROBES, SKIPPED
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 
-__all__ = ["SMALL", "Field", "module_of"]
+__all__ = ["SMALL", "Answer", "ProbeContext", "module_of"]
+
+Answer = tuple[str, str]
+"""Verdict and one line of evidence."""
 
 SMALL = Limits(memory_mb=96, pids=48, cpus=0.5, disk_mb=16, file_mb=8)
-"""For the bombs: a box so small that a little more than its limits is nothing to the host."""
+"""Limits for the resource bombs: so small that exceeding them a little does not affect the host."""
 _SLOW = dataclasses.replace(SMALL, cpus=0.2)
-"""So slow that even a busy machine has more to give: that it does not give it is the limit's doing."""
+"""So little CPU that even a busy machine could give more: if a probe gets no more, the limit is the cause."""
 _OVER = {
     "mib": SMALL.memory_mb + SMALL.disk_mb + 48,
     "processes": SMALL.pids + 40,
@@ -36,7 +38,7 @@ _RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.kit import 
 
 
 def module_of(name: str) -> str:
-    """The module of :mod:`inside` that holds a probe."""
+    """The module in ``inside/`` that has a probe."""
     return PROBES[name][0].__module__.rpartition(".")[2]
 
 
@@ -47,58 +49,58 @@ def _files() -> tuple[TaskFile, ...]:
     return tuple(TaskFile(f"inside/{name}", folder.joinpath(name).read_bytes()) for name in names)
 
 
-class Field:
-    """One backend under attack. Boxes that die are replaced."""
+class ProbeContext:
+    """One backend under attack. A sandbox that dies is replaced."""
 
     def __init__(self, backend: Backend, baits: Baits) -> None:
         self.backend = backend
         self.baits = baits
-        self._box: Sandbox | None = None
+        self._sandbox: Sandbox | None = None
         self._armed: set[str] = set()
-        """Boxes that have the probes."""
+        """Ids of the sandboxes that the probes were copied to."""
 
-    async def box(self) -> Sandbox:
-        """The box that probes share which leave it as it is."""
-        if self._box is None:
-            self._box = await self.backend.create(SandboxSpec())
-        return self._box
+    async def sandbox(self) -> Sandbox:
+        """The sandbox shared by probes that do not change it."""
+        if self._sandbox is None:
+            self._sandbox = await self.backend.create(SandboxSpec())
+        return self._sandbox
 
-    async def drop_box(self) -> None:
-        """Let the next probe have a fresh one."""
-        box, self._box = self._box, None
-        if box is not None:
+    async def drop_sandbox(self) -> None:
+        """Close the shared sandbox; the next probe gets a new one."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
             with contextlib.suppress(ClawGymError):
-                await box.close()
+                await sandbox.close()
 
     @contextlib.asynccontextmanager
-    async def own_box(self, limits: Limits | None = None, **spec: Any) -> AsyncIterator[Sandbox]:
-        """A box for one probe alone."""
-        box = await self.backend.create(SandboxSpec(limits=limits or Limits(), **spec))
+    async def own_sandbox(self, limits: Limits | None = None, **spec: Any) -> AsyncIterator[Sandbox]:
+        """A sandbox for one probe only."""
+        sandbox = await self.backend.create(SandboxSpec(limits=limits or Limits(), **spec))
         try:
-            yield box
+            yield sandbox
         finally:
             with contextlib.suppress(ClawGymError):
-                await box.close()
+                await sandbox.close()
 
-    async def inside(self, name: str, box: Sandbox | None = None, **more: Any) -> Answer:
-        """Run a probe of :mod:`inside` in ``box``. A box that dies of it has stopped it."""
-        if box is None and module_of(name) == "limits":
-            async with self.own_box(_SLOW if name == "31a" else SMALL) as small:
+    async def inside(self, name: str, sandbox: Sandbox | None = None, **more: Any) -> Answer:
+        """Run a probe of ``inside/`` in ``sandbox``. It counts as blocked if the sandbox dies of it."""
+        if sandbox is None and module_of(name) == "limits":
+            async with self.own_sandbox(_SLOW if name == "31a" else SMALL) as small:
                 return await self.inside(name, small, **_OVER | {"limit": _OVER["limit"].get(name[:-1])}, **more)
-        shared = box is None
-        box = box or await self.box()
-        place = f"{box.spec.workdir.rstrip('/')}/.escape"
+        shared = sandbox is None
+        sandbox = sandbox or await self.sandbox()
+        place = f"{sandbox.spec.workdir.rstrip('/')}/.escape"
         bait = json.dumps(self.baits.known | more).encode()
         try:
-            if box.id not in self._armed:
-                await box.put(_files(), place)
-                self._armed.add(box.id)
+            if sandbox.id not in self._armed:
+                await sandbox.put(_files(), place)
+                self._armed.add(sandbox.id)
             argv = ["python3", "-I", "-S", "-B", "-c", _RUN, place, module_of(name), name]
-            done = await box.exec(argv, cwd=place, stdin=bait, timeout=30, stdout_only=True)
+            done = await sandbox.exec(argv, cwd=place, stdin=bait, timeout=30, stdout_only=True)
         except SandboxDied as error:
             if shared:
-                await self.drop_box()
-            return BLOCKED, f"the box died ({error.cause})"
+                await self.drop_sandbox()
+            return BLOCKED, f"the sandbox died ({error.cause})"
         try:
             verdict, evidence = json.loads(done.output.strip().rpartition(b"\n")[2])
             return str(verdict), str(evidence)[:300]
@@ -109,13 +111,13 @@ class Field:
             words = (done.stderr or done.output).decode("utf-8", "backslashreplace").strip().splitlines()
             return SKIPPED, f"the probe could not run: {(words or ['no message'])[-1][:200]}"
 
-    async def code(self, box: Sandbox, source: str, *words: str, timeout: float = 30.0) -> Any:
-        """Run a few lines of Python in ``box``, in its working folder."""
+    async def code(self, sandbox: Sandbox, source: str, *words: str, timeout: float = 30.0) -> Any:
+        """Run the Python program ``source`` in the working folder of ``sandbox``."""
         argv = ["python3", "-I", "-S", "-B", "-c", source, *words]
-        return await box.exec(argv, cwd=box.spec.workdir, timeout=timeout)
+        return await sandbox.exec(argv, cwd=sandbox.spec.workdir, timeout=timeout)
 
     async def still_works(self) -> bool:
-        """Whether another box answers: what one box does must not be felt in the next."""
-        async with self.own_box() as other:
+        """Whether another sandbox still answers: an attack in one must not affect the others."""
+        async with self.own_sandbox() as other:
             done = await asyncio.wait_for(other.exec(["echo", "still here"], timeout=20), 40)
             return done.output == b"still here\n"

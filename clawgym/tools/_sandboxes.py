@@ -1,4 +1,4 @@
-"""What the boxes of an attempt are made from."""
+"""What the sandboxes of an attempt are made from."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from clawgym.desktop.browser import browser_files
 from clawgym.records import Task, ToolServer
 from clawgym.sandbox.protocol import SandboxSpec
 
-__all__ = ["TOOLS_DIR", "box_spec", "desktop_spec"]
+__all__ = ["TOOLS_DIR", "sandbox_spec", "desktop_spec"]
 
 TOOLS_DIR = "/tools"
-"""Below it each server's files, in the box it runs in."""
+"""Below it each server's files, in the sandbox it runs in."""
 
 
-def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
-    """The episode's own box, in which the first of ``task.tools`` runs, or the box of a further ``server``."""
+def sandbox_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
+    """The episode's own sandbox, in which the first of ``task.tools`` runs, or the sandbox of a further ``server``."""
     here = server or next(iter(task.tools), None)
     readonly = {f"{TOOLS_DIR}/{here.name}": here.files} if here and here.files else {}
     if task.desktop is not None:
@@ -25,7 +25,7 @@ def box_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
 
 
 def desktop_spec(task: Task) -> SandboxSpec:
-    """The box of the desktop of a task whose site has the episode's."""
+    """The sandbox of the desktop of a task whose site has the episode's."""
     assert task.desktop is not None
     readonly = {FILES_DIR: desktop_files(), **(browser_files() if task.desktop.page else {})}
     return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly)
