@@ -237,7 +237,7 @@ def test_a_box_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[A
     worker = env.unwrapped._worker  # type: ignore[attr-defined]
     runtime().run(worker.attempt.box.close())
     for _ in range(2):
-        assert env.step("ls")[0]["output"].startswith("[error: this box is closed")
+        assert env.step("ls")[0]["output"].startswith("[error: this sandbox is closed")
     assert env.step("submit")[4]["outcome"] in ("failed", "infra")
     env.reset(seed=0)
     assert env.step("echo on")[0]["output"] == "on\n"

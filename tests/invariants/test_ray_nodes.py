@@ -169,7 +169,7 @@ def test_a_node_is_lost(cluster: Any, expected: dict[str, Any], tmp_path: Path) 
     found = rows(out)
     lost = [row for row in found if row["outcome"] == "infra"]
     assert lost, "nothing ran on the node that was lost"
-    assert all("was lost with its boxes" in row["cause"] for row in lost), lost
+    assert all("was lost with its sandboxes" in row["cause"] for row in lost), lost
     final = {row["key"]: row for row in found if row["outcome"] != "infra"}
     assert all(final[row["key"]]["attempt"] > row["attempt"] for row in lost)
     assert scores(found) == expected
