@@ -8,9 +8,9 @@
 #
 # Sandboxes on every machine of a Slurm job, as an ordinary user, with no cgroup delegated:
 #
-#   sbatch examples/ray_slurm.sh eval --bench ClawGym-Bench --agent tool-loop --model MODEL --base-url URL
+#   sbatch examples/ray_slurm.sh eval ClawGym-Bench --agent tool-loop --model MODEL --base-url URL
 #
-# The arguments are those of `clawgym`; --backend ray is added. Submitted again, the run goes on where it ended.
+# The arguments are those of `clawgym`; --sandbox ray is added. Submitted again, the run goes on where it ended.
 # Needed on every machine: this environment (the same versions), and user namespaces: `srun -N 1 clawgym doctor` says.
 set -euo pipefail
 
@@ -58,4 +58,4 @@ while len([node for node in ray.nodes() if node["Alive"]]) < int(sys.argv[1]) an
     time.sleep(1)
 PYTHON
 
-clawgym "$@" --backend ray
+clawgym "$@" --sandbox ray

@@ -72,7 +72,7 @@ _NOTES = (
 )
 _VERIFIED = (
     "Verified: a run folder's own record that its workspaces were graded again with the same results; "
-    "`clawgym verify RUN` finds out whether it is true."
+    "`clawgym runs verify RUN` finds out whether it is true."
 )
 _APART = "Not in the strict score: tasks whose grader runs the agent's code (results can be forged there) or is a model"
 

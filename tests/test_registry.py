@@ -280,7 +280,7 @@ def test_entry_points_are_listed_with_their_package(installed: Path, tmp_path: P
 
 
 def test_agent_pack_and_sandbox_of_a_package_run_an_evaluation(installed: Path, tmp_path: Path) -> None:
-    words = ["--bench", "answers:train", "--agent", "writes-answer", "--backend", "renamed", "--out", "run"]
+    words = ["answers:train", "--agent", "writes-answer", "--sandbox", "renamed", "--out", "run"]
     done = clawgym(installed, tmp_path, "eval", *words)
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (tmp_path / "run/results.jsonl").read_text().splitlines())
@@ -316,7 +316,7 @@ def test_grader_of_a_package_grades_a_task_folder(installed: Path, tmp_path: Pat
         task = {"task_id": f"answer-{right}", "user_query": "Write it.", "metadata": {}}
         task["clawgym"] = {"grader": "answer", "grader_options": {"right": right}}
         (tmp_path / f"tasks/answer-{right}/data_entry.json").write_text(json.dumps(task))
-    done = clawgym(installed, tmp_path, "eval", "--bench", "./tasks", "--agent", "writes-answer", "--out", "run")
+    done = clawgym(installed, tmp_path, "eval", "./tasks", "--agent", "writes-answer", "--out", "run")
     assert done.returncode == 0, done.stderr
     rows = map(json.loads, (tmp_path / "run/results.jsonl").read_text().splitlines())
     assert {row["task_id"]: row["outcome"] for row in rows} == {"answer-42": "solved", "answer-7": "failed"}
@@ -451,7 +451,7 @@ def test_unknown_action_format_is_refused_with_a_hint() -> None:
 
 
 def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, tmp_path: Path) -> None:
-    done = clawgym(installed, tmp_path, "eval", "--bench", "terminal-basic", "--agent", "broken")
+    done = clawgym(installed, tmp_path, "eval", "terminal-basic", "--agent", "broken")
     assert done.returncode == 2
     assert "agent 'broken' of scratch cannot be imported" in done.stderr
     assert "repair or uninstall scratch" in done.stderr

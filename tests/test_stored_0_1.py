@@ -64,7 +64,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
         ("noop", (), 20),
         ("sloppy", (), 20),
         ("tools", (), 2),
-        ("cheat", ("--bench", STORED / "tasks"), 3),
+        ("cheat", ("--taskset", STORED / "tasks"), 3),
     ],
 )
 def test_results_are_reproduced(
@@ -73,7 +73,7 @@ def test_results_are_reproduced(
     """Grading the stored workspaces again gives the same results; the run manifest still fits the tasks of today."""
     run = copy(f"evaluations/{name}")
     (run / "verification.json").unlink(missing_ok=True)
-    record = json.loads(clawgym("verify", run, *arguments, "--json"))
+    record = json.loads(clawgym("runs", "verify", run, *arguments, "--json"))
     assert record["agrees"]
     assert record["complete"]
     assert record["counts"] == {"same": episodes}
@@ -156,7 +156,9 @@ def test_infrastructure_errors_and_tampering_are_counted() -> None:
     ],
 )
 def test_runs_are_compared(first: str, second: str, strict: tuple[float, ...], corrected: tuple[float, ...]) -> None:
-    found = json.loads(clawgym("compare", *(STORED / "evaluations" / name for name in (first, second)), "--json"))
+    found = json.loads(
+        clawgym("runs", "compare", *(STORED / "evaluations" / name for name in (first, second)), "--json")
+    )
     assert found["tasks"] == 10
     for score, figures in (("strict", strict), ("corrected", corrected)):
         about = found["scores"][score]
@@ -173,7 +175,7 @@ def test_edited_result_is_found(backend: Backend, copy: Copy) -> None:
     rows[0]["steps"] += 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert board(run)[0]["entries"][0]["flags"] == ["edited result lines: 1"]
-    record = json.loads(clawgym("verify", run, "--json", code=1))
+    record = json.loads(clawgym("runs", "verify", run, "--json", code=1))
     assert not record["agrees"]
     assert len(record["discrepancies"]) == 1
 
@@ -184,10 +186,11 @@ def test_interrupted_run_is_resumed(backend: Backend, copy: Copy) -> None:
     run = copy("evaluations/noop")
     kept = (run / "results.jsonl").read_text().splitlines(keepends=True)
     (run / "results.jsonl").write_text("".join(kept[:-1]))
-    tasks = ",".join(json.loads((run / "receipt.json").read_text())["tasks"])
+    ids = json.loads((run / "receipt.json").read_text())["tasks"]
+    tasks = [word for task in ids for word in ("--task", task)]
     clawgym(
-        *("eval", "--bench", "terminal-basic:heldout", "--agent", "noop", "--tasks", tasks, "-k", "2"),
-        *("--seed", "7", "--backend", "namespace", "--out", run),
+        *("eval", "terminal-basic:heldout", "--agent", "noop", *tasks, "-k", "2"),
+        *("--seed", "7", "--sandbox", "namespace", "--out", run),
     )
     added = lines(run / "results.jsonl")
     assert len(added) == len(kept)

@@ -121,7 +121,7 @@ def test_first_steps_of_the_readme_with_an_installed_wheel(installed: Path, tmp_
     env = {"PYTHONPATH": _without_the_clone(installed)}
     assert "Usage: " in _run(*program, "--help", cwd=tmp_path, **env)
     assert "terminal-basic" in _run(*program, "tasks", "list", cwd=tmp_path, **env)
-    evaluation = ("eval", "--bench", "terminal-basic", "--agent", "oracle", "--limit", "2", "--out", "run")
+    evaluation = ("eval", "terminal-basic", "--agent", "oracle", "--limit", "2", "--out", "run")
     if sys.platform == "linux":
         _run(*program, *evaluation, cwd=tmp_path, **env)
         assert (tmp_path / "run").is_dir()

@@ -2,7 +2,7 @@
 
 ``nothing`` leaves the inputs, ``empty`` deletes them, ``touch`` makes an empty file at every output path that the
 prompt names, ``echo`` writes the prompt's own text into each. What they earn is a task's floor
-(:mod:`clawgym.verifiers.floors`), and what they break is the verifier's fault (``clawgym audit``).
+(:mod:`clawgym.verifiers.floors`), and what they break is the verifier's fault (``clawgym tasks audit``).
 """
 
 from __future__ import annotations

@@ -1,46 +1,41 @@
-"""``clawgym audit``: can a task set's rewards be trusted? What nobody's work earns, and what breaks a verifier."""
+"""``clawgym tasks audit``: can the rewards of a task set be trusted?"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shlex
-import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
+
+from clawgym.cli._options import Concurrency, Out, Sample, SandboxName, Seed, TaskSetName
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clawgym.console import Console
     from clawgym.evaluation.findings import Audit
-    from clawgym.evaluation.progress import Ledger
     from clawgym.records import TaskSet
     from clawgym.sandbox import Backend
 
-__all__ = ["TaskProgress", "audit_command"]
+__all__ = ["audit_command"]
 
 _WORST = 12
 
 
 def audit_command(
-    taskset: Annotated[str, typer.Argument(help="A set's name, a pack (NAME:split), a folder or a JSONL file.")],
-    sample: Annotated[int | None, typer.Option("-n", min=1, help="Only so many tasks, drawn at random.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder; audits/<what is audited> by default.")] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, or a backend's name.")] = "auto",
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Most tasks at once; as many as the machine carries by default.")
-    ] = None,
+    taskset: TaskSetName,
+    sample: Sample = None,
+    seed: Seed = 0,
+    out: Out = None,
+    sandbox: SandboxName = "auto",
+    concurrency: Concurrency = None,
 ) -> None:
-    """Grade each task on work that nobody did, twice, and read its verifier.
+    """Check whether the rewards of a task set can be trusted.
 
-    Writes audit.json (a record a task) and clean.csv (which tasks to keep). The same command continues an interrupted
-    audit. Exit status 1 if a task's reward is broken (docs/audit.md says what counts), or if a task has no record.
+    Grades each task on work that nobody did, twice, and reads its verifier. Writes audit.json (a record for each task)
+    and clean.csv (which tasks to keep). The same command resumes. Exit status 1 if the reward of a task is broken
+    (docs/audit.md), or if a task has no record.
     """
     from clawgym.evaluation import audit
     from clawgym.sandbox import backend as make_backend
@@ -50,7 +45,7 @@ def audit_command(
     if sample is not None:
         tasks = audit.sample(tasks, sample, seed)
     folder = out or default_out(taskset, sample, seed)
-    raise typer.Exit(asyncio.run(_run(tasks, make_backend(backend), folder, concurrency)))
+    raise typer.Exit(asyncio.run(_run(tasks, make_backend(sandbox), folder, concurrency)))
 
 
 def default_out(taskset: str, sample: int | None, seed: int) -> Path:
@@ -61,7 +56,7 @@ def default_out(taskset: str, sample: int | None, seed: int) -> Path:
 
 async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | None) -> int:
     """Exit code: 0 if every task has a record and none is broken, 130 when interrupted, else 1."""
-    from clawgym.cli.eval import stop_on_signals
+    from clawgym.cli._running import TaskProgress, resume_command, stop_on_signals
     from clawgym.console import Console
     from clawgym.evaluation.audit import AUDIT, CLEAN, audit
 
@@ -80,55 +75,11 @@ async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | N
     if found.complete:
         return int(found.broken)
     missing = len(tasks) - len(found.tasks) - len(found.unsupported)
-    console.say(f"{missing} of {len(tasks)} tasks have no record. Continue with:")
-    console.say("  clawgym " + shlex.join(sys.argv[1:]))
+    console.say(f"{missing} of {len(tasks)} tasks have no record. Resume with:")
+    console.say(resume_command())
     for task, why in list(found.infra.items())[:3]:
         console.say(f"  {task}: {why.strip().splitlines()[-1]}")
     return 130 if stop.is_set() else 1
-
-
-class TaskProgress:
-    """A bar on a terminal, else a line every tenth (:class:`~clawgym.evaluation.progress.ProgressView`)."""
-
-    def __init__(self, console: Console, doing: str) -> None:
-        from clawgym.console import progress
-
-        self._console = console
-        self._bar = progress(console)
-        self._doing = doing
-        self._task = self._bar.add_task(doing, total=None)
-        self._done = self._total = self._infra = 0
-        self._began = time.monotonic()
-
-    def start(self, folder: Ledger, to_run: int) -> None:
-        self._done = sum(key in folder.done for key in folder.latest)
-        self._total = self._done + to_run
-        if self._done:
-            self._console.say(f"Continuing: {self._done} of {self._total} tasks are already there.")
-        self._bar.update(self._task, total=self._total, completed=self._done)
-        if self._console.is_terminal:
-            self._bar.start()
-
-    def running(self, now: int, limit: int) -> None:
-        self._bar.update(self._task, description=f"{self._doing}, {now} at once")
-
-    def finished(self, row: Mapping[str, Any]) -> None:
-        if row["outcome"] == "infra":
-            self._infra += 1
-            return
-        self._done += 1
-        self._bar.update(self._task, completed=self._done)
-        if not self._console.is_terminal and (self._done == self._total or self._done % max(1, self._total // 10) == 0):
-            faults = f", {self._infra} infrastructure errors" if self._infra else ""
-            seconds = time.monotonic() - self._began
-            self._console.say(f"{self._done}/{self._total} tasks, {seconds:.0f} s{faults}")
-
-    def stop(self, hopeless: str | None) -> None:
-        self._bar.stop()
-        if hopeless:
-            from clawgym.evaluation.progress import stopped_text
-
-            self._console.say(stopped_text(hopeless), style="bold red")
 
 
 def _view(found: Audit) -> RenderableType:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from clawgym.cli._options import Out, SandboxName
 
 if TYPE_CHECKING:
     from clawgym.console import Console
@@ -18,25 +20,29 @@ AGENTS = ("oracle", "sloppy", "noop")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs/demo"),
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker.")] = "auto",
+    out: Out = None,
+    sandbox: SandboxName = "auto",
 ) -> None:
-    """Grade three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
-    that does nothing. Then a model made from scratch imitates some demonstrations, and learns from rewards. Shows the
-    ranking, the curve and the paths of the reports."""
+    """Run a tour of a few minutes on this machine.
+
+    Grades three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
+    that does nothing. Then trains a small new model, first by imitation of demonstrations, then from rewards. Shows the
+    ranking, the curve and the paths of the reports. Results go to runs/demo if --out is left out.
+    """
     from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_view
 
+    out = out or Path("runs/demo")
     runs = [out / agent for agent in AGENTS]
-    asyncio.run(_run(list(zip(AGENTS, runs, strict=True)), backend))
+    asyncio.run(_run(list(zip(AGENTS, runs, strict=True)), sandbox))
     console = Console()
     console.print(to_view(rank([load_entry(run) for run in runs], "strict")))
     for run in runs:
         console.say(f"report: {run / 'report.html'}")
-    _learn(out, backend, console)
+    _learn(out, sandbox, console)
 
 
-def _learn(out: Path, backend: str, console: Console) -> None:
+def _learn(out: Path, sandbox: str, console: Console) -> None:
     """Imitation until it solves some, then reinforcement; the curve is of tasks that it does not learn from."""
     from clawgym.cli.train import learn
     from clawgym.errors import MissingDependency
@@ -44,7 +50,7 @@ def _learn(out: Path, backend: str, console: Console) -> None:
 
     try:
         begun, learnt = out / "imitated", out / "trained"
-        asked = f"backend={backend}"
+        asked = f"backend={sandbox}"
         status = learn(load_config("demo", [asked]), begun, "sft") or learn(
             load_config("demo", [asked, f"model.path={begun}"]), learnt, "rl"
         )
@@ -62,7 +68,7 @@ def _learn(out: Path, backend: str, console: Console) -> None:
         console.say(f"report: {run / 'report.html'}")
 
 
-async def _run(plan: list[tuple[str, Path]], backend: str) -> None:
+async def _run(plan: list[tuple[str, Path]], sandbox: str) -> None:
     from clawgym.agents import make_agent
     from clawgym.cli.eval import floors_with_progress
     from clawgym.console import Console
@@ -73,7 +79,7 @@ async def _run(plan: list[tuple[str, Path]], backend: str) -> None:
 
     console = Console(stderr=True)
     task_set = sets.load("terminal-basic")
-    boxes = make_backend(backend)
+    boxes = make_backend(sandbox)
     try:
         await boxes.probe()
         floors = await floors_with_progress(task_set, boxes, console)

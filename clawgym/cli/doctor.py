@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from clawgym.cli._options import JsonFlag
 from clawgym.console import Console
 from clawgym.errors import ClawGymError
 
@@ -91,7 +92,7 @@ print("made" if libc.unshare(0x10000000) == 0 else os.strerror(ctypes.get_errno(
 def _namespaces() -> list[Finding]:
     what = "user namespaces"
     if sys.platform != "linux":
-        return [Finding(what, False, f"{sys.platform} has none", "use the Docker backend: --backend docker")]
+        return [Finding(what, False, f"{sys.platform} has none", "use the Docker backend: --sandbox docker")]
     argv = [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE]
     said = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     found: list[Finding] = []
@@ -109,7 +110,7 @@ def _namespaces() -> list[Finding]:
             found.append(Finding(what, False, f"{path} is {value}", mend))
     if not found and said != "made":
         mend = (
-            "in a container: run as root and use --backend chroot (docker run --user 0); "
+            "in a container: run as root and use --sandbox chroot (docker run --user 0); "
             "elsewhere: sysctl -w user.max_user_namespaces=15000"
         )
         found.append(Finding(what, False, f"refused to this process ({said or 'no answer'})", mend))
@@ -204,12 +205,10 @@ def _verl() -> list[Finding]:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verl: Annotated[
-        bool, typer.Option("--verl", help="Look at what `clawgym train --set trainer=verl` needs.")
-    ] = False,
+    as_json: JsonFlag = False,
+    verl: Annotated[bool, typer.Option("--verl", help="Check what `clawgym train --set trainer=verl` needs.")] = False,
 ) -> None:
-    """Say what works here and how to mend what does not. Exit status 1 if nothing can run."""
+    """Report what works here, and how to repair what does not. Exit status 1 if nothing can run."""
     logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # what a backend warns of, the report says
     findings = _verl() if verl else examine()
     out = Console()

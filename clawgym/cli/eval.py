@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import os
 import re
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from clawgym.cli._options import BaseUrl, Concurrency, Limit, Out, SandboxName, Seed, TaskIds, TaskSetName, named_values
 
 if TYPE_CHECKING:
     from clawgym.console import Console
@@ -23,27 +21,27 @@ if TYPE_CHECKING:
     from clawgym.records import TaskSet
     from clawgym.sandbox import Backend
 
-__all__ = ["eval_command", "stop_on_signals"]
+__all__ = ["eval_command"]
 
 
 def eval_command(
-    bench: Annotated[str, typer.Option(help="Task set: a name, or a path.")],
-    agent: Annotated[str, typer.Option(help="Agent: openclaw, pi, tool-loop, oracle, ..., or package.module:Class.")],
-    model: Annotated[str | None, typer.Option(help="Model, as its endpoint names it.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint.")] = None,
-    source: Annotated[Path | None, typer.Option(help="For replay and script: what to run.")] = None,
-    agent_version: Annotated[str | None, typer.Option(help="For openclaw, pi: which one, of those installed.")] = None,
-    image: Annotated[str | None, typer.Option(help="For openclaw: an image or root file system that has it.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="For openclaw: reference (default) or slim.")] = None,
-    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task.")] = 1,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Most episodes at once; as many as the machine carries by default.")
+    taskset: TaskSetName,
+    agent: Annotated[
+        str, typer.Option(metavar="NAME", help="Agent: one of `clawgym list agents`, or package.module:Class.")
+    ],
+    model: Annotated[str | None, typer.Option(help="Model, by the name that its endpoint uses.")] = None,
+    base_url: BaseUrl = None,
+    agent_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the agent: see `clawgym list agents NAME`. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/<what is run> by default.")] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot, docker, ray.")] = "auto",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Only these task ids, separated by commas.")] = None,
+    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes of each task.")] = 1,
+    concurrency: Concurrency = None,
+    seed: Seed = 0,
+    out: Out = None,
+    sandbox: SandboxName = "auto",
+    limit: Limit = None,
+    task: TaskIds = None,
 ) -> None:
     """Let an agent attempt a task set and report what it solved.
 
@@ -54,14 +52,12 @@ def eval_command(
     from clawgym.sandbox import backend as make_backend
     from clawgym.tasks import sets
 
-    options: dict[str, Any] = {"model": model, "base_url": base_url, "source": source}
-    options |= {"version": agent_version, "prompt": prompt, "image": image}
-    ids = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
+    options: dict[str, Any] = {"model": model, "base_url": base_url, **named_values(agent_option, "--agent-option")}
     config = EvalConfig(
-        task_set=sets.load(bench, limit=limit, ids=ids),
+        task_set=sets.load(taskset, limit=limit, ids=task),
         agent=make_agent(agent, **{key: value for key, value in options.items() if value is not None}),
-        backend=make_backend(backend),
-        out=out or default_out(bench, agent, model, samples, seed, limit, tasks, [agent_version, prompt, image]),
+        backend=make_backend(sandbox),
+        out=out or default_out(taskset, agent, model, samples, seed, limit, task, agent_option or ()),
         samples=samples,
         seed=seed,
         concurrency=concurrency,
@@ -70,27 +66,28 @@ def eval_command(
 
 
 def default_out(
-    bench: str,
+    taskset: str,
     agent: str,
     model: str | None,
     samples: int,
     seed: int,
     limit: int | None,
-    tasks: str | None,
-    about_agent: Sequence[str | None] = (),
+    tasks: Sequence[str] | None,
+    about_agent: Sequence[str] = (),
 ) -> Path:
     """A folder below ``runs/`` that the same options always lead to."""
-    named = [agent, *(part for part in about_agent if part), *([model] if model else [])]
-    parts = [Path(bench).name, *named, f"seed{seed}", f"k{samples}"]
+    named = [agent, *about_agent, *([model] if model else [])]
+    parts = [Path(taskset).name, *named, f"seed{seed}", f"k{samples}"]
     if limit:
         parts.append(f"first{limit}")
     if tasks:
-        parts.append("tasks-" + hashlib.sha256(tasks.encode()).hexdigest()[:8])
+        parts.append("tasks-" + hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8])
     return Path("runs") / re.sub(r"[^\w.@+-]+", "-", "_".join(parts)).strip(".-")
 
 
 async def _run(config: EvalConfig) -> int:
     """Exit code: 0 when every episode has a result, 130 when interrupted, else 1."""
+    from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.console import Console
     from clawgym.evaluation.progress import RichProgress
     from clawgym.evaluation.runner import evaluate
@@ -114,8 +111,8 @@ async def _run(config: EvalConfig) -> int:
         console.say(f"infra, {count} attempts: {cause}")
     if summary.infra_causes:
         console.say(f"Each has an error.log below {config.out / 'episodes'}.")
-    console.say(f"{len(summary.missing)} of {summary.planned} episodes have no result. Continue with:")
-    console.say("  clawgym " + shlex.join(sys.argv[1:]))
+    console.say(f"{len(summary.missing)} of {summary.planned} episodes have no result. Resume with:")
+    console.say(resume_command())
     return 130 if stop.is_set() else 1
 
 
@@ -129,23 +126,6 @@ async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Con
         return await measure_floors(
             task_set, backend, lambda done, total: shown.update(bar, completed=done, total=total)
         )
-
-
-def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
-    """The first Ctrl-C (or SIGTERM) sets ``stop``; a second leaves at once."""
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        if stop.is_set():  # a second time: leave at once; the boxes die with this process
-            os._exit(130)
-        say("Stopping: closing the boxes (press Ctrl-C again to leave at once) ...")
-        stop.set()
-
-    for name in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(name, ask)
-        except (NotImplementedError, RuntimeError, ValueError):
-            pass
 
 
 def _show(config: EvalConfig, summary: Summary) -> None:

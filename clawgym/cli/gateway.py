@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clawgym.cli._options import BaseUrl, TokenizerPath, named_values
 from clawgym.errors import GatewayError
 
 __all__ = ["gateway_command"]
@@ -27,23 +28,29 @@ def gateway_command(
         str | None, typer.Option(help="Its name at the endpoint; a folder for transformers, a file for replay.")
     ] = None,
     pool: Annotated[str, typer.Option(help="Where turns are kept: a file, or postgresql://...")] = "pool.db",
-    base_url: Annotated[str | None, typer.Option(help="http://... of the endpoint.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer (vllm, sglang).")] = None,
+    base_url: BaseUrl = None,
+    tokenizer: TokenizerPath = None,
     engine_option: Annotated[
         list[str] | None,
-        typer.Option(help="key=value, another option of the engine (`clawgym list engines NAME`); may be repeated."),
+        typer.Option(
+            metavar="NAME=VALUE", help="An option of the engine: see `clawgym list engines NAME`. Repeatable."
+        ),
     ] = None,
     dialect: Annotated[
-        list[str] | None, typer.Option(help="Serve only this dialect (`clawgym list dialects`); may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Serve only this dialect (`clawgym list dialects`). Repeatable."),
     ] = None,
     parser: Annotated[
-        str | None, typer.Option(help="How the model writes tool calls (`clawgym list parsers`) [default: found out].")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="How the model writes tool calls (`clawgym list parsers`). Default: detected."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address for agents; others than loopback need TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for agents; 0 takes a free one.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    control: Annotated[Path | None, typer.Option(help="Unix socket of the control API [default: a new one].")] = None,
+    control: Annotated[Path | None, typer.Option(help="Unix socket of the control API. Default: a new one.")] = None,
 ) -> None:
     """Serve an engine to agents, and keep every token in a pool.
 
@@ -52,18 +59,17 @@ def gateway_command(
     """
     if (tls_cert is None) != (tls_key is None):
         raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
-    options: dict[str, Any] = {"model": model, "base_url": base_url, "tokenizer": tokenizer}
-    options = {name: value for name, value in options.items() if value is not None} | _options(engine_option or ())
+    options: dict[str, Any] = {
+        "model": model,
+        "base_url": base_url,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
+    }
+    options = {name: value for name, value in options.items() if value is not None} | named_values(
+        engine_option, "--engine-option"
+    )
     serve = _serve(engine, options, dialect, parser, pool, host, port, tls_cert, tls_key, control)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve)
-
-
-def _options(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    if wrong := [text for text, (name, found, _) in zip(given, pairs, strict=True) if not (name and found)]:
-        raise typer.BadParameter(f"{wrong[0]!r} is no option: write key=value", param_hint="--engine-option")
-    return {name.strip(): value for name, _, value in pairs}
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -94,7 +100,7 @@ async def _serve(
     tls_key: Path | None,
     control_at: Path | None,
 ) -> None:
-    from clawgym.cli.eval import stop_on_signals
+    from clawgym.cli._running import stop_on_signals
     from clawgym.console import Console
     from clawgym.engines import TokenEngine
     from clawgym.gateway.control import Control

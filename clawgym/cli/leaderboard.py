@@ -1,4 +1,4 @@
-"""``clawgym leaderboard``: compare runs."""
+"""``clawgym leaderboard``: rank runs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import Annotated, Literal
 
 import typer
 
+from clawgym.cli._options import JsonFlag
+
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Compare runs.")
+app = typer.Typer(no_args_is_help=True, help="Rank runs.")
 
 
 @app.callback()
 def _leaderboard() -> None:
-    """Compare runs."""
+    """Rank runs."""
 
 
 @app.command()
 def show(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     by: Annotated[Literal["strict", "corrected", "official"], typer.Option(help="Rank by this score.")] = "strict",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """Rank run folders; runs over different tasks get boards of their own."""
+    """Rank run folders. Runs over different tasks get boards of their own."""
     from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_json, to_markdown, to_view
 

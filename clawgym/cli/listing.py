@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
+from clawgym.cli._options import JsonFlag
+
 __all__ = ["list_command"]
 
 
 def list_command(
     kind: Annotated[str | None, typer.Argument(help="agents, sandboxes, ...; all kinds without it.")] = None,
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show the registered names of a kind, or the options of one of them."""
     import dataclasses

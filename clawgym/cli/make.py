@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawgym.cli._options import Concurrency, Out, SandboxName, Seed
 from clawgym.console import Console, progress
 from clawgym.errors import TaskError
 
@@ -24,8 +25,10 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Make tasks of real material.", pretty_exceptions_enable=False)
 
-out = Console()
+shown = Console()
 err = Console(stderr=True)
+_AT_ONCE = 2
+"""Bugs that are tried at once by default."""
 
 
 @app.callback()
@@ -34,20 +37,22 @@ def _group() -> None: ...
 
 @app.command()
 def swe(
-    package: Annotated[str, typer.Option(help="A package of the index that pip uses: its source archive is taken.")],
-    version: Annotated[str | None, typer.Option(help="Of the package; the latest release if left out.")] = None,
-    number: Annotated[int, typer.Option("-n", min=1, help="How many instances.")] = 10,
-    seed: Annotated[int, typer.Option(help="Chooses the bugs.")] = 0,
-    to: Annotated[Path | None, typer.Option("--out", help="The folder; swe-PACKAGE-VERSION if left out.")] = None,
+    package: Annotated[str, typer.Argument(metavar="PACKAGE", help="A Python package of the index that pip uses.")],
+    version: Annotated[str | None, typer.Option(help="Version of the package. Default: the latest release.")] = None,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="How many tasks.")] = 10,
+    seed: Seed = 0,
+    out: Out = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--with", help="What its tests need and it does not name; may be repeated.")
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE", help="What its tests need and it does not name. May be repeated."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot or docker.")] = "auto",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Bugs tried at once.")] = 2,
+    sandbox: SandboxName = "auto",
+    concurrency: Concurrency = None,
 ) -> None:
-    """Put bugs into a package and keep those that its tests tell: a recipe, and a folder of tasks.
+    """Put bugs into a package and keep those that its tests detect: a recipe, and a folder of tasks.
 
-    Interrupted, the same command goes on. Nothing of the package runs outside of a sandbox.
+    The folder is swe-PACKAGE-VERSION if --out is left out. The same command resumes. The code of the package runs in
+    sandboxes only.
     """
     from clawgym.tasks import write
     from clawgym.tasks.layers import prepare
@@ -56,10 +61,10 @@ def swe(
     from clawgym.tasks.swe.resolve import find_sdist, resolve
     from clawgym.tasks.swe.sources import read_source
 
-    with _shown(number) as tell:
-        tell(f"looking for {package}", 0, number)
+    with _shown(count) as tell:
+        tell(f"looking for {package}", 0, count)
         source = read_source(find_sdist(package, version))
-        folder = to or Path(f"swe-{source.sdist.project}-{source.sdist.version}")
+        folder = out or Path(f"swe-{source.sdist.project}-{source.sdist.version}")
         lock, left_out = resolve(source, extra or ())
         head = {
             "package": source.sdist.project,
@@ -75,10 +80,18 @@ def swe(
 
         async def made(boxes: Backend) -> Recipe:
             return await make(
-                boxes, source, lock, site, number=number, seed=seed, journal=journal, jobs=jobs, progress=tell
+                boxes,
+                source,
+                lock,
+                site,
+                number=count,
+                seed=seed,
+                journal=journal,
+                jobs=concurrency or _AT_ONCE,
+                progress=tell,
             )
 
-        recipe = asyncio.run(_in_boxes(backend, made))
+        recipe = asyncio.run(_in_boxes(sandbox, made))
         (folder / "recipe.json").write_bytes(write_recipe(recipe))
         tasks = build_all([(str(folder / "recipe.json"), recipe)])
         if not (folder / "tasks").exists():
@@ -102,11 +115,11 @@ async def _in_boxes(name: str, work: Callable[[Backend], Awaitable[Recipe]]) -> 
 def _told(recipe: Recipe, journal: Journal, folder: Path) -> None:
     found = Counter(row.get("why", "kept") for key, row in journal.rows.items() if key != "baseline")
     why = ", ".join(f"{what} {count}" for what, count in found.most_common())
-    out.say(
+    shown.say(
         f"{len(recipe.instances)} instances of {recipe.project} {recipe.version} ({recipe.licence}), "
         f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s a run; tried {recipe.tried}: {why}"
     )
-    out.say(f"Try them: clawgym tasks validate {folder}/tasks")
+    shown.say(f"Try them: clawgym tasks validate {folder}/tasks")
 
 
 @contextlib.contextmanager

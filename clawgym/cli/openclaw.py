@@ -1,4 +1,4 @@
-"""``clawgym openclaw``: fetch the OpenClaw that works in boxes, or make an image of one's own fit for them."""
+"""``clawgym openclaw``: install OpenClaw for sandboxes, or prepare an image that has one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Fetch the OpenClaw that works in boxes, or make an image fit for them.")
+app = typer.Typer(no_args_is_help=True, help="Install OpenClaw for sandboxes, or prepare an image that has one.")
 
-Version = Annotated[str | None, typer.Option(help="An exact version; the one that is known to work if left out.")]
+Version = Annotated[str | None, typer.Option(help="An exact version. Default: the one that is known to work.")]
 
 
 @app.command()
 def install(
     version: Version = None,
-    check: Annotated[bool, typer.Option("--check", help="Only compare every file of what is installed.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only compare every file of the installed copy.")] = False,
 ) -> None:
-    """Install OpenClaw and its Node for all boxes; what is there is verified, and mended if a file differs."""
+    """Install OpenClaw and its Node for all sandboxes. An existing copy is verified and repaired."""
     from clawgym.agents.openclaw import install as openclaw
 
     version = version or openclaw.DEFAULT_VERSION
@@ -46,13 +46,15 @@ def install(
 def image(
     source: Annotated[
         str,
-        typer.Option(
-            "--from", help="A Docker image, an OCI layout, an archive of an image (docker save), or a root file system."
+        typer.Argument(
+            metavar="SOURCE", help="A Docker image, an OCI layout, an archive (docker save), or a root file system."
         ),
     ],
-    to: Annotated[str, typer.Option(help="What to make: a name if --from is a Docker image, else a folder.")],
+    to: Annotated[
+        str, typer.Argument(metavar="DEST", help="A new image name if SOURCE is a Docker image, else a new folder.")
+    ],
 ) -> None:
-    """Make an image that has an OpenClaw of its own fit for boxes; the one it is made from stays as it is."""
+    """Prepare an image that has an OpenClaw of its own for sandboxes. The source stays as it is."""
     from clawgym.agents.openclaw.image import add_to_docker_image, make_rootfs
 
     with _shown() as tell:

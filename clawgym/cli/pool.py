@@ -1,24 +1,29 @@
-"""``clawgym pool``: look into a pool, take episodes out, bring them in."""
+"""``clawgym pool``: look into a pool, check its tokens, take episodes out, bring them in."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clawgym.cli._options import JsonFlag, PoolName, TaskIds, TokenizerPath
 from clawgym.console import Console
 
 if TYPE_CHECKING:
     from clawgym.pool import Pool
+    from clawgym.pool.check import Verdict
     from clawgym.pool.exchange import Format
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Look into a pool, take episodes out, bring them in.")
+app = typer.Typer(no_args_is_help=True, help="Look into a pool, check its tokens, export and import episodes.")
 
-Where = Annotated[str, typer.Argument(help="A pool: its file, or postgresql://...")]
+_SHOWN = 20
+"""Episodes that ``check`` shows."""
 
 
 def _open(where: str, *, make: bool = False) -> Pool:
@@ -31,7 +36,7 @@ def _open(where: str, *, make: bool = False) -> Pool:
 
 
 @app.command()
-def stats(where: Where, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def stats(where: PoolName, as_json: JsonFlag = False) -> None:
     """Count what a pool holds, and what became of it."""
     with _open(where) as pool:
         found = pool.stats()
@@ -68,11 +73,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 @app.command("export")
 def export_command(
-    where: Where,
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    where: PoolName,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     format: Annotated[str, typer.Option(help="parquet, atif, or messages.")] = "parquet",
     channel: Annotated[str | None, typer.Option(help="Of this channel only.")] = None,
-    task: Annotated[str | None, typer.Option(help="Of this task only.")] = None,
+    task: TaskIds = None,
     outcome: Annotated[str | None, typer.Option(help="That ended so only.")] = None,
 ) -> None:
     """Write the closed episodes of a pool to a file, which appears when it is whole."""
@@ -82,14 +87,14 @@ def export_command(
 
     with _open(where) as pool, _Counter("exported") as progress:
         count = export(
-            pool, out, format=cast("Format", format), channel=channel, task_id=task, outcome=outcome, progress=progress
+            pool, out, format=cast("Format", format), channel=channel, task_ids=task, outcome=outcome, progress=progress
         )
     Console().say(f"{out}: {count:,} episodes")
 
 
 @app.command("import")
 def import_command(
-    where: Where, file: Annotated[Path, typer.Argument(help="Parquet of a pool, ATIF, or chat messages.")]
+    where: PoolName, file: Annotated[Path, typer.Argument(help="Parquet of a pool, ATIF, or chat messages.")]
 ) -> None:
     """Bring episodes into a pool (made if it is not there). Interrupted, the same command goes on."""
     from clawgym.pool.exchange import import_
@@ -100,6 +105,76 @@ def import_command(
         f"{where if '://' not in where else pool.name}: {done.episodes:,} episodes with {done.turns:,} turns, "
         f"{done.flawed:,} of them flawed; {done.known:,} episodes were there already"
     )
+
+
+@app.command()
+def check(
+    source: Annotated[str, typer.Argument(metavar="POOL|FILE", help="A pool, postgresql://..., or a trace file.")],
+    tokenizer: TokenizerPath = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check for each episode whether its token ids are exact, unproved, or broken, and why.
+
+    With --tokenizer, token ids are also compared with texts. Exit status 0 only if every episode is exact, else 1.
+
+    Reads pools and their parquet, ATIF, and the JSON lines and
+    parquet of verl, slime, Claw-R1, Agent Lightning, NeMo Gym and others.
+    """
+    from clawgym.pool.check import check as apply
+    from clawgym.pool.tokenizer import load
+    from clawgym.pool.traces import read_traces
+
+    words = None if tokenizer is None else load(tokenizer)
+    verdicts = []
+    with Console(stderr=True).status("checked: 0") as status:
+        for name, turns in read_traces(source):
+            verdicts.append(apply(name, turns, words))
+            if len(verdicts) % 50 == 0:
+                status.update(f"checked: {len(verdicts):,}")
+    exact = bool(verdicts) and all(verdict.status == "exact" for verdict in verdicts)
+    if as_json:
+        rows = [{"status": verdict.status, **asdict(verdict)} for verdict in verdicts]
+        Console().json({"exact": exact, "episodes": rows})
+    else:
+        _show_verdicts(verdicts, tokenizer is not None)
+    raise typer.Exit(0 if exact else 1)
+
+
+def _show_verdicts(verdicts: list[Verdict], with_texts: bool) -> None:
+    from rich.table import Table
+
+    from clawgym.visible import visible
+
+    console = Console()
+    order = {"broken": 0, "unproved": 1, "exact": 2}
+    table = Table()
+    for name in ("episode", "verdict"):
+        table.add_column(name, overflow="fold")
+    for name in ("turns", "sampled", "branches", "re-encoded"):
+        table.add_column(name, justify="right")
+    table.add_column("why", overflow="fold")
+    for verdict in sorted(verdicts, key=lambda v: order[v.status])[:_SHOWN]:
+        numbers = (verdict.turns, verdict.sampled, verdict.branches, verdict.reencoded)
+        table.add_row(visible(verdict.episode), verdict.status, *(f"{n:,}" for n in numbers), visible(_why(verdict)))
+    console.print(table)
+    if len(verdicts) > _SHOWN:
+        console.say(f"and {len(verdicts) - _SHOWN:,} more; --json shows them all")
+    counts = Counter(verdict.status for verdict in verdicts)
+    said = ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status]) or "no episodes"
+    texts = "" if with_texts else "; ids were not compared with texts (--tokenizer)"
+    console.say(f"{said}{texts}")
+
+
+def _why(verdict: Verdict) -> str:
+    """The worst findings, each kind once."""
+    level = {"exact": "note", "unproved": "unproved", "broken": "broken"}[verdict.status]
+    kinds: dict[str, list[str]] = {}
+    for finding in verdict.findings:
+        if finding.level == level:
+            where = "" if finding.turn is None else f"turn {finding.turn}: "
+            kinds.setdefault(finding.code, []).append(f"{where}{finding.text}")
+    more = (f"{texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}" for texts in kinds.values())
+    return "; ".join(more)
 
 
 class _Counter:

@@ -1,17 +1,17 @@
-"""``clawgym push``: what a run made, to the Hugging Face Hub."""
+"""``clawgym push``: upload what a run made to the Hugging Face Hub."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from clawgym.cli._options import DryRun, RunPath
 from clawgym.console import Console
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Put what a run made on the Hugging Face Hub.")
+app = typer.Typer(no_args_is_help=True, help="Upload what a run made to the Hugging Face Hub.")
 
 
 @app.callback()
@@ -20,17 +20,18 @@ def _push() -> None: ...
 
 @app.command()
 def checkpoint(
-    run: Annotated[Path, typer.Argument(help="Run folder of a training.")],
+    run: RunPath,
     repo: Annotated[str | None, typer.Option(help="NAME or OWNER/NAME; the run's name if left out.")] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, or a step.")] = "best",
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model first.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="For everybody to see; else private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and the card, upload nothing.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Push a checkpoint with its tokenizer, a card made from the receipt, and its evaluations.
+    """Push a checkpoint of a training run with its tokenizer, a card made from the receipt, and its evaluations.
 
     Weights are safetensors; optimiser states and pickles stay. Refuses when something that would be uploaded looks like
-    a secret. Interrupt it, and the same command goes on; where nothing has changed, it commits nothing.
+    a secret. The same command resumes; where nothing has changed, it commits nothing.
+    --dry-run shows the files and the card.
     """
     from clawgym.errors import MissingDependency
 

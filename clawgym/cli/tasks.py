@@ -1,4 +1,4 @@
-"""``clawgym tasks``: list, show, prepare, validate, import, export and start tasks."""
+"""``clawgym tasks``: list, show, start, validate, audit, prepare, import and export tasks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from clawgym.cli import make
+from clawgym.cli._options import Concurrency, JsonFlag, Limit, SandboxName, TaskIds, TaskSetName
+from clawgym.cli.audit import audit_command
 from clawgym.console import Console, progress
 from clawgym.evaluation.validate import TIMES, WRONG_BELOW, Finding, validate_task
 from clawgym.records import Task, TaskSet
@@ -22,14 +24,18 @@ from clawgym.tasks.sets import about
 from clawgym.visible import visible
 
 app = typer.Typer(
-    help="List, show, validate, convert and start tasks.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="List, show, start, validate, audit, prepare and convert tasks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 app.add_typer(make.app, name="make")
+app.command("audit")(audit_command)
 
 out = Console()
 err = Console(stderr=True)
 
-TaskSetName = Annotated[str, typer.Argument(help="A set's name, a pack (NAME:split), a folder or a JSONL file.")]
+_AT_ONCE = 2
+"""Tasks that ``validate`` tries at once by default."""
 FormatName = Literal["clawgym", "rows", "harbor"]
 
 
@@ -51,7 +57,7 @@ def list_sets() -> None:
 def show(
     taskset: TaskSetName,
     task_id: Annotated[str | None, typer.Argument(help="One task of it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """A task set in summary, or one task in full."""
     tasks = load(taskset, ids=[task_id] if task_id else None)
@@ -112,7 +118,7 @@ def _task_summary(task: Task) -> dict[str, Any]:
 def prepare(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.", exists=True, file_okay=False)],
 ) -> None:
-    """Make the layers that tasks of a folder need, once for this machine; the same command goes on where it was."""
+    """Make the layers that the tasks of a folder need, once for this machine. The same command resumes."""
     from clawgym.tasks.formats.clawgym import is_task, read_locks
     from clawgym.tasks.layers import prepare as make_layer
 
@@ -129,15 +135,15 @@ def prepare(
 @app.command()
 def validate(
     taskset: TaskSetName,
-    task: Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
-    backend: Annotated[str, typer.Option(help="Sandbox: auto, namespace, chroot or docker.")] = "auto",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks tried at once.")] = 2,
+    task: TaskIds = None,
+    limit: Limit = None,
+    sandbox: SandboxName = "auto",
+    concurrency: Concurrency = None,
 ) -> None:
     """Run each task's solution and a do-nothing agent thrice, its wrong solutions once; exit status 1 if unsound."""
     tasks = load(taskset, ids=task, limit=limit)
     _print_problems(tasks)
-    findings = asyncio.run(_validate(tasks, backend, jobs))
+    findings = asyncio.run(_validate(tasks, sandbox, concurrency or _AT_ONCE))
     bad = [finding for finding in findings if finding.status in ("fail", "infra")]
     for finding in bad:
         out.say(f"{finding.status} {finding.task_id} {finding.rule}: {finding.detail}", style="red")
@@ -150,11 +156,11 @@ def validate(
         raise typer.Exit(1)
 
 
-async def _validate(tasks: TaskSet, backend_name: str, jobs: int) -> list[Finding]:
+async def _validate(tasks: TaskSet, sandbox: str, concurrency: int) -> list[Finding]:
     from clawgym.sandbox import backend
 
-    boxes = backend(backend_name)
-    slots = asyncio.Semaphore(jobs)
+    boxes = backend(sandbox)
+    slots = asyncio.Semaphore(concurrency)
     try:
         await boxes.probe()
         with progress(err) as shown:

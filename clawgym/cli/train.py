@@ -1,17 +1,17 @@
-"""``clawgym train``: learn, into a run folder, from where the last call ended."""
+"""``clawgym train``: train a policy into a run folder; the same command resumes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from clawgym.cli._options import ConfigName, DryRun, Out, Settings
 
 if TYPE_CHECKING:
     from clawgym.trainers.config import TrainConfig
@@ -20,17 +20,18 @@ __all__ = ["learn", "train_command"]
 
 
 def train_command(
-    method: Annotated[str, typer.Argument(help="rl: from episodes and their rewards; sft: by imitation.")] = "rl",
-    config: Annotated[str, typer.Option("--config", "-c", help="A YAML file, or a recipe's name.")] = "tiny-cpu",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, with dots for parts; may be repeated.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/<name>-<method>-seed<seed> by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and the memory it needs.")] = False,
+    method: Annotated[
+        str, typer.Argument(metavar="rl|sft", help="rl: from episodes and their rewards; sft: by imitation.")
+    ] = "rl",
+    config: ConfigName = "tiny-cpu",
+    settings: Settings = None,
+    out: Out = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a policy on tasks in real sandboxes.
 
-    The same command continues an interrupted run.
+    The run folder is runs/<name>-<method>-seed<seed> if --out is left out. The same command resumes an interrupted run.
+    --dry-run shows the tasks, and the memory that the run needs.
     """
     from clawgym.errors import TrainingError
     from clawgym.trainers.config import load_config
@@ -70,7 +71,7 @@ def _needed() -> None:
 
 
 async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
-    from clawgym.cli.eval import stop_on_signals
+    from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.console import Console
     from clawgym.trainers.common.tracking import LiveView, PlainView
 
@@ -92,8 +93,8 @@ async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) 
             await train(config, folder, method, view=view, stop=stop)
     console.say(f"report: {folder / 'report.html'}")
     if stop.is_set():
-        console.say("Stopped. Continue with:")
-        console.say("  clawgym " + shlex.join(sys.argv[1:]))
+        console.say("Stopped. Resume with:")
+        console.say(resume_command())
         return 130
     return 0
 

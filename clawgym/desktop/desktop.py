@@ -105,7 +105,7 @@ class RunningDesktop:
         """
         if not sandbox.isolation.features.get("loopback", True):
             raise SandboxUnavailable(
-                f"backend {sandbox.isolation.backend!r} has no loopback, which a desktop needs: use --backend namespace"
+                f"backend {sandbox.isolation.backend!r} has no loopback, which a desktop needs: use --sandbox namespace"
             )
         deadline = time.monotonic() + patience
         server = ["Xvfb", f":{_DISPLAY}", "-screen", "0", f"{width}x{height}x24", "-listen", "tcp"]

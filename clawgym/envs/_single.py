@@ -20,7 +20,9 @@ __all__ = ["TaskEnv", "checked_mode"]
 def checked_mode(kit: Kit, mode: str | None) -> str | None:
     """Raises ValueError for a mode of rendering that ``kit`` does not have."""
     if mode not in (None, kit.render_mode):
-        raise ValueError(f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out (`clawgym watch` shows it)")
+        raise ValueError(
+            f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out (`clawgym runs watch` shows it)"
+        )
     return mode
 
 

@@ -1,4 +1,4 @@
-"""``clawgym compare``: two runs over the same tasks, paired by task, and no more said than the tasks show.
+"""``clawgym runs compare``: two runs over the same tasks, paired by task, and no more said than the tasks show.
 
 Invariants: a task counts only if both runs attempted the same content and graded it with the same verifier; tasks
 left out are named with the reason; two runs are called different only where :attr:`Difference.told_apart`; where
@@ -142,7 +142,7 @@ def _check_verifiers(name: str, run: RunFolder) -> None:
             if row.get("task_hash") != about["hash"] or (used and used != about.get("verifier")):
                 raise ComparisonRefused(
                     f"{name}: the result of {row['key']} was graded by another verifier, or on another task, than the "
-                    f"receipt says: look with `clawgym verify {run.path}`, or run it afresh into another folder"
+                    f"receipt says: look with `clawgym runs verify {run.path}`, or run it afresh into another folder"
                 )
 
 

@@ -136,7 +136,7 @@ class Flaw:
 
     name: str
     breaks: bool
-    """The reward itself is wrong: ``clawgym audit`` ends with exit status 1."""
+    """The reward itself is wrong: ``clawgym tasks audit`` ends with exit status 1."""
     about: str
     found: Callable[[TaskAudit], str]
     """What was found; empty: nothing."""

@@ -119,7 +119,7 @@ class RichProgress:
         self._total = to_run + self._done
         self._began = self._said = time.monotonic()
         if self._done:
-            self._console.say(f"Continuing: {self._done} of {self._total} episodes are already there.")
+            self._console.say(f"Resuming: {self._done} of {self._total} episodes are already there.")
         if self._console.is_terminal and to_run:
             from rich.live import Live
 

@@ -124,7 +124,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
 
 
 def verification_lines(record: Verification, shown: int = 20) -> list[str]:
-    """What ``clawgym verify`` says: a line per finding, at most ``shown`` of a kind, and the verdict last."""
+    """What ``clawgym runs verify`` says: a line per finding, at most ``shown`` of a kind, and the verdict last."""
     out: list[str] = []
 
     def some(lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""``clawgym verify``: the stored workspaces of a run are graded again, without a model.
+"""``clawgym runs verify``: the stored workspaces of a run are graded again, without a model.
 
 Invariants: nothing of the run is changed; ``verification.json`` is written beside it. An episode is ``same`` only if
 its verifier ran again, on the very files that the line names, and gave the same checks and scores. What cannot be

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,7 @@ def export(
     *,
     format: Format = "parquet",
     channel: str | None = None,
-    task_id: str | None = None,
+    task_ids: Collection[str] | None = None,
     outcome: str | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> int:
@@ -64,8 +64,8 @@ def export(
 
     def chosen() -> Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]:
         nonlocal count
-        for episode in pool.episodes(channel=channel, task_id=task_id, state="closed"):
-            if outcome is None or episode.outcome == outcome:
+        for episode in pool.episodes(channel=channel, state="closed"):
+            if outcome in (None, episode.outcome) and (not task_ids or episode.task_id in task_ids):
                 yield episode, pool.turns(episode.id)
                 count += 1
                 progress(count)
@@ -228,7 +228,7 @@ def _closed(pool: Pool, id: str) -> bool:
 
 def _parquet_entries(path: Path) -> Iterator[_Entry]:
     if not parquet.is_ours(path):
-        raise TraceError(f"{path}: parquet, but not of a pool: `clawgym ledger check` reads it, import does not")
+        raise TraceError(f"{path}: parquet, but not of a pool: `clawgym pool check` reads it, import does not")
     members: Counter[tuple[str, str, str]] = Counter()
     for _, rows in parquet.episodes_of(path, ["episode", "group", "channel", "task_id"]):
         members[rows[0]["group"], rows[0]["channel"], rows[0]["task_id"]] += 1

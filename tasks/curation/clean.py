@@ -1,7 +1,7 @@
 """Cleaned subsets: which tasks of a set an audit keeps, and why it leaves the others out.
 
 A list is a CSV file with the columns ``task``, ``hash`` (the first 24 digits of the content hash) and ``left_out``
-(names of flaws, separated by spaces; empty: kept), in the order of the set. ``clawgym audit`` writes one as
+(names of flaws, separated by spaces; empty: kept), in the order of the set. ``clawgym tasks audit`` writes one as
 ``clean.csv``; the one of the public training tasks comes with the package.
 """
 
@@ -46,7 +46,7 @@ def from_csv(text: str, where: str) -> tuple[Verdict, ...]:
     """Read a list. Raises :class:`TaskError` naming ``where`` and the line."""
     rows = csv.reader(io.StringIO(text))
     if next(rows, None) != _COLUMNS:
-        raise TaskError(f"{where}: line 1 is not {','.join(_COLUMNS)!r}: give a list that `clawgym audit` wrote")
+        raise TaskError(f"{where}: line 1 is not {','.join(_COLUMNS)!r}: give a list that `clawgym tasks audit` wrote")
     found = []
     for row in rows:
         if len(row) != len(_COLUMNS) or not row[0] or len(row[1]) != HASH_DIGITS:
@@ -81,13 +81,14 @@ def select(tasks: TaskSet, verdicts: Iterable[Verdict], name: str) -> TaskSet:
         elif (other := tasks.by_id.get(verdict.task)) is not None:
             problems[verdict.task] = (
                 f"is not what was audited: its hash is {other.content_hash[:12]}, that of the audited task "
-                f"{verdict.hash[:12]}: audit it again with `clawgym audit`, or restore it"
+                f"{verdict.hash[:12]}: audit it again with `clawgym tasks audit`, or restore it"
             )
         else:
             problems[verdict.task] = f"is not in {tasks.name}: restore it"
     if not kept:
         raise TaskSetNotFound(
             f"{name}: none of its {len(problems)} tasks is in {tasks.name} as it was audited "
-            f"({next(iter(problems.items()), 'the list is empty')}): audit that set with `clawgym audit {tasks.name}`"
+            f"({next(iter(problems.items()), 'the list is empty')}): audit that set with `clawgym tasks audit "
+            f"{tasks.name}`"
         )
     return TaskSet(name, tuple(kept), tasks.version, problems)

@@ -39,11 +39,11 @@ def test_version_and_help() -> None:
 
 
 def test_our_errors_are_one_line_that_ends_with_what_to_do(tmp_path: Path) -> None:
-    done = clawgym("eval", "--bench", "terminal-basik", "--agent", "noop", cwd=tmp_path)
+    done = clawgym("eval", "terminal-basik", "--agent", "noop", cwd=tmp_path)
     assert done.returncode == 2
     assert "terminal-basic" in done.stderr
     assert "Traceback" not in done.stderr
-    done = clawgym("eval", "--bench", "terminal-basic", "--agent", "orakle", cwd=tmp_path)
+    done = clawgym("eval", "terminal-basic", "--agent", "orakle", cwd=tmp_path)
     assert done.returncode == 2
     assert "'oracle'" in done.stderr
     assert not list(tmp_path.iterdir())

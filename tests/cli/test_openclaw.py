@@ -55,10 +55,10 @@ def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path) -> None:
 def test_an_image_is_made_and_what_it_lacks_is_said(tmp_path: Path) -> None:
     programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "python3", "tar")]
     image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *openclaw_layer()])])
-    code, out, err = clawgym("image", "--from", image, "--to", tmp_path / "made")
+    code, out, err = clawgym("image", image, tmp_path / "made")
     assert (code, err) == (0, "layers\n")
     assert out == f"OpenClaw 1.2.3 (/usr/local/bin/node /app/openclaw.mjs) in the image {tmp_path}/made\n"
-    code, _, err = clawgym("image", "--from", tmp_path / "packages", "--to", "made", DOCKER_HOST="unix:///no.sock")
+    code, _, err = clawgym("image", tmp_path / "packages", "made", DOCKER_HOST="unix:///no.sock")
     assert code == 2
     assert "see `clawgym doctor`" in err
     assert sorted(os.listdir(tmp_path)) == ["image", "made"]

@@ -44,7 +44,7 @@ def test_episodes_go_out_and_come_in(where: Path, tmp_path: Path) -> None:
         "1 episodes"
         in run("pool", "export", where, tmp_path / "m.jsonl", "--format", "messages", "--task", "t1").output
     )
-    assert run("ledger", "check", second).exit_code == 0
+    assert run("pool", "check", second).exit_code == 0
 
 
 def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:
@@ -55,29 +55,29 @@ def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_ledger_check_ends_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
-    result = run("ledger", "check", where)
+def test_pool_check_ends_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
+    result = run("pool", "check", where)
     assert result.exit_code == 0
     assert "3 exact" in result.output
     with Pool(where) as pool:
         store(pool, chain(9, 1, flaw="stripped"), id="marked")
-    result = run("ledger", "check", where)
+    result = run("pool", "check", where)
     assert result.exit_code == 1
     assert "1 unproved, 3 exact" in result.output
     assert "stripped" in result.output
-    found = json.loads(run("ledger", "check", where, "--json").output)
+    found = json.loads(run("pool", "check", where, "--json").output)
     assert [e["status"] for e in found["episodes"]] == ["exact"] * 3 + ["unproved"]
     assert found["exact"] is False
     (tmp_path / "empty.jsonl").write_text("")
-    assert run("ledger", "check", tmp_path / "empty.jsonl").exit_code == 1
+    assert run("pool", "check", tmp_path / "empty.jsonl").exit_code == 1
 
 
-def test_the_ledger_check_names_what_it_cannot_read(where: Path, tmp_path: Path) -> None:
-    assert isinstance(run("ledger", "check", tmp_path / "gone").exception, TraceError)
-    result = run("ledger", "check", where, "--tokenizer", tmp_path)
+def test_pool_check_names_what_it_cannot_read(where: Path, tmp_path: Path) -> None:
+    assert isinstance(run("pool", "check", tmp_path / "gone").exception, TraceError)
+    result = run("pool", "check", where, "--tokenizer", tmp_path)
     assert "no tokenizer.json" in str(result.exception)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert "not a tokenizer" in str(run("ledger", "check", where, "--tokenizer", tmp_path).exception)
+    assert "not a tokenizer" in str(run("pool", "check", where, "--tokenizer", tmp_path).exception)
 
 
 def test_with_a_tokenizer_texts_are_compared(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_with_a_tokenizer_texts_are_compared(tmp_path: Path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     row = {"prompt_ids": [3], "response_ids": [1], "logprobs": [-0.5], "response_text": "yes"}
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
-    assert run("ledger", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path).exit_code == 0
+    assert run("pool", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path).exit_code == 0
     for change in ({"response_text": "no"}, {"response_ids": [4]}):
         (tmp_path / "t.jsonl").write_text(json.dumps(row | change))
-        result = run("ledger", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path)
+        result = run("pool", "check", tmp_path / "t.jsonl", "--tokenizer", tmp_path)
         assert result.exit_code == 1
         assert "broken" in result.output

@@ -242,7 +242,7 @@ def test_a_sample_is_drawn_by_its_seed_and_keeps_the_order():
 @pytest.mark.parametrize(("check", "status"), [(CHECK, 0), (b"print('{\"ok\": 1}')", 1)])
 def test_the_command_and_its_exit_status(tmp_path: Path, check: bytes, status: int):
     write([task(check)], tmp_path / "tasks", "clawgym")
-    argv = [sys.executable, "-c", "from clawgym.cli import main; main()", "audit", "./tasks"]
+    argv = [sys.executable, "-c", "from clawgym.cli import main; main()", "tasks", "audit", "./tasks"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
     assert "1 tasks audited" in done.stdout

@@ -149,7 +149,7 @@ def test_tasks_that_differ_are_left_out_and_named(tmp_path: Path):
         "only in the second": ("t40",),
     }
     assert comparison.tasks == 36
-    printed = CliRunner().invoke(app, ["compare", str(a), str(b)]).output
+    printed = CliRunner().invoke(app, ["runs", "compare", str(a), str(b)]).output
     assert "left out, verifiers differ: t3, t4" in printed
 
 
@@ -168,7 +168,7 @@ def test_results_graded_by_something_else_are_refused(tmp_path: Path, change):
     file = b / "results.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([json.dumps(json.loads(lines[0]) | change), *lines[1:], ""]))
-    with pytest.raises(ComparisonRefused, match=r"b: the result of t0#0 .*clawgym verify"):
+    with pytest.raises(ComparisonRefused, match=r"b: the result of t0#0 .*clawgym runs verify"):
         compare(a, b)
 
 
@@ -214,17 +214,19 @@ def test_not_a_run_folder(tmp_path: Path):
 
 def test_the_command_prints_what_it_may_and_exits_2_when_it_refuses(tmp_path: Path, capsys, monkeypatch):
     a, b = make_run(tmp_path / "a", passes(5)), make_run(tmp_path / "b", passes(30))
-    text = CliRunner().invoke(app, ["compare", str(a), str(b)]).output
+    text = CliRunner().invoke(app, ["runs", "compare", str(a), str(b)]).output
     assert "better" in text
     assert "80% power" in text
     assert "+62.5" in text
-    raw = json.loads(CliRunner().invoke(app, ["compare", str(a), str(b), "--json"]).output)
+    raw = json.loads(CliRunner().invoke(app, ["runs", "compare", str(a), str(b), "--json"]).output)
     assert raw["scores"]["strict"]["told_apart"] is True
     assert raw["scores"]["strict"]["verdict"] == "better"
     assert raw["scores"]["strict"]["detectable"] > 0
-    monkeypatch.setattr("sys.argv", ["clawgym", "compare", str(a), str(make_run(tmp_path / "c", passes(5, 60)[:60]))])
+    monkeypatch.setattr(
+        "sys.argv", ["clawgym", "runs", "compare", str(a), str(make_run(tmp_path / "c", passes(5, 60)[:60]))]
+    )
     main_exit(0)
-    monkeypatch.setattr("sys.argv", ["clawgym", "compare", str(a), str(make_run(tmp_path / "d", [1.0] * 3))])
+    monkeypatch.setattr("sys.argv", ["clawgym", "runs", "compare", str(a), str(make_run(tmp_path / "d", [1.0] * 3))])
     main_exit(2)
     assert "in common" in capsys.readouterr().err
 

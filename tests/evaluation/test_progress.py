@@ -87,7 +87,7 @@ def test_the_panel_tells_infrastructure_errors_apart_and_shows_the_newest(tmp_pa
 
 def test_a_continued_run_starts_from_what_is_there(tmp_path: Path):
     text = shown(False, tmp_path, [row("a", "solved", 1.0), row("z", "infra")], [row("b")])
-    assert "Continuing: 1 of 2 episodes are already there." in text
+    assert "Resuming: 1 of 2 episodes are already there." in text
     assert "2/2" in text
 
 

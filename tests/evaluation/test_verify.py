@@ -540,7 +540,7 @@ def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):
     assert not entry.flags
     text = to_markdown(rank([entry]))
     assert "4 of 4" in text
-    assert "clawgym verify RUN" in text
+    assert "clawgym runs verify RUN" in text
     edit(copy, lie, seal=True)
     assert load_entry(copy).verified == ""
     assert "its verification is of other results" in load_entry(copy).flags

@@ -40,8 +40,8 @@ class Eval:
         (self.folder / "agent.sh").write_text(self.script)
 
     def argv(self) -> list[str]:
-        words = ["eval", "--bench", self.bench, "--agent", "script", "--source", self.folder / "agent.sh"]
-        words += ["-k", self.samples, "--backend", self.backend, "--concurrency", self.concurrency, "--out", self.out]
+        words = ["eval", self.bench, "--agent", "script", "--agent-option", f"source={self.folder / 'agent.sh'}"]
+        words += ["-k", self.samples, "--sandbox", self.backend, "--concurrency", self.concurrency, "--out", self.out]
         return [sys.executable, "-c", "from clawgym.cli import main; main()", *map(str, words)]
 
     def environment(self) -> dict[str, str]:

@@ -84,7 +84,7 @@ class Desk:
 
 @contextlib.asynccontextmanager
 async def gateway(folder: Path, endpoint: str) -> AsyncIterator[Desk]:
-    argv = [*PROGRAM, "gateway", "--upstream", "openai", "--model", "m", "--upstream-url", endpoint]
+    argv = [*PROGRAM, "gateway", "--engine", "openai", "--model", "m", "--base-url", endpoint]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *argv, "--pool", str(folder / "pool.db"), stdout=pipe, env={**os.environ, "OPENAI_API_KEY": KEY}

@@ -113,8 +113,16 @@ def watched(cluster: Any) -> Iterator[Seen]:
 
 def evaluation(cluster: Any, out: Path, agent: str = "sloppy") -> subprocess.Popen[bytes]:
     """``clawgym eval`` on the cluster, as a process of its own."""
-    argv = ["eval", "--bench", "terminal-basic", "--agent", agent, "--tasks", ",".join(TASKS), "--out", str(out)]
-    argv += ["--backend", "ray" if cluster is not None else "namespace", "--concurrency", "9", "-k", str(SAMPLES)]
+    argv = [
+        "eval",
+        "terminal-basic",
+        "--agent",
+        agent,
+        *(word for task in TASKS for word in ("--task", task)),
+        "--out",
+        str(out),
+    ]
+    argv += ["--sandbox", "ray" if cluster is not None else "namespace", "--concurrency", "9", "-k", str(SAMPLES)]
     env = os.environ | ({"RAY_ADDRESS": cluster.address} if cluster is not None else {})
     with out.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(

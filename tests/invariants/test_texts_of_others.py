@@ -167,9 +167,9 @@ def test_run_folders(tmp_path: Path) -> None:
     clawgym("leaderboard", "show", "first", "second", cwd=tmp_path)
     clawgym("leaderboard", "show", "first", "--markdown", cwd=tmp_path, shows=False)
     clawgym("leaderboard", "show", "first", "--json", cwd=tmp_path, shows=False)
-    clawgym("compare", "first", "second", cwd=tmp_path)
-    clawgym("compare", "first", "second", "--json", cwd=tmp_path, shows=False)
-    clawgym("verify", "first", cwd=tmp_path)
+    clawgym("runs", "compare", "first", "second", cwd=tmp_path)
+    clawgym("runs", "compare", "first", "second", "--json", cwd=tmp_path, shows=False)
+    clawgym("runs", "verify", "first", cwd=tmp_path)
     from clawgym.evaluation.report import write_report
 
     for run in (first, second):
@@ -207,7 +207,7 @@ def endpoint() -> Iterator[str]:
 def test_error_text_of_an_endpoint(tmp_path: Path, endpoint: str) -> None:
     new_task(tmp_path / "task")
     words = ("--agent", "tool-loop", "--model", "m", "--base-url", endpoint, "--out", "run")
-    clawgym("eval", "--bench", "./task", *words, cwd=tmp_path)
+    clawgym("eval", "./task", *words, cwd=tmp_path)
     (log,) = (tmp_path / "run").rglob("error.log")
     assert r"\x1bc\x1b[2J" in log.read_text()
     for file in (tmp_path / "run").rglob("*"):

@@ -114,8 +114,8 @@ class Outside:
         if name == "judge":
             command = [sys.executable, "-c", JUDGE, port, str(loading)]
         else:
-            words = f"gateway --upstream openai --model judge --port {port} --pool {self.folder / 'judge.db'}"
-            words += f" --upstream-url http://127.0.0.1:{self.ports['judge']}/v1"
+            words = f"gateway --engine openai --model judge --port {port} --pool {self.folder / 'judge.db'}"
+            words += f" --base-url http://127.0.0.1:{self.ports['judge']}/v1"
             command = [sys.executable, "-c", "from clawgym.cli import main; main()", *words.split()]
         with out.open("w") as file:
             process = self.processes[name] = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)

@@ -304,7 +304,7 @@ def test_an_environment_without_pictures_shows_none() -> None:
 
 @contextlib.contextmanager
 def watching(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-c", MAIN, "watch", *arguments]
+    command = [sys.executable, "-c", MAIN, "runs", "watch", *arguments]
     # Whoever started the tests in the background may have had them ignore SIGINT, which is inherited.
     heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as watch:
@@ -355,7 +355,7 @@ def test_a_run_that_is_over_is_refused_with_what_to_do(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     lock.write_text(str(dead.pid))
-    command = [sys.executable, "-c", MAIN, "watch", str(tmp_path / "run")]
+    command = [sys.executable, "-c", MAIN, "runs", "watch", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
     assert done.returncode == 2
     assert "report.html" in done.stderr

@@ -142,7 +142,7 @@ def test_a_changed_row_is_refused_by_import_and_seen_by_the_check(file_pool: Poo
 
 def test_atif_carries_the_ids_and_comes_back(file_pool: Pool, tmp_path: Path) -> None:
     chat = filled(file_pool)[0]
-    export(file_pool, tmp_path / "e.jsonl", format="atif", task_id="t1")
+    export(file_pool, tmp_path / "e.jsonl", format="atif", task_ids=["t1"])
     (document,) = (json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines())
     steps = steps_from_atif(document)
     assert [step.source for step in steps] == ["system", "user", "agent", "agent"]
@@ -205,7 +205,7 @@ def test_filters_choose(file_pool: Pool, tmp_path: Path) -> None:
     filled(file_pool)
     assert export(file_pool, tmp_path / "e", channel="eval") == 1
     assert export(file_pool, tmp_path / "e", outcome="failed") == 1
-    assert export(file_pool, tmp_path / "e", task_id="nothing") == 0
+    assert export(file_pool, tmp_path / "e", task_ids=["nothing"]) == 0
     assert pq.read_table(tmp_path / "e").num_rows == 0
     with pytest.raises(PoolError, match="format 'csv'"):
         export(file_pool, tmp_path / "e", format="csv")  # type: ignore[arg-type]

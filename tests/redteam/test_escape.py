@@ -315,22 +315,21 @@ def test_only_what_should_be_closed_fails_the_command(
         return columns
 
     monkeypatch.setattr(escape, "attack_all", found)
-    done = CliRunner().invoke(app, ["attack", "--sandbox", "--json", str(tmp_path / "out.json")])
+    done = CliRunner().invoke(app, ["redteam", "escape", "--json"])
     assert done.exit_code == code
-    written = json.loads((tmp_path / "out.json").read_text())
+    written = json.loads(done.stdout)
     assert [column["name"] for column in written["columns"]] == [column.name for column in columns]
 
 
 def test_a_backend_that_is_not_here_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     pytest.importorskip("docker")
-    done = CliRunner().invoke(app, ["attack", "--sandbox", "--backend", "docker"])
+    done = CliRunner().invoke(app, ["redteam", "escape", "--sandbox", "docker"])
     assert done.exit_code == 1
     assert "docker: not attacked: no Docker engine answers" in done.output
 
 
-def test_what_to_attack_must_be_said() -> None:
-    assert CliRunner().invoke(app, ["attack"]).exit_code == 2
-    done = CliRunner().invoke(app, ["attack", "--sandbox", "--backend", "dokcer"])
+def test_unknown_sandbox_is_refused_with_the_closest_name() -> None:
+    done = CliRunner().invoke(app, ["redteam", "escape", "--sandbox", "dokcer"])
     assert isinstance(done.exception, SandboxUnavailable)
     assert "Did you mean 'docker'" in str(done.exception)

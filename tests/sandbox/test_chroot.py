@@ -77,9 +77,9 @@ print(json.dumps(asyncio.run(attack()).as_dict()))
 
 def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
     if WHOLE:
-        code, text = inside.clawgym("attack", "--sandbox", "--backend", "chroot", "--json", "/tmp/attack.json")
+        code, text = inside.clawgym("redteam", "escape", "--sandbox", "chroot", "--json")
         assert code == 0, text[-4000:]
-        column = json.loads(inside.run("cat", "/tmp/attack.json")[1])["columns"][0]
+        column = json.loads(text[text.index("\n{") :])["columns"][0]
     else:
         rows = {1: "abcdefg", 2: "abcdef", 3: "abcdefg", 4: "abcd", 5: "abc", 6: "ab", 11: "c", 23: "abcde", 26: "ab"}
         rows |= {28: "h", 33: "ab"}
@@ -105,7 +105,7 @@ def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
 def test_an_evaluation(inside: Container) -> None:
     words = [] if WHOLE else ["--limit", "4"]
     code, text = inside.clawgym(
-        "eval", "--bench", "terminal-basic", "--agent", "oracle", "--backend", "chroot", "--out", "/tmp/run", *words
+        "eval", "terminal-basic", "--agent", "oracle", "--sandbox", "chroot", "--out", "/tmp/run", *words
     )
     assert code == 0, text[-4000:]
     assert "the chroot backend isolates less than the others:" in text  # said at the start, and once
@@ -121,7 +121,7 @@ def test_an_evaluation(inside: Container) -> None:
 def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:
     code, text = inside.clawgym("doctor")
     assert code == 0, text
-    assert re.search(r"^NO  user namespaces .*\n.*mend: .*--backend chroot", text, re.M)
+    assert re.search(r"^NO  user namespaces .*\n.*mend: .*--sandbox chroot", text, re.M)
     assert re.search(r"^NO  sandbox: namespace .*\n.*mend: .*backend='chroot'", text, re.M)
     assert re.search(r"^ok  sandbox: chroot +tier chroot; not: .*pid.*memory_limit", text, re.M)
     assert re.search(r"^ +- processes: no pid namespace", text, re.M)
@@ -134,8 +134,8 @@ def test_another_user_is_told_what_to_do(inside: Container) -> None:
     assert re.search(
         r"^NO  sandbox: chroot +the chroot backend needs root.*\n +mend: .*docker run --user 0", text, re.M
     )
-    words = ("eval", "--bench", "terminal-basic", "--agent", "noop", "--out", "/tmp/refused")
-    code, text = inside.clawgym(*words, "--backend", "chroot", user="1000")
+    words = ("eval", "terminal-basic", "--agent", "noop", "--out", "/tmp/refused")
+    code, text = inside.clawgym(*words, "--sandbox", "chroot", user="1000")
     assert code == 2
     assert "the chroot backend needs root" in text
     assert "Traceback" not in text

@@ -224,7 +224,7 @@ def _paid(played: Sequence[_Played]) -> Iterable[str]:
         if too_much:
             yield (
                 f"canary {one.policy} ({one.script}) earned {one.strict:.2f} on task {one.task.id}: its verifier pays "
-                "for no work; try `clawgym attack` on the set, and mend or leave out the task"
+                "for no work; try `clawgym redteam exploits` on the set, and repair or leave out the task"
             )
 
 

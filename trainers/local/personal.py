@@ -1,4 +1,4 @@
-"""``clawgym bench personal``: does a policy take on a person's style from what the person says to its replies?
+"""``python benchmarks/personal.py``: does a policy take on a person's style from what the person says to its replies?
 
 Invariants: everything is learnt from conversations that went through the gateway, by the trainer of ``clawgym train``;
 the judge reads what the person said and nothing else; scores are of requests that were never talked about; a cell

@@ -1,4 +1,4 @@
-"""What ``clawgym bench personal`` found, in words and tables.
+"""What ``python benchmarks/personal.py`` found, in words and tables.
 
 Invariant: every number is one of ``results.json``, or a mean of such with its interval.
 """

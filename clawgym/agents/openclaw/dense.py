@@ -336,6 +336,6 @@ def _of(failed: asyncio.Future[None]) -> BaseException | None:
 async def _listen(box: Sandbox, port: int) -> socket.socket:
     if not box.isolation.features["loopback"]:
         raise SandboxUnavailable(
-            "dense mode needs boxes with a loopback, which these do not have: use --backend namespace"
+            "dense mode needs boxes with a loopback, which these do not have: use --sandbox namespace"
         )
     return await box.listen(port)

@@ -173,7 +173,7 @@ def test_the_command_writes_the_run_folder_of_every_agent(tmp_path: Path, opencl
         try:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-            argv = ["eval", "--bench", "terminal-basic", "--limit", "2", "--agent", "openclaw", "--prompt", "slim"]
+            argv = ["eval", "terminal-basic", "--limit", "2", "--agent", "openclaw", "--agent-option", "prompt=slim"]
             argv += ["--model", "m", "--base-url", url, "--out", "run"]
             done = subprocess.run([*clawgym, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
         finally:
@@ -190,6 +190,6 @@ def test_the_command_writes_the_run_folder_of_every_agent(tmp_path: Path, opencl
         with tarfile.open(folder / "agent.tar.gz") as packed:
             assert any(name.endswith(".jsonl") for name in packed.getnames())
     verified = subprocess.run(
-        [*clawgym, "verify", "run"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        [*clawgym, "runs", "verify", "run"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -73,7 +73,7 @@ def test_a_task_of_another_content_and_one_that_is_missing_are_named(tasks):
 
 
 def test_nothing_found_is_an_error_that_says_what_to_do(tasks):
-    with pytest.raises(TaskSetNotFound, match="clawgym audit here"):
+    with pytest.raises(TaskSetNotFound, match="clawgym tasks audit here"):
         select(TaskSet("here", ()), [verdict(tasks[0])], "clean")
 
 

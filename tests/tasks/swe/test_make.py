@@ -246,7 +246,7 @@ def _command(*arguments: str) -> Result:
 def test_the_command_goes_on_where_it_was(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     add_pytest(index)
     monkeypatch.chdir(tmp_path)
-    done = _command("--package", "shop", "-n", "1")
+    done = _command("shop", "--count", "1")
     assert done.exit_code == 0, (done.output, done.exception)
     folder = tmp_path / "swe-shop-1.0"
     first = (folder / "journal.jsonl").read_text()
@@ -256,11 +256,11 @@ def test_the_command_goes_on_where_it_was(index: Index, tmp_path: Path, monkeypa
     read = load(str(folder / "tasks")).tasks
     assert [recipes.instance_hash(task) for task in read] == [instance.hash for instance in recipe.instances]
     asked = len(index.asked)
-    assert _command("--package", "shop", "-n", "1").exit_code == 0
+    assert _command("shop", "--count", "1").exit_code == 0
     assert (folder / "journal.jsonl").read_text() == first, "nothing is tried again"
     assert not [path for path in index.asked[asked:] if path.endswith(".tar.gz")]
     rows = [json.loads(line) for line in first.splitlines()]
     assert rows[0]["package"] == "shop"
     assert len(rows) >= 3
-    assert "was begun with another seed" in str(_command("--package", "shop", "--seed", "9").exception)
-    assert "shpo: the package index" in str(_command("--package", "shpo").exception)
+    assert "was begun with another seed" in str(_command("shop", "--seed", "9").exception)
+    assert "shpo: the package index" in str(_command("shpo").exception)

@@ -104,10 +104,10 @@ async def test_a_verifier_that_pays_for_anything_is_said_once(room: Room) -> Non
     assert figures["canary/warnings"] == len(warnings)
     assert {e.meta["script"] for e in attacks if e.task_id == "pays"} == {"planted-json"}
     assert [text for text in warnings if "on task pays" in text] == [
-        "canary attack (planted-json) earned 1.00 on task pays: its verifier pays for no work; try `clawgym attack` on "
-        "the set, and mend or leave out the task"
+        "canary attack (planted-json) earned 1.00 on task pays: its verifier pays for no work; try `clawgym redteam "
+        "exploits` on the set, and repair or leave out the task"
     ]
-    assert all("clawgym attack" in text for text in warnings)
+    assert all("clawgym redteam exploits" in text for text in warnings)
     again, silent = await canaries.look({})
     assert (again["canary/warnings"], silent) == (len(warnings), [])
 

@@ -1,0 +1,89 @@
+"""What the commands with long runs share: Ctrl-C, the command that resumes, progress over tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clawgym.console import Console
+    from clawgym.evaluation.progress import Ledger
+
+__all__ = ["TaskProgress", "resume_command", "stop_on_signals"]
+
+
+def resume_command() -> str:
+    """The command that was given: running it again resumes."""
+    return "  clawgym " + shlex.join(sys.argv[1:])
+
+
+def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
+    """The first Ctrl-C (or SIGTERM) sets ``stop``; a second exits at once."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stop.is_set():  # the sandboxes end with this process
+            os._exit(130)
+        say("Stopping: closing the sandboxes (press Ctrl-C again to exit at once) ...")
+        stop.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(name, ask)
+        except (NotImplementedError, RuntimeError, ValueError):
+            pass
+
+
+class TaskProgress:
+    """A bar on a terminal, else a line every tenth (:class:`~clawgym.evaluation.progress.ProgressView`).
+
+    Args:
+        doing: shown beside the bar: ``auditing``.
+        unit: what one job is called: ``tasks``.
+    """
+
+    def __init__(self, console: Console, doing: str, unit: str = "tasks") -> None:
+        from clawgym.console import progress
+
+        self._console = console
+        self._bar = progress(console)
+        self._doing, self._unit = doing, unit
+        self._task = self._bar.add_task(doing, total=None)
+        self._done = self._total = self._infra = 0
+        self._began = time.monotonic()
+
+    def start(self, folder: Ledger, to_run: int) -> None:
+        self._done = sum(key in folder.done for key in folder.latest)
+        self._total = self._done + to_run
+        if self._done:
+            self._console.say(f"Resuming: {self._done} of {self._total} {self._unit} are already there.")
+        self._bar.update(self._task, total=self._total, completed=self._done)
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def running(self, now: int, limit: int) -> None:
+        self._bar.update(self._task, description=f"{self._doing}, {now} at once")
+
+    def finished(self, row: Mapping[str, Any]) -> None:
+        if row["outcome"] == "infra":
+            self._infra += 1
+            return
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        if not self._console.is_terminal and (self._done == self._total or self._done % max(1, self._total // 10) == 0):
+            errors = f", {self._infra} infrastructure errors" if self._infra else ""
+            seconds = time.monotonic() - self._began
+            self._console.say(f"{self._doing}: {self._done}/{self._total} {self._unit}, {seconds:.0f} s{errors}")
+
+    def stop(self, hopeless: str | None) -> None:
+        self._bar.stop()
+        if hopeless:
+            from clawgym.evaluation.progress import stopped_text
+
+            self._console.say(stopped_text(hopeless), style="bold red")

@@ -1,0 +1,157 @@
+"""``clawgym runs``: compare run folders, grade them again, watch those in progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawgym.cli._options import Concurrency, JsonFlag, RunPath
+
+if TYPE_CHECKING:
+    from clawgym.evaluation.verify import Verification
+    from clawgym.records import TaskSet
+    from clawgym.records.run_folder import RunFolder
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Compare run folders, grade them again, watch those in progress.")
+
+
+@app.command("compare")
+def compare_command(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to compare with.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that may be better or worse.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare two runs over the same tasks, paired by task.
+
+    Exit status 0 when there is an answer, also when no difference was found. Exit status 2 when the comparison is
+    refused: more than 2% infrastructure errors in a run, under six tasks in common, or results that do not fit their
+    receipt.
+    """
+    from clawgym.console import Console
+    from clawgym.evaluation.compare import compare
+    from clawgym.evaluation.terminal import comparison_view
+
+    comparison = compare(first, second)
+    if as_json:
+        Console().json(comparison.to_dict())
+    else:
+        Console().print(comparison_view(comparison))
+
+
+@app.command("verify")
+def verify_command(
+    run: RunPath,
+    taskset: Annotated[
+        str | None,
+        typer.Option(metavar="TASKSET", help="Where its tasks are: a name or a path. Default: as in the run."),
+    ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option("--sandbox", metavar="NAME", help="Sandbox backend. Default: as in the run.")
+    ] = None,
+    concurrency: Concurrency = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Grade the stored workspaces of a run again, without a model, and report each difference with its reason.
+
+    Exit status 0 when all results agree, 1 when one does not (or nothing could be graded again), 130 when interrupted;
+    the same command resumes. The findings are written to verification.json in the folder; the results are not changed.
+    """
+    from clawgym.records.run_folder import RunFolder
+
+    folder = RunFolder.read(run)
+    raise typer.Exit(asyncio.run(_verify(folder, tasks_of(folder, taskset), sandbox, concurrency, as_json)))
+
+
+def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
+    """The tasks of the run as they are now. Raises :class:`TaskSetNotFound` or :class:`TaskError` with what to do."""
+    from clawgym.errors import TaskError, TaskSetNotFound
+    from clawgym.tasks import sets
+
+    name = taskset or str(run.receipt.task_set.get("name") or "")
+    try:
+        return sets.load(name)
+    except (TaskSetNotFound, TaskError) as error:
+        if taskset:
+            raise
+        raise TaskSetNotFound(
+            f"the tasks of {run.path} ({name or 'unnamed'}) are not found: name them, or the folder they are in, with "
+            f"--taskset ({error})"
+        ) from error
+
+
+async def _verify(run: RunFolder, tasks: TaskSet, sandbox: str | None, concurrency: int | None, as_json: bool) -> int:
+    from clawgym.cli._running import TaskProgress, stop_on_signals
+    from clawgym.console import Console
+    from clawgym.evaluation.verify import verify
+    from clawgym.sandbox import backend as make_backend
+
+    console = Console(stderr=True)
+    stop = asyncio.Event()
+    stop_on_signals(stop, console.say)
+    made = make_backend(sandbox or str(run.receipt.isolation.get("backend") or "auto"))
+    try:
+        progress = TaskProgress(console, "grading again", "episodes")
+        record = await verify(run, tasks, made, concurrency=concurrency, progress=progress, stop=stop)
+    finally:
+        await made.aclose()
+    _show(record, as_json)
+    return 0 if record.agrees else 130 if stop.is_set() else 1
+
+
+def _show(record: Verification, as_json: bool) -> None:
+    from clawgym.console import Console
+    from clawgym.evaluation.terminal import verification_lines
+
+    out = Console()
+    if as_json:
+        out.json(record.to_dict())
+        return
+    for line in verification_lines(record):
+        out.say(line)
+
+
+@app.command("watch")
+def watch_command(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|PID]", help="A run folder in progress, or a process id. Default: all that is yours."
+        ),
+    ] = None,
+) -> None:
+    """Show the desktops (or else the last lines) of running evaluations and environments on a web page.
+
+    The address holds a secret and works on this machine alone. Ctrl-C ends the page; the runs continue.
+    """
+    from clawgym.console import Console
+    from clawgym.live.page import Page
+    from clawgym.live.processes import Processes
+
+    source = Processes(_process(what))
+    page = Page(source)
+    Console().say(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1)  # not for ever: where another thread was given the signal, it is seen between two sleeps
+    page.close()
+
+
+def _process(what: str | None) -> int | None:
+    """Raises :class:`RunFolderError` for a run that no process writes."""
+    from clawgym.errors import RunFolderError
+    from clawgym.records.run_folder import writer_of
+
+    if what is None:
+        return None
+    if what.isdecimal():
+        return int(what)
+    if (pid := writer_of(what)) is None:
+        raise RunFolderError(f"{what} is not in progress: look at its report.html, or run its command again")
+    return pid
