@@ -40,7 +40,6 @@ ALLOWED: dict[str, int] = {
     "Source": 2,
     "Step": 2,
     "ToolServer": 2,
-    "Upstream": 2,
     "Verdict": 2,
     "Worker": 2,
 }

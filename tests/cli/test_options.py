@@ -14,7 +14,7 @@ from clawgym.cli import app
 from clawgym.cli._options import named_values
 
 NOT_NAMES = {
-    "--sandbox": "--sandbox",
+    "--backend": "--sandbox",
     "--bench": "TASKSET",
     "--dest": "--out, or DEST",
     "--endpoint": "--base-url",
@@ -26,7 +26,7 @@ NOT_NAMES = {
     "--settings": "--set",
     "--tasks": "--task, repeated",
     "--to": "--out, or DEST",
-    "--base-url": "--base-url",
+    "--upstream-url": "--base-url",
     "--url": "--base-url",
     "--workers": "--concurrency",
     "-n": "--limit, --sample or --count",
