@@ -41,7 +41,7 @@ from clawgym.records import Task, ToolCall
 from clawgym.rollout.attempt import Attempt
 from clawgym.sandbox import Backend, backend
 from clawgym.tasks import load
-from clawgym.tools.protocol import Refused
+from clawgym.tools.protocol import CallRefused
 
 SIZES = (1, 4, 16, 64)
 COMPARED = (8, 32, 128)
@@ -154,7 +154,7 @@ async def run(made: Backend, count: int, think: float, meter: Meter, turns: int 
         for number, thought in enumerate(thoughts):
             await asyncio.sleep(thought)
             said = await attempt.tools.call_all([ToolCall(str(number), tool, arguments)])
-            if isinstance(said[0], Refused):
+            if isinstance(said[0], CallRefused):
                 raise SystemExit(said[0].content)
 
     mark()

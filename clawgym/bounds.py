@@ -1,7 +1,7 @@
-"""Bounds on what comes from outside over HTTP: requests of agents, answers of endpoints.
+"""Bounds on data that arrives over HTTP: requests of agents, responses of endpoints.
 
-``docs/gateway.md`` has the table: what each is for, and what becomes of a request or an answer that goes past it. A
-message about one names its constant.
+The table in ``docs/gateway.md`` says what each bound is for, and what happens beyond it. Error messages name the
+constant.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ __all__ = [
 ]
 
 LARGEST_BODY = 32 * 2**20
-"""Bytes of one request of an agent: a long history with images. It is never decompressed."""
+"""Most bytes of one request of an agent: a long history with images. Requests are never decompressed."""
 HELD_BODIES = LARGEST_BODY
-"""Bytes of all requests of one session that are under way."""
+"""Most bytes of all requests in flight of one session."""
 BODY_SECONDS = 60.0
-"""From a request's head to the end of its body."""
+"""Most seconds from a request's headers to the end of its body."""
 LONGEST_REQUEST = 8 * 2**20
-"""Characters of text in one request, images aside: more than any model's context window."""
+"""Most characters of text in one request, without images: more than any model's context window."""
 LARGEST_CONTROL_BODY = 256 * 2**20
-"""Bytes of one request to the control API, whose sender holds its token."""
+"""Most bytes of one request to the control API, whose callers have its token."""
 
 LARGEST_ANSWER = 16 * 2**20
-"""Bytes of one answer of an endpoint that is not streamed. It is never decompressed."""
+"""Most bytes of one response of an endpoint without streaming. Responses are never decompressed."""
 HELD_ANSWERS = 64 * 2**20
-"""Bytes of all answers of one endpoint that are being read."""
+"""Most bytes of all responses of one endpoint that are being read."""
 LARGEST_EVENT = 16 * 2**20
-"""Bytes of one event of a stream: the first one of a token engine repeats the ids of its prompt."""
+"""Most bytes of one event of a stream: a token engine's first event repeats the prompt's token ids."""
 LARGEST_STREAM = 256 * 2**20
-"""Bytes of one streamed chat completion: a model's longest answer in single tokens, several times."""
+"""Most bytes of one streamed chat completion: several times the longest answer in single-token events."""
 LARGEST_ERROR = 2**16
-"""Bytes read of an answer that is an error."""
+"""Most bytes read of an error response."""
 LONGEST_REPLY = 4 * 2**20
-"""Characters of one reply of a model: text, reasoning and calls."""
+"""Most characters of one reply of a model: text, reasoning and calls."""
 MOST_CALLS = 256
-"""Tool calls in one reply of a text endpoint."""
+"""Most tool calls in one reply of a text endpoint."""
 MOST_EVENTS = 1000
-"""Events of a token engine's stream beyond the number of tokens that were asked for."""
+"""Most events of a token engine's stream beyond the number of requested tokens."""
 LARGEST_USAGE = 2**40
-"""Tokens that an endpoint may report for one answer."""
+"""Most tokens that an endpoint may report for one response."""
 
 LARGEST_JSON = 64 * 2**20
-"""Estimated bytes of a decoded JSON document beside its texts."""
+"""Most estimated bytes of a decoded JSON document, without its strings."""
 DEEPEST_JSON = 200
-"""Levels of arrays and objects."""
+"""Most nested arrays and objects."""
 
 _ITEM, _OBJECT = 64, 240
-"""Bytes that an item or an array, and an object, take at most in CPython, without their contents."""
+"""Upper bounds for the bytes of an item or array, and of an object, in CPython, without their contents."""
 
 
 class OutOfBounds(ValueError):
-    """The message says which bound was passed."""
+    """A bound was exceeded; the message names it."""
 
 
 def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
-    """The value in ``data``, which decodes to no more than the bounds allow.
+    """Decode the JSON document ``data`` within the bounds.
 
-    Raises :class:`OutOfBounds`, and what else ``loads`` raises: ValueError.
+    Raises :class:`OutOfBounds` beyond them, and the ValueError of ``loads`` for invalid JSON.
     """
-    # Commas and brackets in texts count too: an upper bound, at the price of three searches.
+    # Commas and brackets in strings are counted too: this is an upper bound that takes three searches.
     size = _ITEM * (data.count(b",") + data.count(b"[")) + _OBJECT * data.count(b"{")
     if size > LARGEST_JSON:
         raise OutOfBounds(f"it has more values than fit into {LARGEST_JSON >> 20} MiB (LARGEST_JSON)")
@@ -89,7 +89,7 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
     except RecursionError:
         raise too_deep from None
     except ValueError as error:
-        if "depth limit" in str(error):  # orjson's word for it
+        if "depth limit" in str(error):  # orjson's message
             raise too_deep from None
         raise
     if _is_deep(value):

@@ -1,7 +1,7 @@
-"""Folders of the user's cache that are there whole or not at all: filled beside their place, sealed, renamed.
+"""Folders in the user's cache that are made atomically: filled under another name, made read-only, then renamed.
 
-Invariant: a folder that is there is complete, and nobody is meant to write into it. Whoever is interrupted leaves only
-a hidden folder, which the next one removes; two at once wait for each other.
+Invariant: a folder that exists is complete. An interrupted process leaves only a hidden folder, which the next one
+removes. Two processes that make the same folder wait for each other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import platformdirs
 __all__ = ["Progress", "cache_folder", "filled", "only_one"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much; 0 where that is not known."""
+"""Called with a description of the work, the amount done and the total (0 if unknown)."""
 
 
 def cache_folder(kind: str) -> Path:
-    """Where things of one kind are kept."""
+    """The cache folder for one kind of data."""
     return Path(platformdirs.user_cache_dir("clawgym", appauthor=False)) / kind
 
 
 def filled(place: Path, fill: Callable[[Path], None], tell: Progress) -> Path:
-    """``place``, made by ``fill``, which gets an empty folder, unless it is there.
+    """Make the folder ``place`` unless it exists. ``fill`` is called with an empty folder to fill.
 
-    Raises what ``fill`` raises, and OSError.
+    Raises the exceptions of ``fill``, and OSError.
     """
     if place.is_dir():
         return place
@@ -37,7 +37,7 @@ def filled(place: Path, fill: Callable[[Path], None], tell: Progress) -> Path:
             return place
         scratch = place.with_name(f".{place.name}.new")
         try:
-            _remove(scratch)  # of somebody who was killed
+            _remove(scratch)  # left by a killed process
             scratch.mkdir(mode=0o755)
             fill(scratch)
             _seal(scratch)
@@ -49,7 +49,7 @@ def filled(place: Path, fill: Callable[[Path], None], tell: Progress) -> Path:
 
 @contextlib.contextmanager
 def only_one(place: Path, tell: Progress) -> Iterator[None]:
-    """Hold the lock of ``place``. Where the system has no such locks the last rename decides."""
+    """Hold the lock of ``place``. On systems without such locks, the last rename wins."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -66,7 +66,7 @@ def only_one(place: Path, tell: Progress) -> Iterator[None]:
 
 
 def _seal(top: Path) -> None:
-    """Everybody may read, nobody may write: sandboxes run under users of their own."""
+    """Make a tree readable by everybody and writable by nobody: sandboxes run as other users."""
     for root, _, names in os.walk(top, topdown=False):
         for name in names:
             path = os.path.join(root, name)

@@ -1,9 +1,8 @@
-"""The one console: every text that the command line shows a person goes through it.
+"""The console for all output of the command line.
 
-Invariants: strings are never markup, so a task's name cannot style, link or hide anything; what reaches the terminal
-beside rich's own styles has no control or format character (:mod:`clawgym.visible`). Ruff refuses ``print``,
-``typer.echo`` and rich's own console in this package; what libraries and Python itself print is covered by
-:func:`guard_streams`.
+Invariants: strings are never markup, so a task's name cannot style, link or hide anything. Control and format
+characters in texts are escaped (:mod:`clawgym.visible`). Ruff forbids ``print``, ``typer.echo`` and rich's own console
+in this package; :func:`guard_streams` covers what libraries and Python itself print.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ __all__ = ["Console", "Progress", "guard_streams", "progress"]
 
 
 class Console(rich.console.Console):
-    """rich's console, with its options, for texts of others."""
+    """rich's console, made safe for untrusted texts. Takes the options of rich's console."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, markup=False, emoji=False, highlight=False)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line, not folded; newlines in ``text`` are shown as escapes."""
+        """Print one line without wrapping; newlines in ``text`` are shown as escapes."""
         self.print(Text(visible(text), style), soft_wrap=True)
 
     def json(self, value: Any) -> None:
@@ -44,7 +43,7 @@ class Console(rich.console.Console):
         return super().render_str(visible_lines(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Segments of ``renderable`` whose texts are visible. Texts are escaped before they are laid out."""
+        """Render ``renderable`` with its texts escaped before they are laid out."""
         if isinstance(renderable, str):
             renderable = self.render_str(renderable)
         if isinstance(renderable, Text) and (plain := visible_lines(renderable.plain)) != renderable.plain:
@@ -57,38 +56,40 @@ class Console(rich.console.Console):
 
     @property
     def file(self) -> IO[str]:  # pyright: ignore[reportIncompatibleMethodOverride] nobody sets it
-        """Where the console writes: the stream itself, not its guard."""
+        """The stream that the console writes to, without its guard."""
         return getattr(super().file, "guarded", super().file)
 
 
 class _Doing(ProgressColumn):
-    """What is being done: a column of rich's own would take it for markup."""
+    """The description; rich's own column would interpret it as markup."""
 
     def render(self, task: Task) -> Text:
         return Text(visible(task.description))
 
 
 def progress(console: Console, *, transient: bool = True) -> Progress:
-    """A bar: what is being done, how much of how much is done, and how long the rest will take."""
+    """A progress bar: description, amount done of the total, and the time left."""
     columns = (
         _Doing(),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    # What goes away leaves nothing on what is no terminal either: not even a line.
+    # A transient bar must not leave an empty line in output that is not a terminal.
     return Progress(*columns, console=console, transient=transient, disable=transient and not console.is_terminal)
 
 
 class _Guard:
-    """A text stream that escapes what is written to it. It is no terminal, so nobody writes styles to it."""
+    """A text stream that escapes what is written to it. It is not a terminal, so libraries write no styles to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.guarded = stream
         self.encoding, self.errors = stream.encoding, stream.errors
 
     def write(self, text: str) -> int:
-        self.guarded.write(visible_lines(text.replace("\r", "\n")))  # a bar of a library: a line for each state
+        self.guarded.write(
+            visible_lines(text.replace("\r", "\n"))
+        )  # progress bars of libraries: one line for each state
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -106,7 +107,7 @@ class _Guard:
 
 
 class _OneLine(logging.Formatter):
-    """A record on one line; its traceback, if it has one, below."""
+    """Formats a log record on one line, followed by its traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = visible(record.getMessage())
@@ -114,7 +115,7 @@ class _OneLine(logging.Formatter):
 
 
 def guard_streams() -> None:
-    """Escape what anything but a :class:`Console` writes to this process's stdout and stderr, and log warnings."""
+    """Escape everything that is not written through a :class:`Console` to stdout and stderr, and log warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine())
     logging.basicConfig(handlers=[handler])

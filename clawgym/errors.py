@@ -1,7 +1,7 @@
-"""One exception class per boundary; every message ends with what to do about it.
+"""The exception classes. Every message ends with what to do about it.
 
-The class says whose fault a failure is, and so how an episode that met it is recorded
-(see :class:`clawgym.records.Outcome`): only :class:`InfraError` may become ``infra``.
+The class says what caused a failure, and so how an episode is recorded (see :class:`clawgym.records.Outcome`): only
+:class:`InfraError` may become ``infra``.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 
 
 class ClawGymError(Exception):
-    """Base class of every error that ClawGym raises on purpose."""
+    """Base class of all errors of ClawGym."""
 
 
 class MissingDependency(ClawGymError, ImportError):
-    """An optional package is needed for what was asked. The message names the extra to install."""
+    """An optional package is not installed. The message names the extra to install."""
 
 
 class TaskError(ClawGymError, ValueError):
@@ -48,25 +48,22 @@ class TaskError(ClawGymError, ValueError):
 
 
 class TaskSetNotFound(ClawGymError, LookupError):
-    """No task set has this name. The message lists where it was looked for."""
+    """No task set has this name. The message lists where it was searched for."""
 
 
 class UnsupportedTask(ClawGymError):
-    """A well-formed task needs something that cannot be had here (network, an image build).
+    """A valid task needs something that is not supported here (network, an image build).
 
     It is reported as ``unsupported`` and never scored 0.
     """
 
 
 class SandboxError(ClawGymError):
-    """A sandbox operation was refused: bad path, sandbox already closed, size cap met.
-
-    The caller asked for something that cannot be done; the sandbox itself still works.
-    """
+    """A sandbox refused an operation: a bad path, a closed sandbox, a size cap. The sandbox itself still works."""
 
 
 class TreeTooLarge(SandboxError):
-    """The files in a sandbox exceed a bound, so they are not taken out of it.
+    """The files in a sandbox exceed a bound, so they are not copied out.
 
     ``bound`` is ``size``, ``entries``, ``depth``, ``path`` or ``names`` (``docs/grading.md``).
     """
@@ -77,9 +74,9 @@ class TreeTooLarge(SandboxError):
 
 
 class SandboxDied(SandboxError):
-    """The sandbox is gone: killed, out of memory, or its agent process stopped answering.
+    """The sandbox ended: killed, out of memory, or its process 1 stopped answering.
 
-    Code inside can cause this, so an episode that meets it is ``failed``, not ``infra``.
+    Code inside can cause this, so the episode is ``failed``, not ``infra``.
     ``cause`` is one of ``oom``, ``pids``, ``disk``, ``protocol``, ``unresponsive``, ``died``.
     """
 
@@ -89,16 +86,19 @@ class SandboxDied(SandboxError):
 
 
 class SandboxUnavailable(SandboxError):
-    """This backend cannot work on this host. The message ends with the command that mends it."""
+    """This backend does not work on this host. The message ends with the command that fixes it."""
 
 
 class InfraError(ClawGymError):
-    """The host failed (no memory to fork, Docker engine gone): retried, never scored."""
+    """The host failed (no memory to fork, Docker engine stopped): the episode is tried again and never scored."""
 
 
 class EngineError(ClawGymError):
-    """A model endpoint failed after its retries. ``retryable`` says whether a later try may work, ``status`` is
-    the HTTP status that the endpoint gave, if any, and ``retry_after`` the seconds it asked to wait, if it did."""
+    """A model endpoint failed, after its retries.
+
+    ``retryable``: whether a later attempt may succeed. ``status``: the HTTP status, if there was one. ``retry_after``:
+    the seconds that the endpoint asked to wait, if it did.
+    """
 
     def __init__(
         self, message: str, *, retryable: bool = False, status: int | None = None, retry_after: float | None = None
@@ -110,15 +110,15 @@ class EngineError(ClawGymError):
 
 
 class TokenIdsStripped(EngineError):
-    """An endpoint, or a router before it, leaves out the token ids that training needs. The message names it."""
+    """An endpoint, or a router in front of it, removes the token ids that training needs. The message names it."""
 
 
 class GatewayError(ClawGymError):
-    """The gateway cannot do what was asked of it: unknown session, closed session, no such upstream."""
+    """The gateway cannot serve a request: unknown or closed session, unknown engine."""
 
 
 class PoolError(ClawGymError):
-    """The pool refuses: unknown episode or group, a lease that was lost, a damaged or foreign store."""
+    """The pool refused an operation: unknown episode or group, a lost lease, a damaged or foreign store."""
 
 
 class TraceError(ClawGymError, ValueError):
@@ -126,13 +126,13 @@ class TraceError(ClawGymError, ValueError):
 
 
 class TrainingError(ClawGymError):
-    """A training run cannot begin, or has gone wrong. The message names the setting, or the last good checkpoint."""
+    """A training run cannot start, or failed. The message names the setting, or the last good checkpoint."""
 
 
 class BudgetExceeded(ClawGymError):
     """A phase, token or cost budget is used up; the episode ends as ``truncated``.
 
-    ``cause`` says which: ``tokens``, ``cost``, ``context``, or ``budget`` where nobody said.
+    ``cause`` says which: ``tokens``, ``cost``, ``context``, or ``budget`` if unknown.
     """
 
     def __init__(self, message: str, *, cause: str = "budget") -> None:
@@ -141,7 +141,7 @@ class BudgetExceeded(ClawGymError):
 
 
 class ContextLengthExceeded(BudgetExceeded):
-    """A conversation no longer fits the model's context window: the budget that the model itself has."""
+    """A conversation does not fit into the model's context window any more."""
 
     def __init__(self, message: str, *, cause: str = "context") -> None:
         super().__init__(message, cause=cause)
@@ -152,7 +152,7 @@ class AgentError(ClawGymError):
 
 
 class GradingError(ClawGymError):
-    """Grading could not be carried out. ``cause`` attributes it."""
+    """Grading failed. ``cause`` says why."""
 
     def __init__(self, message: str, *, cause: str = "grading") -> None:
         super().__init__(message)
@@ -160,7 +160,7 @@ class GradingError(ClawGymError):
 
 
 class ComparisonRefused(ClawGymError, ValueError):
-    """Two runs cannot be compared so that the answer means something. The message says why and what to do."""
+    """Two runs cannot be compared meaningfully. The message says why and what to do."""
 
 
 class RunFolderError(ClawGymError, ValueError):
@@ -168,5 +168,5 @@ class RunFolderError(ClawGymError, ValueError):
 
 
 def traceback_of(error: BaseException) -> str:
-    """The end of the traceback of ``error``, at most 20,000 characters: its message may hold what an agent wrote."""
+    """The end of the traceback of ``error``, at most 20,000 characters, as its message may contain an agent's text."""
     return "".join(traceback.format_exception(error))[-20_000:]

@@ -1,7 +1,7 @@
-"""Files of a folder that somebody else made, each opened once.
+"""Read files of an untrusted folder.
 
-Invariants: below the folder that the caller names no link is followed, so nothing outside of it is read; only regular
-files are read, and opening one never waits; no more than the limit is held in memory.
+Invariants: no link below the given folder is followed, so nothing outside of it is read. Only regular files are read,
+opening one never blocks, and no more than the limit is held in memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 __all__ = ["LARGEST_FILE", "read_below"]
 
 LARGEST_FILE = 256 * 2**20
-"""Bytes of one file."""
+"""Most bytes of one file."""
 
 
 def read_below(folder: Path, name: str, limit: int = LARGEST_FILE) -> bytes:
-    """The content of the regular file ``name``, a relative path, below ``folder``.
+    """Read the regular file ``name``, a relative path, below ``folder``.
 
-    Raises OSError, whose ``strerror`` says what is wrong: a link on the way (ELOOP), another kind of file (EINVAL), a
-    path out of the folder (EXDEV), more than ``limit`` bytes (EFBIG), or that it cannot be opened.
+    Raises OSError with ``strerror`` for the message: a link in the path (ELOOP), not a regular file (EINVAL), a path
+    out of the folder (EXDEV), more than ``limit`` bytes (EFBIG), or a file that cannot be opened.
     """
     fd = _open_below(folder, PurePosixPath(name).parts)
     try:
@@ -41,7 +41,7 @@ def read_below(folder: Path, name: str, limit: int = LARGEST_FILE) -> bytes:
 def _open_below(folder: Path, parts: tuple[str, ...]) -> int:
     if not parts or ".." in parts or parts[0].startswith("/"):
         raise OSError(errno.EXDEV, "is not below the folder")
-    if os.open not in os.supports_dir_fd:  # Windows, where nothing but a look beforehand can be had
+    if os.open not in os.supports_dir_fd:  # Windows, where links can only be checked beforehand
         if any(folder.joinpath(*parts[:end]).is_symlink() for end in range(1, len(parts) + 1)):
             raise OSError(errno.ELOOP, _LINK)
         return os.open(folder.joinpath(*parts), os.O_RDONLY | getattr(os, "O_BINARY", 0))

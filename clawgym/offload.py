@@ -1,7 +1,7 @@
-"""Slow work in threads, a few at a time.
+"""Run slow work in a limited number of threads.
 
-A thread that runs Python code can keep the interpreter's lock for 5 ms at a time, and the event loop waits for each of
-them. So the number of threads bounds how long the loop pauses, however many episodes end at once.
+A thread that runs Python code can hold the interpreter lock for 5 ms at a time, and the event loop waits for each
+thread. So the number of threads bounds the pauses of the loop, however many episodes end at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 
 
 async def offloaded(function: Callable[..., _T], *args: Any) -> _T:
-    """The result of ``function(*args)``, which runs in a thread. It goes on where the caller is cancelled."""
+    """Run ``function(*args)`` in a thread and return its result. It is not interrupted if the caller is cancelled."""
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
 
     async def work() -> _T:
@@ -28,5 +28,7 @@ async def offloaded(function: Callable[..., _T], *args: Any) -> _T:
             return await asyncio.to_thread(function, *args)
 
     task = asyncio.ensure_future(work())
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+    task.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # mark as retrieved: the caller may have been cancelled
     return await asyncio.shield(task)

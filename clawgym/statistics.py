@@ -1,9 +1,8 @@
-"""Means, rates and their intervals; pass@k and pass^k.
+"""Means, rates and their confidence intervals; pass@k and pass^k.
 
-Invariants: every task weighs the same, however many samples it has; the task, not the sample, is the unit
-of evidence (samples of one task are correlated); every interval is within [0, 1] and holds its mean; resampling is
-seeded and starts from sorted values, so the same rows in any order give the same digits. Formulas and sources are in
-``docs/evaluation.md``.
+Invariants: tasks are weighted equally, however many samples they have. Intervals are clustered by task, as samples of
+one task are correlated. Every interval is within [0, 1] and contains its mean. Resampling is seeded and starts from
+sorted values, so results do not depend on the order of rows. ``docs/evaluation.md`` has formulas and sources.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ __all__ = ["CONFIDENCE", "Estimate", "bootstrap", "mean", "pass_at_k", "pass_hat
 CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _AT_ONCE = 2_000_000
-"""Values drawn in one step, to bound the memory."""
+"""Most values drawn at once, to bound memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks with its 95% interval."""
+    """A mean over tasks with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -59,7 +58,7 @@ def student_t(p: float, df: int) -> float:
 
 
 def wilson(p: float, n: float) -> tuple[float, float]:
-    """Wilson's (1927) score interval for a proportion ``p`` seen in ``n`` independent trials."""
+    """Wilson's (1927) score interval for an observed proportion ``p`` of ``n`` independent trials."""
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     shrink = 1 + z * z / n
     centre = (p + z * z / (2 * n)) / shrink
@@ -68,10 +67,10 @@ def wilson(p: float, n: float) -> tuple[float, float]:
 
 
 def rate(by_task: Sequence[Sequence[float]]) -> Estimate | None:
-    """A pass rate: one inner sequence of 0/1 per task. ``None`` without tasks.
+    """A pass rate, with one inner sequence of 0/1 per task. None without tasks.
 
-    One sample a task: Wilson's interval. More: Wilson's with the effective sample size p(1-p)/SE², where SE
-    is the standard error clustered by task; it is kept between the number of tasks and of samples.
+    With one sample per task: Wilson's interval. With more: Wilson's interval with the effective sample size p(1-p)/SE²,
+    where SE is the standard error clustered by task, bounded by the numbers of tasks and samples.
     """
     by_task = [group for group in by_task if len(group)]
     if not by_task:
@@ -88,11 +87,11 @@ def rate(by_task: Sequence[Sequence[float]]) -> Estimate | None:
 
 
 def mean(by_task: Sequence[Sequence[float]]) -> Estimate | None:
-    """A mean of scores in [0, 1]: one inner sequence per task. ``None`` without tasks.
+    """A mean of scores in [0, 1], with one inner sequence per task. None without tasks.
 
-    :func:`bootstrap` over the task means, so samples of one task stay together. Where every task mean is 0 or 1 it is
-    a rate, and where all are equal (or there is one) resampling would give no width: then Wilson's interval, which
-    holds for any variable in [0, 1], as none varies more than a 0/1 one with its mean.
+    The interval is the :func:`bootstrap` of the task means, so samples of one task stay together. If all task means are
+    0 or 1, or all are equal, it is Wilson's interval instead: resampling equal values would give no width. Wilson's
+    interval is valid for any variable in [0, 1], since none has more variance than a 0/1 variable of the same mean.
     """
     means = [fmean(group) for group in by_task if len(group)]
     if not means:
@@ -105,18 +104,18 @@ def mean(by_task: Sequence[Sequence[float]]) -> Estimate | None:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the mean of at least two ``values``: Hesterberg's (2015) expanded percentile bootstrap.
+    """The 95 % interval of the mean of two or more ``values``: Hesterberg's (2015) expanded percentile bootstrap.
 
     10,000 resamples with a fixed seed. The percentiles are those of the normal distribution at
-    ``t(0.975, n - 1) * sqrt(n / (n - 1))`` instead of 1.96, which takes away the plain percentile interval's
-    undercoverage in small samples.
+    ``t(0.975, n - 1) * sqrt(n / (n - 1))`` instead of 1.96, which corrects the undercoverage of the plain percentile
+    interval in small samples.
     """
     if len(values) < 2:
         raise ValueError("no bootstrap interval of one value: give two or more")
     return _bootstrap(tuple(sorted(map(float, values))))
 
 
-@lru_cache(maxsize=256)  # the summary and the report of a run ask for the same ones
+@lru_cache(maxsize=256)  # the summary and the report of a run need the same values
 def _bootstrap(values: tuple[float, ...]) -> tuple[float, float]:
     n = len(values)
     held = np.array(values)

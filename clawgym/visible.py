@@ -1,8 +1,8 @@
-"""Texts of others for people to look at: what moves a cursor, hides or reorders text is shown as an escape.
+"""Escape characters in untrusted texts that could mislead the reader of a terminal or log.
 
-Task folders, endpoints, agents and file names hold any character. A terminal obeys some of them, and so does whoever
-reads a log: control characters (C0, C1, DEL), direction marks and overrides, invisible format characters, the line and
-paragraph separators, and halves of surrogate pairs, which cannot even be encoded.
+Task folders, endpoints, agents and file names may contain any character. Escaped are control characters (C0, C1, DEL),
+direction marks and overrides, invisible format characters, line and paragraph separators, and lone surrogates, which
+cannot be encoded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIDDEN_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_FORMAT}]")
 
 
 def visible(text: str) -> str:
-    r"""``text`` on one line: control and format characters, newlines and tabs included, as escapes.
+    r"""``text`` on one line, with control and format characters, including newlines and tabs, as escapes.
 
     >>> visible("ok\n\x1b[2J\u202egnp")
     'ok\\n\\x1b[2J\\u202egnp'

@@ -23,7 +23,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from clawgym.cli import app
 from clawgym.errors import RunFolderError
-from clawgym.hub import HubError, Plan, find_secrets, plan_push, read_checkpoint
+from clawgym.hub import HubError, UploadPlan, find_secrets, plan_push, read_checkpoint
 from clawgym.hub._card import portable
 
 from .hub_run import HASH, lora_run, train_run
@@ -55,7 +55,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield made
 
 
-def names(plan: Plan) -> set[str]:
+def names(plan: UploadPlan) -> set[str]:
     return {upload.path for upload in plan.uploads}
 
 

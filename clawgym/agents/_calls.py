@@ -8,7 +8,7 @@ from importlib import metadata
 
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.records import Observation, Step, ToolCall
-from clawgym.tools import Refused, aimed, closing
+from clawgym.tools import CallRefused, aimed, closing
 
 __all__ = ["VERSION", "now", "run_calls"]
 
@@ -32,6 +32,6 @@ async def run_calls(context: AgentContext, calls: Iterable[ToolCall], *, timeout
         finally:
             context.record(Step("agent", "", started, tool_calls=(call,), observations=tuple(observations)))
         said = closing(call)
-        if said is not None and not isinstance(observations[0], Refused):
+        if said is not None and not isinstance(observations[0], CallRefused):
             return AgentReport(final_message=said)
     return AgentReport()

@@ -17,7 +17,7 @@ from clawgym.engines.protocol import Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
 from clawgym.registry import agents
-from clawgym.tools import Refused, closing
+from clawgym.tools import CallRefused, closing
 
 __all__ = ["SYSTEM_PROMPT", "TOOLS_PROMPT", "ToolLoopAgent"]
 
@@ -117,7 +117,7 @@ class ToolLoopAgent:
                         extra={"adaptations": adaptations} if adaptations else {},
                     )
                 )
-            done = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, Refused)]
+            done = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, CallRefused)]
             if words := [said for call in done if (said := closing(call)) is not None]:
                 return AgentReport(final_message=words[-1] or completion.text, usage=usage)
             malformed = 0 if done else malformed + 1

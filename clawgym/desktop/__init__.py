@@ -1,4 +1,4 @@
-"""Desktops in sandboxes: a screen that is seen, a mouse and a keyboard that are driven, from outside of the sandbox."""
+"""Desktops in sandboxes: screenshots, mouse and keyboard, all controlled from outside of the sandbox."""
 
 from __future__ import annotations
 

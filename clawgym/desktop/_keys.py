@@ -1,4 +1,4 @@
-"""Keys by name, as X keysyms (X.Org's keysymdef.h; a character's own is its code point: Latin-1, or Unicode + 2^24)."""
+"""Key names as X keysyms (X.Org's keysymdef.h). A character's keysym is its code point: Latin-1, or Unicode + 2^24."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ KEYSYMS = {
     "win": 0xFFEB,
     **{f"f{n}": 0xFFBD + n for n in range(1, 13)},
 }
-"""Names of keys that are no characters, in small letters; ``-`` and ``_`` in a name do not count."""
+"""Names of non-character keys, in lower case, without ``-`` and ``_``."""
 
 
 def keysym_of(name: str) -> int:
-    """The keysym of a key's name or of one character. Raises :class:`SandboxError`.
+    """The keysym of a key name or a character. Raises :class:`SandboxError` if there is none.
 
     >>> hex(keysym_of("Page_Down")), hex(keysym_of("é")), hex(keysym_of("→"))
     ('0xff56', '0xe9', '0x1002192')

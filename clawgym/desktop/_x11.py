@@ -1,8 +1,7 @@
-"""An X11 client for one screen, written for a server that nobody trusts: a sandbox holds it.
+"""An X11 client for one screen. It does not trust the server, which runs in a sandbox.
 
-Invariants: no answer is longer than its request allows, no wait is without end, and whatever does not fit the protocol
-ends the connection with :class:`~clawgym.errors.SandboxDied`, never with another exception. Requests are sent in
-order, and answered in order, on one event loop.
+Invariants: answers are at most as long as their request allows, every wait ends, and any violation of the protocol ends
+the connection with :class:`~clawgym.errors.SandboxDied`. Requests are sent and answered in order, on one event loop.
 
 Formats: X Window System Protocol, version 11; XTEST 2.2; DAMAGE 1.1; XFIXES 4.0.
 """
@@ -19,10 +18,10 @@ from dataclasses import dataclass
 
 from clawgym.errors import SandboxDied, SandboxError
 
-__all__ = ["Rectangle", "Setup", "XClient"]
+__all__ = ["Rectangle", "X11Setup", "XClient"]
 
 _MAX_SETUP = 1 << 18
-"""Bytes of the server's description of itself."""
+"""Most bytes of the server's set-up message."""
 _REPLY_SECONDS = 10.0
 _KEYS_MAX = 256 * 64 * 4
 _WRONG = (OSError, EOFError, ValueError, IndexError, struct.error)
@@ -38,22 +37,22 @@ class Rectangle:
     height: int
 
     def united(self, other: Rectangle) -> Rectangle:
-        """The smallest one that holds both."""
+        """The smallest rectangle that contains both."""
         x, y = min(self.x, other.x), min(self.y, other.y)
         right = max(self.x + self.width, other.x + other.width)
         bottom = max(self.y + self.height, other.y + other.height)
         return Rectangle(x, y, right - x, bottom - y)
 
     def within(self, width: int, height: int) -> Rectangle | None:
-        """What of it lies on a screen of this size."""
+        """The part that lies on a screen of this size; None if nothing does."""
         x, y = max(self.x, 0), max(self.y, 0)
         right, bottom = min(self.x + self.width, width), min(self.y + self.height, height)
         return Rectangle(x, y, right - x, bottom - y) if right > x and bottom > y else None
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What the server said of itself."""
+class X11Setup:
+    """The server's set-up message."""
 
     id_base: int
     id_mask: int
@@ -69,11 +68,11 @@ class _Waiting:
     sequence: int
     answer: asyncio.Future[bytes]
     most: int
-    """Bytes beyond the first 32 that the answer may have."""
+    """Most bytes of the answer after the first 32."""
 
 
 class XClient:
-    """One connection. Made by :meth:`connect`; whoever made it closes it."""
+    """One connection; see :meth:`connect`. The caller closes it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -83,11 +82,11 @@ class XClient:
         self._over: str | None = None
         self._listeners: dict[int, Callable[[bytes], None]] = {}
         self._task: asyncio.Task[None] | None = None
-        self.setup: Setup
+        self.setup: X11Setup
 
     @classmethod
     async def connect(cls, sock: socket.socket) -> XClient:
-        """Greet the server at ``sock``. Raises :class:`SandboxDied`; then the socket is closed."""
+        """Connect to the server over ``sock``. Raises :class:`SandboxDied`; then the socket is closed."""
         reader, writer = await asyncio.open_connection(sock=sock)
         made = cls(reader, writer)
         try:
@@ -106,10 +105,10 @@ class XClient:
         made._task = asyncio.ensure_future(made._listen())
         return made
 
-    # -- the two directions
+    # -- sending and receiving
 
     def send(self, request: bytes) -> None:
-        """A request without an answer. Its length field is filled in here. Raises :class:`SandboxDied`."""
+        """Send a request without an answer; its length field is filled in here. Raises :class:`SandboxDied`."""
         if self._over is not None:
             raise _died(self._over)
         padded = request + bytes(-len(request) % 4)
@@ -117,8 +116,10 @@ class XClient:
         self._writer.write(padded[:2] + struct.pack("<H", len(padded) // 4) + padded[4:])
 
     async def ask(self, request: bytes, most: int = 0) -> bytes:
-        """The answer to ``request``: 32 bytes and at most ``most`` more. Raises :class:`SandboxError` if the server
-        refuses it, and :class:`SandboxDied`."""
+        """Send a request and wait for its answer: 32 bytes and at most ``most`` more.
+
+        Raises :class:`SandboxError` if the server refuses it, :class:`SandboxDied` if the connection ends.
+        """
         self.send(request)
         waiting = _Waiting(self._sequence, asyncio.get_running_loop().create_future(), most)
         self._waiting.append(waiting)
@@ -146,7 +147,7 @@ class XClient:
     async def _answer(self, kind: int, head: bytes) -> None:
         sequence = struct.unpack_from("<H", head, 2)[0]
         asked = self._waiting[0] if self._waiting and self._waiting[0].sequence == sequence else None
-        if kind == 0:  # those of requests without an answer are nobody's business
+        if kind == 0:  # errors of requests without an answer are ignored
             if asked is not None:
                 self._waiting.popleft()
                 if not asked.answer.done():
@@ -166,12 +167,12 @@ class XClient:
         for waiting in self._waiting:
             if not waiting.answer.done():
                 waiting.answer.set_exception(_died(self._over))
-                waiting.answer.exception()  # whoever waited may be gone
+                waiting.answer.exception()  # mark as retrieved: the caller may have been cancelled
         self._waiting.clear()
         self._writer.close()
 
     async def aclose(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._end("it was closed")
         if self._task is not None:
             self._task.cancel()
@@ -181,12 +182,12 @@ class XClient:
     # -- requests
 
     def new_id(self) -> int:
-        """An id for something of ours."""
+        """A new resource id."""
         self._next_id += 1
         return self.setup.id_base | (self._next_id & self.setup.id_mask)
 
     def on(self, event: int, heard: Callable[[bytes], None]) -> None:
-        """Call ``heard`` with the 32 bytes of each such event. It must not raise anything but ValueError."""
+        """Call ``heard`` with the 32 bytes of each event of this kind. It may only raise ValueError."""
         self._listeners[event] = heard
 
     async def extension(self, name: str) -> tuple[int, int]:
@@ -202,16 +203,16 @@ class XClient:
         return struct.unpack_from("<I", answer, 8)[0]
 
     async def synchronise(self) -> None:
-        """Return when the server has carried out everything so far."""
+        """Wait until the server has processed all requests so far."""
         await self.ask(struct.pack("<BxH", 43, 0))
 
     async def pointer(self) -> tuple[int, int]:
-        """Where the pointer is, in pixels."""
+        """The pointer's position in pixels."""
         answer = await self.ask(struct.pack("<BxHI", 38, 0, self.setup.root))
         return struct.unpack_from("<hh", answer, 16)
 
     async def image(self, area: Rectangle) -> bytes:
-        """The pixels of a part of the screen: rows of 4 bytes blue, green, red, nothing."""
+        """The pixels of a part of the screen: 4 bytes each, blue, green, red and padding."""
         size = area.width * area.height * 4
         request = struct.pack(
             "<BBHIhhHHI", 73, 2, 0, self.setup.root, area.x, area.y, area.width, area.height, 0xFFFFFFFF
@@ -223,13 +224,13 @@ class XClient:
         return answer[32:]
 
     async def property(self, window: int, name: int, most: int = 4096) -> bytes:
-        """The first ``most`` bytes (a multiple of 4) of a property; empty where there is none, or no such window."""
+        """The first ``most`` bytes (a multiple of 4) of a property; empty if it or the window does not exist."""
         request = struct.pack("<BBHIIIII", 20, 0, 0, window, name, 0, 0, most // 4)
         try:
             answer = await self.ask(request, most)
         except SandboxDied:
             raise
-        except SandboxError:  # the window is gone
+        except SandboxError:  # the window was closed
             return b""
         size = struct.unpack_from("<I", answer, 16)[0] * (answer[1] // 8)
         return answer[32 : 32 + min(size, most)]
@@ -246,11 +247,11 @@ class XClient:
         return [list(syms[n * per : (n + 1) * per]) for n in range(count)]
 
     def bind_key(self, code: int, keysym: int) -> None:
-        """Have the key ``code`` type ``keysym``."""
+        """Map the key ``code`` to ``keysym``."""
         self.send(struct.pack("<BBHBBxxII", 100, 1, 0, code, 2, keysym, keysym))
 
 
-def _setup(data: bytes) -> Setup:
+def _setup(data: bytes) -> X11Setup:
     (base, mask) = struct.unpack_from("<II", data, 4)
     vendor = struct.unpack_from("<H", data, 16)[0]
     screens, formats, order = data[20], data[21], data[22]
@@ -265,7 +266,7 @@ def _setup(data: bytes) -> Setup:
     )
     if not screens or order != 0 or bits.get(depth) != 32 or not (8 <= first <= last) or not mask:
         raise ValueError("its screen is not one of 32 bits a pixel")
-    return Setup(base, mask, root, width, height, first, last)
+    return X11Setup(base, mask, root, width, height, first, last)
 
 
 def _died(why: object) -> SandboxDied:

@@ -1,4 +1,4 @@
-"""What a hand can do at a desktop, as one function ``computer_use``: its schema, and the check of its arguments."""
+"""The function ``computer_use``: its schema, and checking its arguments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["COMPUTER_USE", "KINDS", "Action", "Unit", "parse", "schema"]
 
 COMPUTER_USE = "computer_use"
 Unit = Literal["pixel", "relative"]
-"""Of coordinates. ``pixel``: of the screen, from 0; ``relative``: thousandths of its width and height, from 0 to 1000,
-whatever its size (as models of the Qwen-VL family write them)."""
+"""Units of coordinates. ``pixel``: screen pixels from 0. ``relative``: thousandths of width and height, 0 to 1000, as
+models of the Qwen-VL family use them."""
 Kind = Literal[
     "screenshot",
     "mouse_move",
@@ -38,25 +38,25 @@ _POINTED = frozenset(
 _RELATIVE = 1000
 _MAX_TEXT = 10_000
 _LARGEST = 1e9
-"""Number in a call; beyond the size of any screen."""
+"""Largest number in a call; beyond the size of any screen."""
 _MAX_STEPS = 50
 _MAX_WAIT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action, checked, in pixels."""
+    """A checked action, with coordinates in pixels."""
 
     kind: Kind
     x: int | None = None
     y: int | None = None
     start: tuple[int, int] | None = None
-    """Where a drag begins; at the pointer if None."""
+    """Start of a drag; None for the pointer's position."""
     text: str = ""
-    """What to type, or the closing message."""
+    """Text to type, or the final message."""
     keys: tuple[str, ...] = ()
     steps: int = 0
-    """Of the wheel: downwards if positive."""
+    """Steps of the wheel; positive is down."""
     sideways: bool = False
     seconds: float = 0.0
 
@@ -105,9 +105,10 @@ def schema(width: int, height: int) -> dict[str, Any]:
 
 
 def parse(arguments: Mapping[str, Any], width: int, height: int) -> Action:
-    """The action that ``arguments`` of ``computer_use`` ask for.
+    """Parse the arguments of a ``computer_use`` call.
 
-    Raises :class:`~clawgym.errors.SandboxError` that says what is wrong."""
+    Raises :class:`~clawgym.errors.SandboxError` if they are invalid.
+    """
     kind, unit = arguments.get("action"), arguments.get("unit") or "pixel"
     if unit not in get_args(Unit):
         raise SandboxError(f"unit {shown(unit)}: use 'pixel' or 'relative'")

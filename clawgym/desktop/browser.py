@@ -1,7 +1,7 @@
-"""The browser of a desktop, asked over a pipe: whether it has settled, what its page consists of.
+"""The browser of a desktop, controlled over a pipe: load pages, wait until they settle, read the accessibility tree.
 
-Invariants: nothing but the pipe leads to the browser's debugger, so no page and no program of the sandbox can use it;
-what comes over it is bounded, and whatever does not fit ends the browser with :class:`~clawgym.errors.SandboxDied`.
+Invariants: the browser's debugger is reachable by the pipe only, so no page or program of the sandbox can use it. Its
+messages are bounded; an invalid one ends the browser with :class:`~clawgym.errors.SandboxDied`.
 
 Format: the Chrome DevTools Protocol (``--remote-debugging-pipe``): JSON, each message ended by a zero byte.
 """
@@ -30,7 +30,7 @@ _MOST_NODES = 5000
 _MOST_PAGES = 20
 _NO_SESSION = -32001
 _QUIET = 0.035
-"""Seconds: two frames, so that nothing fades or slides any more."""
+"""Seconds without a change: two frames, so that animations have ended."""
 _POLICIES = "/etc/chromium/policies/managed"
 _POLICY = {
     "AllowFileSelectionDialogs": False,
@@ -40,7 +40,7 @@ _POLICY = {
     "DefaultBrowserSettingEnabled": False,
     "DownloadRestrictions": 3,
     "ExtensionInstallBlocklist": ["*"],
-    "NewTabPageLocation": "about:blank",  # the browser's own is closed
+    "NewTabPageLocation": "about:blank",  # the browser's default page is blocked
     "PasswordManagerEnabled": False,
     "PrintingEnabled": False,
     "TaskManagerEndProcessEnabled": False,
@@ -49,7 +49,7 @@ _POLICY = {
 }
 _FLAGS = (
     "--remote-debugging-pipe",
-    "--no-sandbox",  # the sandbox is one
+    "--no-sandbox",  # it already runs in a sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-quic",
@@ -77,14 +77,14 @@ document.hidden ? 'hidden' :
 
 @cache
 def browser_files() -> Mapping[str, tuple[TaskFile, ...]]:
-    """What a sandbox with a browser has read-only, beside the files of the desktop: folder -> files."""
+    """Read-only files that the browser's sandbox needs beside :func:`desktop_files`: folder -> files."""
     policy = TaskFile("clawgym.json", json.dumps(_POLICY).encode())
     # Debian's launcher reads every file of the second folder.
     return {_POLICIES: (policy,), "/etc/chromium.d": (TaskFile("clawgym", b""),)}
 
 
 class Browser:
-    """Made by :meth:`start`; whoever made it closes it. Its window is one of the desktop's."""
+    """A browser on a desktop; see :meth:`start`. The caller closes it."""
 
     def __init__(self, desktop: RunningDesktop, program: Program) -> None:
         self._desktop = desktop
@@ -98,9 +98,12 @@ class Browser:
 
     @classmethod
     async def start(cls, desktop: RunningDesktop, url: str, patience: float) -> Browser:
-        """Start it on ``url`` in a sandbox that has :func:`browser_files`, and return when the page stands.
+        """Start the browser on ``url``, in a sandbox with :func:`browser_files`, and wait until the page has loaded.
 
-        Raises :class:`InfraError` past ``patience`` seconds, and :class:`SandboxDied`."""
+        Raises:
+            InfraError: the page has not loaded within ``patience`` seconds.
+            SandboxDied: the sandbox or the browser ended.
+        """
         argv = ["chromium", *_FLAGS, url]
         shell = f"exec {shlex.join(argv)} 3<&0 4>&1 </dev/null >/dev/null"
         program = await Program.start(desktop.sandbox, ["sh", "-c", shell], env=desktop_env(), limit=_MAX_MESSAGE)
@@ -114,7 +117,7 @@ class Browser:
         return browser
 
     async def show(self, url: str, patience: float) -> None:
-        """Go to ``url`` as if it had begun there, and return when the page stands. Raises as :meth:`start` does."""
+        """Go to ``url`` without leaving history, and wait until it has loaded. Raises the errors of :meth:`start`."""
         await self._attach()
         await self._ask("Page.navigate", url=url)
         await self._stands(url, patience)
@@ -136,7 +139,7 @@ class Browser:
             ) from None
 
     async def _attach(self) -> None:
-        """Talk to a page: the first one, and again the first one once that is gone."""
+        """Attach to the first page; again when that was closed."""
         while not self._session:
             if pages := await self._pages():
                 await self._talk_to(pages[0])
@@ -144,8 +147,7 @@ class Browser:
                 await asyncio.sleep(0.01)
 
     async def _turn_to_front(self) -> bool:
-        """Talk to the page that is shown, if another than the one that was; whether one is. Raises
-        :class:`SandboxError` if there is none for long."""
+        """Attach to the visible page. Returns whether it changed. Raises :class:`SandboxError` if there is none."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._attach()
@@ -164,18 +166,19 @@ class Browser:
         return [target for target in found if _is_page(target)][:_MOST_PAGES] if isinstance(found, list) else []
 
     async def _talk_to(self, page: Any) -> None:
-        self._session = ""  # what is asked now, the browser itself answers
+        self._session = ""  # requests now go to the browser itself
         answer = await self._ask("Target.attachToTarget", targetId=page.get("targetId"), flatten=True)
         self._loading.clear()
         self._session = str(answer.get("sessionId", ""))
         await self._ask("Network.enable")
 
-    # -- what it is asked
+    # -- queries
 
     async def settle(self, longest: float = 3.0) -> bool:
-        """Wait until the page has drawn what it has, nothing is being loaded, and the screen is still.
+        """Wait until the page has loaded and been drawn, and the screen does not change.
 
-        Returns whether that came within ``longest`` seconds."""
+        Returns whether that happened within ``longest`` seconds.
+        """
         deadline = time.monotonic() + longest
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest):
@@ -184,14 +187,15 @@ class Browser:
                     if state == "complete" and not self._loading:
                         break
                     if state == "hidden" and not await self._turn_to_front():
-                        break  # no page is shown: the screen tells
+                        break  # no page is visible: only the screen is watched
                     await asyncio.sleep(0.005)
         return await self._desktop.screen.settle(max(0.05, deadline - time.monotonic()), _QUIET)
 
     async def bounding_box(self, selector: str) -> tuple[int, int, int, int]:
-        """Where the first element that the CSS ``selector`` names is on the screen: x, y, width, height in pixels.
+        """The position on the screen of the first element that matches the CSS ``selector``.
 
-        Raises :class:`SandboxError` if there is none."""
+        Scrolls it into view. Returns x, y, width and height in pixels. Raises :class:`SandboxError` if there is none.
+        """
         await self._turn_to_front()
         text = await self._value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return ''; "
@@ -207,8 +211,12 @@ class Browser:
             raise SandboxError(f"the page has no element {selector!r}: look at the page") from None
 
     async def tree(self) -> list[dict[str, Any]]:
-        """The accessibility tree of the page: a node for each element that a reader would be told of, in the order of
-        the page, with ``role``, ``name``, ``value`` (each may be empty) and ``depth``."""
+        """The accessibility tree of the page.
+
+        Returns:
+            The nodes that a screen reader would announce, in page order, with ``role``, ``name``, ``value`` (each may
+            be empty) and ``depth``.
+        """
         await self._turn_to_front()
         nodes = (await self._ask("Accessibility.getFullAXTree")).get("nodes")
         if not isinstance(nodes, list):
@@ -220,11 +228,11 @@ class Browser:
         found: list[dict[str, Any]] = []
         while open_:
             which, depth, above = open_.pop()
-            node = known.pop(which, None)  # each once, whatever leads to it
+            node = known.pop(which, None)  # each node once, even if it has several parents
             if node is None:
                 continue
             role, name, value = (_text(node.get(key)) for key in ("role", "name", "value"))
-            # What a heading consists of is its name once more.
+            # The text of a heading repeats its name.
             told = role not in ("", "none", "generic", "InlineTextBox") and (role, name) != ("StaticText", above)
             if told and not node.get("ignored") and (name or value):
                 found.append({"role": role, "name": name, "value": value, "depth": depth})
@@ -234,7 +242,7 @@ class Browser:
         return found
 
     async def _value(self, expression: str) -> Any:
-        """What ``expression`` comes to; ``None`` while a page goes and the next comes."""
+        """The value of ``expression``; None while one page replaces another."""
         await self._attach()
         answer = await self._ask(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, timeout=2000
@@ -258,7 +266,7 @@ class Browser:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await answer
         except TimeoutError:
-            return {}  # a page that is busy, or asks something in a window of its own, answers later
+            return {}  # the page is busy or shows a dialog, and answers later
         finally:
             self._answers.pop(number, None)
 
@@ -307,7 +315,7 @@ class Browser:
         return SandboxDied(f"the browser is gone ({why}){said}: begin the episode again", cause="protocol")
 
     async def aclose(self) -> None:
-        """Let go of it; it ends with its sandbox. Idempotent."""
+        """Close the connection; the browser ends with its sandbox. Idempotent."""
         self._end("it was closed")
         if self._task is not None:
             self._task.cancel()
@@ -316,7 +324,7 @@ class Browser:
 
 
 def _is_page(target: Any) -> bool:
-    """Whether it is a tab, and not a part of the browser's own window."""
+    """Whether the target is a tab, not a part of the browser's window."""
     return (
         isinstance(target, dict)
         and target.get("type") == "page"

@@ -1,6 +1,6 @@
-"""A desktop in a sandbox: an X server, a window manager, and the programs of a task; seen and driven from outside.
+"""A desktop in a sandbox: an X server, a window manager, and the programs of a task.
 
-Invariant: nothing in here runs a program in the sandbox because of an action; what the sandbox sends is checked by
+Invariant: no action runs a program in the sandbox from outside; data from the sandbox is checked by
 :mod:`clawgym.desktop._x11`.
 """
 
@@ -29,9 +29,9 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files"]
 
 FILES_DIR = "/tools/desktop"
-"""Where a sandbox has :func:`desktop_files`, read-only."""
+"""Folder of :func:`desktop_files`, read-only, in the sandbox."""
 PROGRAMS = {"Xvfb": "xvfb", "openbox": "openbox", "chromium": "chromium", "xfe": "xfe", "fc-cache": "fontconfig"}
-"""What desktops are made of, and the Debian package that has it."""
+"""Program -> the Debian package that has it."""
 _DISPLAY = 7
 _PORT = 6000 + _DISPLAY
 _MANAGER = ("openbox", "--config-file", f"{FILES_DIR}/rc.xml", "--sm-disable")
@@ -45,10 +45,10 @@ _CLICKS = {
 }
 _DRAG_STEPS = 8
 _DOUBLE_CLICK = 0.5
-"""Seconds within which clicks count as one gesture, in the toolkits and browsers that there are."""
+"""Seconds within which toolkits and browsers count clicks as one double click."""
 _NEAR = 16
 _DRAWN = 0.1
-"""Seconds without a change after which a window that has just opened is taken to be drawn."""
+"""Seconds without a change after which a new window counts as drawn."""
 
 
 _FILES = {
@@ -61,16 +61,16 @@ _FILES = {
 
 @cache
 def desktop_files() -> tuple[TaskFile, ...]:
-    """The settings of the window manager, of the fonts and of small native programs."""
+    """The settings of the window manager, the fonts and the small native programs."""
     here = resources.files("clawgym.desktop")
     files = {path: here.joinpath(name).read_bytes() for path, name in _FILES.items()}
     return tuple(TaskFile(path, data) for path, data in (files | _fonts(files["fonts.conf"])).items())
 
 
 def _fonts(settings: bytes) -> dict[str, bytes]:
-    """The cache of the fonts, without which every sandbox looks into every font again: half of what a desktop costs.
+    """The font cache. Without it every sandbox scans all fonts, half of the time that a desktop takes to start.
 
-    It names the time of each folder, so that a sandbox with other fonts takes no notice of it.
+    It contains the time of each folder, so a sandbox with other fonts ignores it.
     """
     if not shutil.which("fc-cache"):
         return {}
@@ -83,25 +83,26 @@ def _fonts(settings: bytes) -> dict[str, bytes]:
 
 
 def desktop_env() -> dict[str, str]:
-    """What programs need to find the screen and the fonts."""
+    """Environment variables with which programs find the screen and the fonts."""
     return {"DISPLAY": f"127.0.0.1:{_DISPLAY}", "FONTCONFIG_FILE": f"{FILES_DIR}/fonts.conf", "NO_AT_BRIDGE": "1"}
 
 
 class RunningDesktop:
-    """Made by :meth:`start` in a sandbox whose ``readonly`` has :func:`desktop_files` at :data:`FILES_DIR`."""
+    """A desktop; see :meth:`start`. The sandbox has :func:`desktop_files` at :data:`FILES_DIR`."""
 
     def __init__(self, sandbox: Sandbox, screen: Screen) -> None:
         self.sandbox = sandbox
         self.screen = screen
         self._clicked = 0.0, 0, 0
-        """When a button was last clicked, by the monotonic clock, and where."""
+        """Monotonic time and position of the last click."""
 
     @classmethod
     async def start(cls, width: int, height: int, sandbox: Sandbox, patience: float) -> RunningDesktop:
-        """An empty one: an X server with a screen of so many pixels, and a window manager.
+        """Start an X server with a screen of ``width`` by ``height`` pixels, and a window manager.
 
-        Raises :class:`SandboxUnavailable` where this machine or backend has no desktops, :class:`InfraError` if it
-        takes longer than ``patience`` seconds.
+        Raises:
+            SandboxUnavailable: this machine or backend does not support desktops.
+            InfraError: it took more than ``patience`` seconds.
         """
         if not sandbox.isolation.features.get("loopback", True):
             raise SandboxUnavailable(
@@ -113,7 +114,7 @@ class RunningDesktop:
         await _begin(sandbox, [server], needs=["openbox"])
         screen = await cls._connected(sandbox, deadline, patience)
         try:
-            # It says that it is there before it listens: a window that opens in between is never shown.
+            # It announces itself before it listens: a window that opens in between is never shown.
             ready = ["sh", "-c", f": >{_READY}"]
             await _begin(sandbox, [[*_MANAGER, "--startup", shlex.join(ready)]])
             while not await _there(sandbox, _READY):
@@ -134,8 +135,8 @@ class RunningDesktop:
                 await _wait(deadline, patience, f"its X server does not answer ({error})")
 
     async def run(self, programs: Sequence[Sequence[str]], patience: float) -> None:
-        """Start ``programs``, and return when each has its window and the screen has settled. Raises as :meth:`start`
-        does."""
+        """Start ``programs``, and wait until each has a window and the screen has settled. Raises like
+        :meth:`start`."""
         if not programs:
             return
         deadline = time.monotonic() + patience
@@ -149,9 +150,9 @@ class RunningDesktop:
         return await self.screen.picture(pointer=pointer)
 
     async def act(self, action: Action) -> None:
-        """Carry out ``action``, and wait until the screen has settled.
+        """Perform ``action``, and wait until the screen has settled.
 
-        Raises :class:`SandboxError` for what cannot be done, :class:`SandboxDied` if the desktop is gone.
+        Raises :class:`SandboxError` if it is impossible, :class:`SandboxDied` if the desktop ended.
         """
         screen = self.screen
         if action.kind == "left_click_drag":
@@ -175,13 +176,13 @@ class RunningDesktop:
     async def _click(self, action: Action) -> None:
         x, y = await self.screen.position()
         clicked, was_x, was_y = self._clicked
-        if abs(x - was_x) + abs(y - was_y) < _NEAR:  # clicks of two actions are never one double click
+        if abs(x - was_x) + abs(y - was_y) < _NEAR:  # clicks of two actions must not become a double click
             await asyncio.sleep(max(0.0, clicked + _DOUBLE_CLICK - time.monotonic()))
         self.screen.click(*_CLICKS[action.kind])
         self._clicked = time.monotonic(), x, y
 
     async def _drag(self, action: Action) -> None:
-        """In steps, with time for the programs to follow: what is dragged is often taken only by the first step."""
+        """Drag in steps, with pauses: programs often start a drag only at the first step."""
         assert action.x is not None
         assert action.y is not None
         screen = self.screen
@@ -195,18 +196,23 @@ class RunningDesktop:
         screen.button("left", False)
 
     async def aclose(self) -> None:
-        """Let go of the screen; what runs ends with its sandbox. Idempotent."""
+        """Close the connection to the screen; the programs end with their sandbox. Idempotent."""
         await self.screen.aclose()
 
 
 async def _begin(sandbox: Sandbox, programs: Sequence[Sequence[str]], needs: Sequence[str] = ()) -> None:
-    """Start ``programs`` in the sandbox's working folder, in order, and leave them running. Raises
-    :class:`SandboxUnavailable` if one of them, or of what is needed beside them, is not there."""
+    """Start ``programs`` in the sandbox's working folder, in order, in the background.
+
+    Raises :class:`SandboxUnavailable` if one of them, or of ``needs``, is not installed.
+    """
     names = shlex.join([*(argv[0] for argv in programs), *needs])
     lines = [f'for p in {names}; do command -v "$p" >/dev/null || {{ echo "$p"; none=1; }}; done']
     lines += ['[ -z "$none" ] || exit 127']
     lines += [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
-    env = {**desktop_env(), "XDG_CONFIG_HOME": f"{FILES_DIR}/config"}  # a browser is unsteady where it cannot write
+    env = {
+        **desktop_env(),
+        "XDG_CONFIG_HOME": f"{FILES_DIR}/config",
+    }  # without a writable folder the browser's screen never settles
     done = await sandbox.exec(["sh", "-c", "\n".join(lines)], cwd=sandbox.spec.workdir, env=env)
     if done.exit_code == 127:
         raise SandboxUnavailable(
@@ -229,7 +235,7 @@ async def _there(sandbox: Sandbox, path: str) -> bool:
 
 
 async def _wait(deadline: float, patience: float, why: str) -> None:
-    """A moment, before one looks again. Raises :class:`InfraError` past the deadline."""
+    """Sleep briefly before the next attempt. Raises :class:`InfraError` past the deadline."""
     if time.monotonic() > deadline:
         raise InfraError(
             f"the desktop did not stand within {patience:g} s ({why}): give it longer (limits.setup_seconds), or lower "

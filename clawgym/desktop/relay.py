@@ -1,6 +1,6 @@
-"""A port of one sandbox inside another: what connects to it there talks to the first sandbox, through us.
+"""A port in one sandbox whose connections are forwarded to another sandbox.
 
-Until there is a first sandbox, whoever asks gets an empty page: so a browser has been there before there is a site.
+Until a target is set, clients get an empty page, so that the browser can start before the site does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Relay"]
 
 _PIECE = 1 << 16
 _MOST = 64
-"""Connections at once; more wait."""
+"""Most concurrent connections; more wait."""
 _NOTHING = b"""HTTP/1.1 200 OK\r
 Content-Type: text/html\r
 Cache-Control: no-store\r
@@ -26,8 +26,10 @@ Connection: close\r
 
 
 class Relay:
-    """Made by :meth:`open`. Bytes only: of what passes, nothing here is read but where a first request ends that came
-    before there was a first sandbox."""
+    """Forwards bytes; see :meth:`open`.
+
+    Only parses enough of the first request to find its end; used while no target is set.
+    """
 
     def __init__(self, port: int) -> None:
         self._target: Sandbox | None = None
@@ -44,7 +46,7 @@ class Relay:
         return relay
 
     def lead_to(self, target: Sandbox) -> None:
-        """From now on to the same port of ``target``."""
+        """Forward connections to the same port of ``target`` from now on."""
         self._target = target
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,7 +55,7 @@ class Relay:
         self._running.add(task)
         try:
             async with self._room:
-                # A browser connects ahead: what it asks for may come when there is a first sandbox.
+                # A browser connects in advance: its request may come when a target is set.
                 begun = b"" if self._target is not None else await reader.readuntil(b"\r\n\r\n")
                 if self._target is None:
                     writer.write(_NOTHING)
@@ -67,8 +69,8 @@ class Relay:
                 finally:
                     there[1].close()
         except* (OSError, EOFError, asyncio.LimitOverrunError, SandboxError):
-            pass  # whoever connected sees the end of it
-        except* asyncio.CancelledError:  # by aclose(); the server's own callback would print it
+            pass  # the client sees a closed connection
+        except* asyncio.CancelledError:  # by aclose(); asyncio's server would print it
             if self._server is not None:
                 raise
         finally:
@@ -76,7 +78,7 @@ class Relay:
             writer.close()
 
     async def aclose(self) -> None:
-        """End it and what runs over it. Idempotent."""
+        """Stop listening and close all connections. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

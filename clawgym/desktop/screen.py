@@ -1,5 +1,4 @@
-"""The screen of a desktop: what it shows, when it has settled, and how it is touched. No program of ours in the
-sandbox."""
+"""The screen of a desktop: screenshots, settling, mouse and keyboard, without a helper program in the sandbox."""
 
 from __future__ import annotations
 
@@ -17,21 +16,21 @@ from clawgym.errors import SandboxDied, SandboxError
 __all__ = ["BUTTONS", "Screen"]
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "up": 4, "down": 5, "back": 6, "forward": 7}
-"""Names of pointer buttons; a wheel's steps are buttons too."""
+"""Names of pointer buttons; steps of the wheel are buttons too."""
 
 _PRESS_KEY, _RELEASE_KEY, _PRESS, _RELEASE, _MOTION = 2, 3, 4, 5, 6
 _SUBSTRUCTURE, _REDIRECT = 0x00080000, 0x00100000
 _PROPERTY_CHANGE, _PROPERTY_NOTIFY = 0x00400000, 28
 _MOST_WINDOWS = 64
 QUIET = 0.012
-"""Seconds without a change on the screen after which it is settled, once the programs have taken the action."""
+"""Seconds without a change after which the screen counts as settled, once programs have processed the action."""
 _SHIFT = 0xFFE1
 _BACKGROUND = 0x3A6EA5
-"""Of an empty desktop: red, green, blue."""
+"""Colour of an empty desktop: red, green, blue."""
 
 
 class Screen:
-    """A connection to the X server of a sandbox, and a copy of what it shows. Made by :meth:`open`."""
+    """A connection to the X server of a sandbox, and a copy of its screen; see :meth:`open`."""
 
     def __init__(self, client: XClient) -> None:
         self._x = client
@@ -40,12 +39,12 @@ class Screen:
         self._pixels = np.zeros((self.height, self.width, 3), dtype=np.uint8)
         self._stale: Rectangle | None = Rectangle(0, 0, self.width, self.height)
         self._changed = 0.0
-        """When the screen last changed, by the monotonic clock."""
+        """Monotonic time of the last change."""
         self._pongs: dict[int, asyncio.Event] = {}
         self._managed: asyncio.Event | None = asyncio.Event()
-        """Whether the window manager has answered; None once it did not."""
+        """Whether the window manager has answered; None once it has failed to."""
         self.shown: tuple[int, np.ndarray] | None = None
-        """The last picture that was taken, and its number: for whoever watches."""
+        """The latest screenshot and its number, for the live view."""
 
     @classmethod
     async def open(cls, sock: socket.socket) -> Screen:
@@ -68,18 +67,20 @@ class Screen:
         self._damage, self._fixes = damage, fixes
         await x.ask(struct.pack("<BBHII", damage, 0, 0, 1, 1))
         await x.ask(struct.pack("<BBHII", fixes, 0, 0, 4, 0))
-        # A pointer that the server draws itself is damage, told in the middle of the answer that has the image.
+        # A pointer drawn by the server would be reported as damage in the middle of an image.
         x.send(struct.pack("<BBHI", fixes, 29, 0, root))
         self._watched = x.new_id()
         x.on(first, self._on_damage)
         x.on(33, self._on_message)
         x.send(struct.pack("<BBHIIBxxx", damage, 1, 0, self._watched, root, 2))
-        x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 11, _SUBSTRUCTURE))  # replies to pings come to the root
+        x.send(
+            struct.pack("<BxHIII", 2, 0, root, 1 << 11, _SUBSTRUCTURE)
+        )  # replies to pings are sent to the root window
         self._protocols, self._ping = await x.atom("WM_PROTOCOLS"), await x.atom("_NET_WM_PING")
         self._clients, self._stacking = await x.atom("_NET_CLIENT_LIST"), await x.atom("_NET_CLIENT_LIST_STACKING")
         self._active, self._name = await x.atom("_NET_ACTIVE_WINDOW"), await x.atom("_NET_WM_VISIBLE_NAME")
         self._extents = await x.atom("_NET_REQUEST_FRAME_EXTENTS")
-        self._own = x.new_id()  # a window that is never shown
+        self._own = x.new_id()  # a window that is never mapped
         x.send(struct.pack("<BBHIIhhHHHHIII", 1, 0, 0, self._own, root, 0, 0, 1, 1, 0, 2, 0, 1 << 11, _PROPERTY_CHANGE))
         x.on(_PROPERTY_NOTIFY, self._on_property)
         x.send(struct.pack("<BxHIII", 2, 0, root, 1 << 1, _BACKGROUND))
@@ -93,12 +94,12 @@ class Screen:
                 if sym:
                     self._keys.setdefault(sym, (code, level == 1))
 
-    # -- what it shows
+    # -- screenshots
 
     async def picture(self, *, pointer: bool = True) -> np.ndarray:
-        """What is on the screen now: uint8 of shape (height, width, 3), red, green, blue. A copy.
+        """A screenshot: a new uint8 array of shape (height, width, 3), RGB.
 
-        Only what changed since the last one is fetched. ``pointer`` draws the pointer.
+        Only the parts that changed since the last one are fetched. ``pointer``: whether to draw the pointer.
         """
         stale, self._stale = self._stale, None
         self._forget_damage()
@@ -129,7 +130,7 @@ class Screen:
         top, left = seen.y - at.y, seen.x - at.x
         cursor = cursor[top : top + seen.height, left : left + seen.width]
         under = shown[seen.y : seen.y + seen.height, seen.x : seen.x + seen.width]
-        through = 255 - cursor[:, :, 3:].astype(np.uint16)  # its colours are multiplied by its opacity already
+        through = 255 - cursor[:, :, 3:].astype(np.uint16)  # colours are premultiplied by alpha
         under[:] = np.minimum(cursor[:, :, 2::-1] + under * through // 255, 255)
 
     def _on_damage(self, event: bytes) -> None:
@@ -142,18 +143,17 @@ class Screen:
             self._changed = time.monotonic()
 
     def _forget_damage(self) -> None:
-        """From here on, changes are new: the server does not tell of one within what it has told of before."""
+        """Reset damage tracking: the server does not report changes within a region that it has already reported."""
         self._x.send(struct.pack("<BBHIII", self._damage, 3, 0, self._watched, 0, 0))
 
-    # -- when it has settled
+    # -- settling
 
     async def settle(self, longest: float = 2.0, quiet: float = QUIET) -> bool:
-        """Wait until the programs have taken what was done to them, and the screen does not change any more.
+        """Wait until the programs have processed the action and the screen does not change any more.
 
-        Every window that answers pings (``_NET_WM_PING`` of the Extended Window Manager Hints) is pinged: a program
-        takes its events in order, so its answer says that it has taken the action. Then nothing may change for
-        ``quiet`` seconds. Returns whether the screen settled within ``longest`` seconds; one that always moves never
-        does.
+        Every window that answers pings (``_NET_WM_PING`` of the Extended Window Manager Hints) is pinged. A program
+        processes events in order, so its answer shows that it has processed the action. Then nothing may change for
+        ``quiet`` seconds. Returns whether the screen settled within ``longest`` seconds.
         """
         deadline = time.monotonic() + longest
         await self._taken(deadline)
@@ -164,9 +164,9 @@ class Screen:
                     return False
                 self._forget_damage()
                 await asyncio.sleep(left)
-                await self._x.synchronise()  # what it has drawn until now is known to us
+                await self._x.synchronise()  # all damage so far has been received
             still = self._changed
-            await self._taken(deadline)  # whoever answers first and draws later is asked again
+            await self._taken(deadline)  # ping again: some programs answer before they draw
             if self._changed == still:
                 return time.monotonic() < deadline
 
@@ -184,12 +184,14 @@ class Screen:
                 for pong in pongs.values():
                     await pong.wait()
         except TimeoutError:
-            return  # a program that hangs is seen to hang
+            return  # the program hangs; so the screenshot is taken as it is
         await self._arranged(deadline)
 
     async def _arranged(self, deadline: float) -> None:
-        """Wait until the window manager has shown, hidden and given the keyboard to what programs have asked it to: it
-        takes its events in order too, and is asked how wide the frame of a window of ours would be."""
+        """Wait until the window manager has processed the programs' requests.
+
+        It too processes events in order, and is asked for the frame size of an unmapped window.
+        """
         if self._managed is None:
             return
         self._managed.clear()
@@ -218,20 +220,20 @@ class Screen:
             self._managed.set()
 
     async def windows(self) -> int:
-        """How many windows programs have opened; 0 as long as none of them has the keyboard."""
+        """The number of windows of programs; 0 as long as none of them has the keyboard focus."""
         active = await self._words(self._x.setup.root, self._active)
         return len(await self._windows()) if any(active) else 0
 
     async def titles(self) -> list[str]:
-        """What stands above the windows of the programs, the lowest window first."""
+        """The titles of the programs' windows, from the bottom up."""
         windows = await self._words(self._x.setup.root, self._stacking)
         names = [await self._x.property(window, self._name) for window in windows[:_MOST_WINDOWS]]
         return [name.decode("utf-8", "replace") for name in names]
 
-    # -- how it is touched
+    # -- mouse and keyboard
 
     def move(self, x: int, y: int) -> None:
-        """Put the pointer at a pixel. Raises :class:`SandboxError` outside of the screen."""
+        """Move the pointer to a pixel. Raises :class:`SandboxError` outside of the screen."""
         if not (0 <= x < self.width and 0 <= y < self.height):
             raise SandboxError(
                 f"({x}, {y}) is outside of the screen of {self.width} x {self.height} pixels: move in it"
@@ -239,7 +241,7 @@ class Screen:
         self._fake(_MOTION, 0, x, y)
 
     async def position(self) -> tuple[int, int]:
-        """Where the pointer is, in pixels."""
+        """The pointer's position in pixels."""
         x, y = await self._x.pointer()
         return min(max(x, 0), self.width - 1), min(max(y, 0), self.height - 1)
 
@@ -248,13 +250,13 @@ class Screen:
         self._fake(_PRESS if down else _RELEASE, BUTTONS[name])
 
     def click(self, name: str = "left", times: int = 1) -> None:
-        """Press and release it so many times."""
+        """Press and release a button ``times`` times."""
         for _ in range(times):
             self.button(name, True)
             self.button(name, False)
 
     def press(self, keys: list[str]) -> None:
-        """Press the keys together: ``["ctrl", "s"]``. Raises :class:`SandboxError` for a name that is no key."""
+        """Press keys together, such as ``["ctrl", "s"]``. Raises :class:`SandboxError` for an unknown key."""
         codes = [self._key(sym)[0] for sym in map(keysym_of, keys)]
         for code in codes:
             self._fake(_PRESS_KEY, code)
@@ -262,14 +264,14 @@ class Screen:
             self._fake(_RELEASE_KEY, code)
 
     async def type(self, text: str) -> None:
-        """Type ``text``. Raises :class:`SandboxError` for a character that no keyboard types."""
+        """Type ``text``. Raises :class:`SandboxError` for a character that cannot be typed."""
         shift = self._key(_SHIFT)[0]
         syms = [keysym_of(character) for character in text]
         for position, sym in enumerate(syms):
             if sym not in self._keys:
-                await self.settle(0.5)  # what was typed by this key before is taken
+                await self.settle(0.5)  # the programs have processed earlier presses of this key
                 self._key(sym)
-                await self.settle(0.5)  # and its new meaning is known
+                await self.settle(0.5)  # and know its new meaning
             code, shifted = self._key(sym)
             if shifted:
                 self._fake(_PRESS_KEY, shift)
@@ -278,10 +280,10 @@ class Screen:
             if shifted:
                 self._fake(_RELEASE_KEY, shift)
             if position % 64 == 63:
-                await self._x.synchronise()  # a program that never reads must not fill the server
+                await self._x.synchronise()  # bounds the queue of a program that does not read
 
     def _key(self, sym: int) -> tuple[int, bool]:
-        """The key that types it, and whether with shift; a free key is made to where there is none."""
+        """The key code for ``sym`` and whether it needs shift; a free key is mapped if there is none."""
         found = self._keys.get(sym)
         if found is None:
             if not self._spare:
@@ -298,5 +300,5 @@ class Screen:
         self._x.send(struct.pack("<BBHBBxxII8xhh8x", self._test, 2, 0, kind, detail, 0, root, x, y))
 
     async def aclose(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         await self._x.aclose()

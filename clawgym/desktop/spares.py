@@ -1,6 +1,6 @@
-"""Desktops made ahead (:class:`SpareDesktops`): a new episode gets one that stands already.
+"""Desktops started in advance (:class:`SpareDesktops`), so that a new episode does not have to wait for one.
 
-Invariant: a spare is a fresh sandbox that nobody has acted in; whoever takes it is the only one to have it.
+Invariant: a spare is a fresh sandbox in which no agent has acted, and is given to one episode only.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from clawgym.desktop.relay import Relay
 from clawgym.errors import InfraError, SandboxError
 from clawgym.sandbox.protocol import Backend, Isolation, Sandbox, SandboxSpec, Snapshot
 
-__all__ = ["SITE", "SITE_PORT", "SpareDesktops", "Standing", "standing"]
+__all__ = ["SITE", "SITE_PORT", "SpareDesktops", "StartedDesktop", "start_desktop"]
 
 SITE_PORT = 8080
-"""Where a site listens, in its own sandbox and, by a relay, in that of the browser."""
+"""The port of a site, in its own sandbox and, through a relay, in the browser's sandbox."""
 SITE = f"http://127.0.0.1:{SITE_PORT}"
 _EMPTY = "/.empty"
 
 _LATER = 0.5
-"""Seconds after which the next one is begun: until then programs start in the one that was given away."""
+"""Seconds to wait before the next spare is started: programs are starting in the one given away."""
 _PATIENCE = 60.0
-"""Seconds for one that nobody waits for."""
+"""Time limit to start a spare, in seconds."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What stands in a sandbox for a desktop; made by :func:`standing`, whose caller closes it."""
+class StartedDesktop:
+    """A started desktop with its browser; see :func:`start_desktop`. The caller closes it."""
 
     desktop: RunningDesktop
     browser: Browser | None = None
-    """On an empty page, where the sandbox is for one."""
+    """The browser, on an empty page, if the sandbox has the files for one."""
     relay: Relay | None = None
-    """Of the port at which the browser asks for the site, which leads nowhere yet."""
+    """The relay of the site's port in the browser's sandbox, without a target yet."""
 
     async def aclose(self) -> None:
-        """Let go of it; what runs ends with its sandbox. Idempotent."""
+        """Close the connections; the programs end with their sandbox. Idempotent."""
         if self.browser is not None:
             await self.browser.aclose()
         await self.desktop.aclose()
@@ -49,10 +49,10 @@ class Standing:
 
 
 class SpareDesktops:
-    """A :class:`~clawgym.sandbox.Backend` over another one, whose sandboxes for desktops stand ready.
+    """Wraps a :class:`~clawgym.sandbox.Backend` and keeps up to ``most`` started desktops ready.
 
-    What was asked for is made again beside the work, one at a time and only while nobody waits for a desktop; at most
-    ``most`` are kept. All have screens of ``width`` x ``height`` pixels.
+    Spares are made of the spec requested last, one at a time, and only while no caller waits for a desktop. All screens
+    have ``width`` by ``height`` pixels.
     """
 
     def __init__(self, backend: Backend, width: int, height: int, most: int) -> None:
@@ -60,14 +60,14 @@ class SpareDesktops:
         self._backend = backend
         self._size = width, height
         self._most = most
-        self._spares: list[tuple[Sandbox, Standing]] = []
-        """The oldest first."""
-        self._given: dict[str, tuple[Sandbox, Standing]] = {}
-        """Id of a sandbox -> what stands in it and was not asked for yet."""
+        self._spares: list[tuple[Sandbox, StartedDesktop]] = []
+        """The spares, oldest first."""
+        self._given: dict[str, tuple[Sandbox, StartedDesktop]] = {}
+        """Sandbox id -> its started desktop, until it is claimed."""
         self._ordered: list[SandboxSpec] = []
         self._waiting = 0
         self._taken = 0.0
-        """When one was last given away, by the monotonic clock."""
+        """Monotonic time when a spare was last given away."""
         self._task: asyncio.Task[None] | None = None
 
     async def probe(self) -> Isolation:
@@ -98,14 +98,14 @@ class SpareDesktops:
             self._task = asyncio.ensure_future(self._refill())
         return sandbox
 
-    def claim(self, sandbox: Sandbox) -> Standing | None:
-        """What stands in ``sandbox``, once; whoever asks closes it."""
+    def claim(self, sandbox: Sandbox) -> StartedDesktop | None:
+        """The started desktop in ``sandbox``, for the first caller, who closes it; None if there is none."""
         return self._given.pop(sandbox.id, (sandbox, None))[1]
 
-    async def _make(self, spec: SandboxSpec) -> tuple[Sandbox, Standing]:
+    async def _make(self, spec: SandboxSpec) -> tuple[Sandbox, StartedDesktop]:
         sandbox = await self._backend.create(spec)
         try:
-            return sandbox, await standing(sandbox, self._backend, *self._size, _PATIENCE)
+            return sandbox, await start_desktop(sandbox, self._backend, *self._size, _PATIENCE)
         except BaseException:
             await sandbox.close()
             raise
@@ -119,12 +119,12 @@ class SpareDesktops:
             try:
                 self._spares.append(await self._make(spec))
             except (SandboxError, InfraError):
-                continue  # it is told to whoever needs one and waits for it
+                continue  # the next caller starts one and sees the error
             if len(self._spares) > self._most:
                 await _close(*self._spares.pop(0))
 
     async def aclose(self) -> None:
-        """Close what nobody has taken. The backend below stays."""
+        """Close the unused spares. The wrapped backend stays open."""
         self._ordered.clear()
         if self._task is not None:
             self._task.cancel()
@@ -135,19 +135,20 @@ class SpareDesktops:
             await _close(*spare)
 
 
-async def _close(sandbox: Sandbox, standing: Standing) -> None:
+async def _close(sandbox: Sandbox, started: StartedDesktop) -> None:
     with contextlib.suppress(SandboxError, InfraError):
-        await standing.aclose()
+        await started.aclose()
         await sandbox.close()
 
 
-async def standing(sandbox: Sandbox, backend: Backend, width: int, height: int, patience: float) -> Standing:
-    """The desktop of a fresh ``sandbox`` of ``backend``, and its browser where the sandbox is for one: what stands
-    there already, or else what is started now. Raises as :meth:`RunningDesktop.start` does.
+async def start_desktop(sandbox: Sandbox, backend: Backend, width: int, height: int, patience: float) -> StartedDesktop:
+    """The desktop of a fresh ``sandbox`` of ``backend``, with a browser if the sandbox has the files for one.
+
+    Takes the one already started in a spare, or starts it now. Raises the errors of :meth:`RunningDesktop.start`.
     """
     if isinstance(backend, SpareDesktops) and (ready := backend.claim(sandbox)) is not None:
         return ready
-    made = Standing(await RunningDesktop.start(width, height, sandbox, patience))
+    made = StartedDesktop(await RunningDesktop.start(width, height, sandbox, patience))
     if not browser_files().keys() <= sandbox.spec.readonly.keys():
         return made
     try:

@@ -16,7 +16,8 @@ __all__ = ["Human"]
 
 
 class Human:
-    """A :class:`~clawgym.live.page.Source` of one environment. The address is printed once, with the first frame."""
+    """A :class:`~clawgym.live.page.PageSource` of one environment. The address is printed once, with the first
+    frame."""
 
     def __init__(self) -> None:
         self._page: Page | None = None
@@ -39,11 +40,11 @@ class Human:
             Console(stderr=True).say(f"shown at {self._page.url}")
 
     def all(self) -> list[dict[str, Any]]:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         return [self._shown[0]] if self._shown else []
 
     def picture(self, id: str) -> bytes | None:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         from clawgym.tools.computer import encoded
 
         return encoded(self._shown[1]) if self._shown else None

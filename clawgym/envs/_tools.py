@@ -11,7 +11,7 @@ from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import AssistantText, tools_observation_space
 from clawgym.records import Observation, ToolCall
 from clawgym.sandbox import Sandbox
-from clawgym.tools import SUBMIT, Refused
+from clawgym.tools import SUBMIT, CallRefused
 
 __all__ = ["ToolsEnv"]
 
@@ -50,9 +50,11 @@ class ToolsEnv(SandboxEnv):
             seen += [answers[id] for id in ids if id in answers]
             if not ids:
                 seen.append(Observation(UNREADABLE if malformed else NO_CALL))
-            self.info["malformed_calls"] = malformed + sum(isinstance(one, Refused) for one in seen)
+            self.info["malformed_calls"] = malformed + sum(isinstance(one, CallRefused) for one in seen)
             self.record(text, calls, seen, said.get("reasoning_content"))
-        submits = [c for c in calls if c.name == SUBMIT and not isinstance(answers.get(c.id, Refused("")), Refused)]
+        submits = [
+            c for c in calls if c.name == SUBMIT and not isinstance(answers.get(c.id, CallRefused("")), CallRefused)
+        ]
         if submits:
             self.submit(submits[-1].arguments.get("message") or text)
         return _see([_message(one) for one in seen])
@@ -73,10 +75,10 @@ def _see(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"messages": json.dumps(messages, ensure_ascii=False)}
 
 
-def _calls_of(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[Refused]]:
+def _calls_of(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[CallRefused]]:
     """The calls that can be made, and the answers to those whose arguments are no object."""
     calls: list[ToolCall] = []
-    refused: list[Refused] = []
+    refused: list[CallRefused] = []
     for call in message.get("tool_calls", ()):
         function = call["function"]
         try:
@@ -86,7 +88,7 @@ def _calls_of(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[Refused]
         if isinstance(arguments, dict):
             calls.append(ToolCall(call["id"], function["name"], arguments))
         else:
-            refused.append(Refused(f"[error: the arguments of {function['name']} are no JSON object]", call["id"]))
+            refused.append(CallRefused(f"[error: the arguments of {function['name']} are no JSON object]", call["id"]))
     return calls, refused
 
 

@@ -1,17 +1,17 @@
-"""The Hugging Face Hub: a checkpoint of a training run, with a card that says what it was made of.
+"""Upload a checkpoint of a training run to the Hugging Face Hub, with a model card.
 
-Invariants: nothing is uploaded in which a secret is seen; weights are safetensors, never a pickle, and never a state of
-the optimiser; a card shows no path of this machine; the same files pushed again make no commit.
+Invariants: nothing is uploaded if a secret is found in it. Only safetensors weights are uploaded, no pickles and no
+optimiser states. The card contains no paths of this machine. Pushing the same files again makes no commit.
 """
 
 from clawgym.hub._checkpoint import Checkpoint, HubError, read_checkpoint
 from clawgym.hub._secrets import find_secrets
-from clawgym.hub.push import Plan, Pushed, Upload, plan_push, push
+from clawgym.hub.push import Pushed, Upload, UploadPlan, plan_push, push
 
 __all__ = [
     "Checkpoint",
     "HubError",
-    "Plan",
+    "UploadPlan",
     "Pushed",
     "Upload",
     "find_secrets",

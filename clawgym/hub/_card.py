@@ -1,4 +1,4 @@
-"""The model card, the curve in it, and ``.eval_results``: all from the run folder, the same each time."""
+"""The model card, its training curve, and ``.eval_results``, generated deterministically from the run folder."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ CURVE = "curve.svg"
 _PATH = re.compile(
     r"(?:file://|(?<![\w.:/~]))(?:~|[A-Za-z]:)?/(?:[^\s/:'\"|]+/)*(?=[^\s/])|(?<!\w)[A-Za-z]:\\(?:[^\s\\]+\\)*"
 )
-"""The folders of an absolute path."""
+"""Matches the folders of an absolute path."""
 _SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 240, 48, 16
 
 
 def portable(text: str) -> str:
-    """``text`` with the last name of every absolute path in it for the whole of it."""
+    """``text`` with every absolute path replaced by its last component."""
     return _PATH.sub("", text)
 
 
 def model_name(name: str) -> str:
-    """A model's name as others can use it: of what was taken from the Hub its name there, of another folder of this
-    machine the last part alone."""
+    """A model's name without local paths: the Hub's name if it was downloaded, else the last part of the path."""
     if found := _SNAPSHOT.search(name):
         return found[1].replace("--", "/")
     return PurePath(name).name if name.startswith(("/", "~", ".")) else portable(name)
 
 
 def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str]]:
-    """Names and values, those of inner tables as ``outer.inner``."""
+    """(name, value) pairs; names in inner tables are written ``outer.inner``."""
     for key, inner in value.items():
         name = f"{where}.{key}" if where else str(key)
         if isinstance(inner, Mapping) and inner:
@@ -52,7 +51,7 @@ def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str
 
 
 def _cell(text: object) -> str:
-    """A value inside a table of Markdown."""
+    """Escape a value for a Markdown table."""
     return visible(" ".join(str(text).split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -61,7 +60,7 @@ def _slug(text: str) -> str:
 
 
 def _published(name: str) -> str | None:
-    """The data set of the Hub that a task set is."""
+    """The dataset on the Hub of a task set; None if it has none."""
     found = PUBLISHED.get(re.split("[@:]", name)[0])
     return found.repo if found else None
 
@@ -75,7 +74,7 @@ def _how(row: Mapping[str, Any], library: str) -> str:
 
 
 def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
-    """The text of ``README.md``. ``base`` is the model that training began from."""
+    """The text of ``README.md``. ``base`` is the model that training started from."""
     receipt = made.receipt
     results = [
         EvalResult(
@@ -124,9 +123,9 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
 
 
 def eval_results(made: Checkpoint) -> dict[str, bytes]:
-    """``.eval_results/*.yaml`` by name: of each task set that is a data set of the Hub, as the format wants it."""
+    """Files ``.eval_results/*.yaml`` by name, for each task set that is a dataset on the Hub."""
     files: dict[str, list[EvalResultEntry]] = {}
-    # The format has one value for each split: where there are two, the one that was sampled.
+    # The format has one value per split: of two, take the sampled one.
     for row in {(row["task_set"], row["split"]): row for row in sorted(made.scores, key=_greedy_first)}.values():
         if repo := _published(row["task_set"]):
             entry = EvalResultEntry(repo, _slug(row["split"]), row["score"], notes=_how(row, made.receipt.library))
@@ -138,7 +137,7 @@ def eval_results(made: Checkpoint) -> dict[str, bytes]:
 
 
 def curve(made: Checkpoint) -> bytes | None:
-    """An SVG of the reward of training, and of the evaluations with their intervals; ``None`` without two points."""
+    """An SVG of the training reward and of the evaluations with their intervals; None with fewer than two points."""
     metric = _reward(made.metrics)
     line = [(row["step"], float(row[metric])) for row in made.metrics if metric and _number(row.get(metric))]
     dots = [(row["step"], row["score"], _ends(row)) for row in made.evaluations]
@@ -171,7 +170,7 @@ def _greedy_first(row: Mapping[str, Any]) -> bool:
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """The interval of an evaluation; nothing where it has none."""
+    """The interval of an evaluation; empty if it has none."""
     low, high = row.get("low"), row.get("high")
     return (float(low), float(high)) if low is not None and high is not None else ()
 
@@ -181,6 +180,6 @@ def _number(value: Any) -> bool:
 
 
 def _reward(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The metric to draw: ``reward``, else the first whose name holds reward or score."""
+    """The metric to plot: the first whose name contains ``reward``, else ``score``."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if _number(value))
     return next((name for word in ("reward", "score") for name in names if word in name), "")

@@ -1,4 +1,4 @@
-"""What a training run left: which checkpoint, of what kind, and its rows."""
+"""Read a checkpoint of a training run, with its metrics and evaluations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POINTERS = ("best", "last")
 
 
 class HubError(ClawGymError):
-    """A checkpoint cannot be pushed. The message says what is in the way; what was uploaded before is kept there."""
+    """A checkpoint cannot be pushed; the message says why. Files already uploaded are kept on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Checkpoint:
     receipt: Receipt
     step: int
     folder: Path
-    """A complete Hugging Face folder: of a model, or of a LoRA adapter."""
+    """A complete Hugging Face folder of a model or a LoRA adapter."""
     adapter: bool
     metrics: tuple[dict[str, Any], ...]
     """Rows of ``metrics.jsonl`` up to :attr:`step`."""
@@ -43,8 +43,10 @@ class Checkpoint:
 
     @property
     def scores(self) -> list[dict[str, Any]]:
-        """The last evaluation of this very step on each task set and split, sampled and greedy, with ``decoding`` to
-        say which (empty where the row does not)."""
+        """The last evaluations of this step, one for each task set, split and ``decoding``.
+
+        ``decoding`` is ``sampled``, ``greedy``, or empty if the row does not say.
+        """
         rows = [row for row in self.evaluations if row["step"] == self.step]
         words = {True: "greedy", False: "sampled"}
         rows = [{**row, "decoding": words.get(row.get("greedy"), "")} for row in rows]
@@ -52,10 +54,10 @@ class Checkpoint:
 
 
 def read_checkpoint(run: str | Path, checkpoint: str = "best") -> Checkpoint:
-    """The checkpoint ``best``, ``last`` or of a step (``000040``, ``40``) of the run folder ``run``.
+    """Read the checkpoint ``best``, ``last`` or of a step (``000040``, ``40``) of the run folder ``run``.
 
-    Raises :class:`HubError` where there is none, or it is damaged; :class:`~clawgym.errors.RunFolderError` where
-    ``run`` is no run folder.
+    Raises :class:`HubError` if it is missing or damaged, :class:`~clawgym.errors.RunFolderError` if ``run`` is not a
+    run folder.
     """
     run = Path(run)
     receipt = RunFolder.read(run).receipt
@@ -97,7 +99,7 @@ def _names(there: list[str]) -> str:
 
 
 def _rows(path: Path, until: int, fields: dict[str, type]) -> tuple[dict[str, Any], ...]:
-    """The rows of a JSON-lines file up to a step; an unfinished last line is passed over."""
+    """The rows of a JSON Lines file up to a step; an unfinished last line is skipped."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:

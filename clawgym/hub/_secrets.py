@@ -1,4 +1,4 @@
-"""What looks like a secret, in any text that would be uploaded. Findings name the place, never the value."""
+"""Find what looks like a secret in texts to be uploaded. Findings name the place, never the value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LINE = re.compile(r"^[\s|`>-]*(?:export\s+)?`?([A-Za-z][\w.-]*)`?\s*[=:|]\s*[\"'`]?([\w+/=.-]{16,})", re.MULTILINE)
 _VALUE = re.compile(r"[\w+/=.-]{16,}")
 _BITS = 3.0
-"""Entropy a character from which a value is no word: 32 random hex digits have 3.4 and more."""
+"""Bits of entropy per character above which a value counts as random: 32 random hex digits have at least 3.4."""
 
 
 def find_secrets(name: str, text: str) -> list[str]:
-    """``NAME, where: what it looks like`` for each thing in ``text`` that looks like a secret; ``name`` is its file's.
+    """Search ``text``, the content of the file ``name``.
 
-    Well-known shapes count anywhere; long values without a pattern count where a key names them as a secret.
+    Well-known formats are found anywhere; random values are found if their key names a secret.
+
+    Returns:
+        ``NAME, place: what it looks like`` for each finding.
     """
     found = [
         f"{name}, line {text.count(chr(10), 0, match.start()) + 1}: looks like {kind}"
@@ -66,7 +69,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Every string below ``value``, with the names that lead to it."""
+    """Every string in ``value``, with its path of keys."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{where}.{key}" if where else str(key))

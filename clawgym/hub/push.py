@@ -1,4 +1,4 @@
-"""A checkpoint to the Hub: first what would be uploaded, looked through; then one commit of it."""
+"""Push a checkpoint to the Hub: first collect and check the files, then upload them in one commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clawgym.hub import _card
 from clawgym.hub._checkpoint import Checkpoint, HubError
 from clawgym.hub._secrets import find_secrets
 
-__all__ = ["Plan", "Pushed", "Upload", "plan_push", "push"]
+__all__ = ["UploadPlan", "Pushed", "Upload", "plan_push", "push"]
 
 _WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
 _BESIDE = {
@@ -26,10 +26,10 @@ _BESIDE = {
     *("merges.txt", "tokenizer.model", "preprocessor_config.json", "processor_config.json"),
     "video_preprocessor_config.json",
 }
-"""What is taken of a checkpoint besides weights; all else stays: states of optimisers, pickles, what is not known."""
+"""Files uploaded beside the weights. All others are left out: optimiser states, pickles, unknown files."""
 _TOKENIZER = _BESIDE - {"config.json", "generation_config.json", "adapter_config.json"}
 _ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
-"""Where settings say what folder a model came from."""
+"""Settings that name the folder a model was loaded from."""
 _OURS = re.compile(r"\.eval_results/clawgym-[^/]+\.yaml|curve\.svg|README\.md")
 _MOST_HEADER = 100 * 2**20
 
@@ -48,13 +48,13 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that would be uploaded: looked through, nothing sent yet."""
+class UploadPlan:
+    """The files to upload, checked, before anything is sent."""
 
     checkpoint: Checkpoint
     uploads: tuple[Upload, ...]
     notes: tuple[str, ...]
-    """What whoever pushes should know."""
+    """Notes for the user."""
 
     @property
     def card(self) -> str:
@@ -64,21 +64,27 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where it is now."""
+    """The result of a push."""
 
     repo: str
     url: str
     commit: str
     changed: bool
-    """Whether there was anything to commit."""
+    """Whether the push made a commit."""
 
 
 @contextmanager
-def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[Plan]:
-    """The files that a push of ``made`` uploads; with ``merge``, of a model into which its LoRA adapter was merged.
+def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
+    """Collect and check the files of a push.
 
-    A merged model lies in a temporary folder until the context ends. Raises :class:`HubError` where the checkpoint is
-    not complete or something in it looks like a secret, :class:`MissingDependency` without what ``merge`` needs.
+    Args:
+        made: the checkpoint.
+        merge: merge a LoRA adapter into its model and upload that. The merged model is in a temporary folder until the
+            context ends.
+
+    Raises:
+        HubError: the checkpoint is incomplete, or something in it looks like a secret.
+        MissingDependency: ``merge`` needs an optional dependency.
     """
     if merge and not made.adapter:
         raise HubError(f"{made.folder}: is no LoRA adapter, so there is nothing to merge: leave --merge out")
@@ -86,7 +92,7 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[Plan]:
     with ExitStack() as stack:
         base, folders = _base(made), [made.folder]
         if made.adapter and (where := Path(base)).is_dir():
-            folders.append(where)  # an adapter's folder may come without the tokenizer, which is its base's
+            folders.append(where)  # an adapter's folder may lack the tokenizer, which is in the base model's
             if not merge and _card.model_name(base) == where.name:
                 notes.append(f"the base model is a folder of this machine ({where.name}): others need --merge")
         if merge:
@@ -103,16 +109,22 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[Plan]:
         text = _card.card(made, _card.model_name(base), merge, svg is not None)
         uploads.append(Upload("README.md", text.encode()))
         _check(uploads, made)
-        yield Plan(made, tuple(sorted(uploads, key=lambda upload: upload.path)), tuple(notes))
+        yield UploadPlan(made, tuple(sorted(uploads, key=lambda upload: upload.path)), tuple(notes))
 
 
-def push(plan: Plan, repo: str | None = None, *, public: bool = False) -> Pushed:
-    """Upload a plan in one commit to the model repository ``repo`` (the run's name, of the user, if left out), which is
-    made if need be.
+def push(plan: UploadPlan, repo: str | None = None, *, public: bool = False) -> Pushed:
+    """Upload the files in one commit.
 
-    What was uploaded before a failure is not uploaded again; what has not changed is not committed. Files of an earlier
-    push that this one does not have are deleted, what others put there stays. Raises :class:`HubError` if the Hub
-    cannot be reached or refuses.
+    Files uploaded before a failure are not uploaded again; unchanged files are not committed. Files of an earlier push
+    that are not part of this one are deleted; other files in the repository are kept.
+
+    Args:
+        plan: the files.
+        repo: the model repository, created if needed; by default the run's name, in the user's namespace.
+        public: make the repository public.
+
+    Raises:
+        HubError: the Hub cannot be reached or refuses the upload.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -138,7 +150,7 @@ def push(plan: Plan, repo: str | None = None, *, public: bool = False) -> Pushed
         done = api.create_commit(name, operations, commit_message=message)
     except HubError:
         raise
-    except Exception as error:  # the Hub client raises its own, its HTTP library's and OSError alike
+    except Exception as error:  # the client raises errors of its own and of its HTTP library
         raise HubError(_why(repo, error)) from error
     return Pushed(name, f"{api.endpoint}/{name}", done.oid, done.oid != before.sha)
 
@@ -165,7 +177,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _base(made: Checkpoint) -> str:
-    """The model that training began from: a name on the Hub, or a folder."""
+    """The model that training started from: a name on the Hub, or a folder."""
     if made.adapter:
         settings = _json(made.folder / "adapter_config.json")
         if isinstance(settings, dict) and settings.get("base_model_name_or_path"):
@@ -183,7 +195,7 @@ def _json(path: Path) -> Any:
 
 
 def _portable(path: Path) -> Upload:
-    """The file; settings that hold a folder of this machine hold its last name."""
+    """The file to upload; local folders in its settings are replaced by their last name."""
     if path.suffix != ".json" or path.name in ("tokenizer.json", "vocab.json"):
         return Upload(path.name, path)
     settings = _json(path)
@@ -213,7 +225,7 @@ def _merged(adapter: Path, folder: Path) -> Path:
     return folder
 
 
-# -- looked through
+# -- checks
 
 
 def _check(uploads: Iterable[Upload], made: Checkpoint) -> None:
@@ -243,7 +255,7 @@ def _check(uploads: Iterable[Upload], made: Checkpoint) -> None:
 
 
 def _text(upload: Upload) -> str:
-    """What can be read in a file: of safetensors, the header."""
+    """The text of a file; for safetensors, of its header."""
     if isinstance(upload.source, bytes):
         return upload.source.decode("utf-8", "replace")
     if not upload.path.endswith(".safetensors"):

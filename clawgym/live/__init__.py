@@ -1,4 +1,4 @@
-"""Watching: what runs in the processes of this user, shown on a page without stopping it."""
+"""The live view: a web page that shows the running environments and evaluations of this user."""
 
 from __future__ import annotations
 

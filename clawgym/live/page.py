@@ -1,7 +1,7 @@
-"""The page that shows what runs, and the few answers that it is made of.
+"""The page of the live view, and its HTTP server.
 
-Invariants: it listens on loopback alone, at a port of the system's choice, and answers nothing to who does not know the
-secret in its address, or asks for another host (DNS rebinding). What a task or an agent says reaches it as text only.
+Invariants: it listens on loopback only, at a port chosen by the system. It refuses requests without the secret in its
+URL, or with another Host header (DNS rebinding). Texts from tasks and agents are shown as plain text only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, Protocol
 
 from clawgym.visible import visible_value
 
-__all__ = ["Page", "Source", "answer"]
+__all__ = ["Page", "PageSource", "answer"]
 
 
-class Source(Protocol):
-    """Where a page has it from."""
+class PageSource(Protocol):
+    """Provides the data of a page."""
 
     def all(self) -> list[dict[str, Any]]:
-        """What runs now: :meth:`~clawgym.live.registry.Watched.about` of each, and its ``id``."""
+        """What runs now: the result of :meth:`~clawgym.live.registry.Watched.about` for each, plus its ``id``."""
         ...
 
     def picture(self, id: str) -> bytes | None:
-        """The newest picture of one of them, as a PNG file; ``None`` if there is none."""
+        """The latest screenshot of the entry with this id, as a PNG file; None if there is none."""
         ...
 
 
@@ -40,7 +40,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     timeout = 5
 
-    def __init__(self, source: Source, prefix: str, *args: Any) -> None:
+    def __init__(self, source: PageSource, prefix: str, *args: Any) -> None:
         self._source, self._prefix = source, prefix
         name, port = args[2].server_address if prefix else ("", 0)
         self._host = f"{name}:{port}"
@@ -48,7 +48,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if self._prefix and self.headers.get("Host") != self._host:  # a socket of this user's has no name
+        if self._prefix and self.headers.get("Host") != self._host:  # requests over the user's unix socket have no host
             return self._send(421, b"", "text/plain")
         prefix, rest = path[: len(self._prefix)], path[len(self._prefix) :]
         if not hmac.compare_digest(prefix.encode(), self._prefix.encode()):
@@ -83,8 +83,8 @@ class _Answers(BaseHTTPRequestHandler):
         pass
 
 
-def answer(connection: socket.socket, source: Source) -> None:
-    """Answer one request that came by a socket which only this user can reach."""
+def answer(connection: socket.socket, source: PageSource) -> None:
+    """Answer one request from the unix socket that only this user can reach."""
     _Answers(source, "", connection, ("", 0), None)
 
 
@@ -92,13 +92,13 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a browser that goes away is no news
+        pass  # a browser that disconnects is not an error
 
 
 class Page:
-    """The page, until :meth:`close`. ``url`` has its secret: who knows it sees what runs."""
+    """Serves the page until :meth:`close`. ``url`` contains the secret: whoever knows it sees what runs."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PageSource) -> None:
         self._pid = os.getpid()
         prefix = "/" + secrets.token_urlsafe(24)
         self._server = _Server(("127.0.0.1", 0), functools.partial(_Answers, source, prefix))
@@ -106,7 +106,7 @@ class Page:
         threading.Thread(target=self._server.serve_forever, name="clawgym-page", daemon=True).start()
 
     def close(self) -> None:
-        """Idempotent."""
-        if self._pid == os.getpid():  # else it is the parent's, and its thread is not here
+        """Stop the server. Idempotent."""
+        if self._pid == os.getpid():  # in a forked child the thread does not exist
             self._server.shutdown()
         self._server.server_close()

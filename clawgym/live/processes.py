@@ -1,4 +1,4 @@
-"""What runs in the other processes of this user, as :mod:`clawgym.live.registry` tells it."""
+"""What runs in the processes of this user, as reported by :mod:`clawgym.live.registry`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SECONDS = 3.0
 
 
 class Processes:
-    """A :class:`~clawgym.live.page.Source` of the processes of this user, or of the one with the id ``pid``."""
+    """A :class:`~clawgym.live.page.PageSource` for all processes of this user, or for the process ``pid``."""
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
-        self._pool = ThreadPoolExecutor(16, "clawgym-watch")  # one that does not answer keeps none of the others
+        self._pool = ThreadPoolExecutor(16, "clawgym-watch")  # a process that does not answer does not delay the others
 
     def all(self) -> list[dict[str, Any]]:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         return [entry for found in self._pool.map(_entries, self._sockets().values()) for entry in found]
 
     def picture(self, id: str) -> bytes | None:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         name, _, number = id.partition("/")
         path = self._sockets().get(name)
         return _get(path, f"/picture/{number}") if path is not None and number.isdecimal() else None

@@ -1,8 +1,7 @@
-"""What can be watched of this process, and the socket by which others of this user ask for it.
+"""What can be watched in this process, and the unix socket over which other processes of this user ask for it.
 
-Invariants: while nobody asks, nothing is done but to wait. The socket is in a folder that only its user can enter; a
-dead process's is removed by the next one that looks. That it cannot be made is nobody's trouble: there is nothing to
-watch then.
+Invariants: it costs nothing while nobody asks. The socket is in a folder that only its user can enter. Sockets of dead
+processes are removed by the next process that looks. If the socket cannot be made, the process just cannot be watched.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _ENDING = ".sock"
 
 
 class Watched(Protocol):
-    """Something that runs. Asked on a thread of its own, at any moment."""
+    """Something that can be watched. Its methods are called on another thread, at any time."""
 
     def about(self) -> dict[str, Any]:
-        """Plain JSON data: ``task``, ``agent``, ``step``, ``action`` (the last one), ``text`` (what came of it), and
-        ``picture``: a number that changes with the picture, or ``None`` where there is none."""
+        """JSON data: ``task``, ``agent``, ``step``, ``action`` (the last one), ``text`` (its observation), and
+        ``picture`` (a number that changes with each screenshot, or None)."""
         ...
 
     def picture(self) -> bytes | None:
-        """The newest picture, as a PNG file."""
+        """The latest screenshot, as a PNG file."""
         ...
 
 
@@ -47,7 +46,7 @@ _path: Path | None = None
 
 
 def add(watched: Watched) -> int:
-    """Let ``watched`` be seen until it is gone, or :func:`drop` is called with the number that this returns."""
+    """Show ``watched`` until it is garbage-collected, or :func:`drop` is called with the returned number."""
     global _thread
     number = next(_numbers)
     _entries[number] = weakref.ref(watched)
@@ -58,27 +57,27 @@ def add(watched: Watched) -> int:
 
 
 def drop(number: int) -> None:
-    """The opposite of :func:`add`. Idempotent."""
+    """Undo :func:`add`. Idempotent."""
     _entries.pop(number, None)
 
 
 class ThisProcess:
-    """A :class:`~clawgym.live.page.Source` of what runs here."""
+    """A :class:`~clawgym.live.page.PageSource` for this process."""
 
     def all(self) -> list[dict[str, Any]]:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         here = [(number, entry()) for number, entry in list(_entries.items())]
         return [{"id": str(number), **watched.about()} for number, watched in here if watched is not None]
 
     def picture(self, id: str) -> bytes | None:
-        """See :class:`~clawgym.live.page.Source`."""
+        """See :class:`~clawgym.live.page.PageSource`."""
         entry = _entries.get(int(id)) if id.isdecimal() else None
         watched = entry() if entry is not None else None
         return watched.picture() if watched is not None else None
 
 
 def listening() -> Iterator[tuple[int, Path]]:
-    """The processes of this user that can be asked: id and socket. Removes the sockets of dead ones."""
+    """Yield (pid, socket path) of this user's live processes. Removes the sockets of dead ones."""
     with contextlib.suppress(OSError):
         for path in sorted(_folder().glob(f"*{_ENDING}")):
             with contextlib.suppress(OSError, ValueError):
@@ -87,7 +86,7 @@ def listening() -> Iterator[tuple[int, Path]]:
 
 
 def _folder() -> Path:
-    """Raises OSError where others could enter it."""
+    """The folder of the sockets. Raises OSError if other users could enter it."""
     if not hasattr(os, "getuid"):
         raise OSError("sockets of one user alone are not to be had here")
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -100,7 +99,7 @@ def _folder() -> Path:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens; the socket of nobody is removed."""
+    """Whether a process listens at ``path``; otherwise the socket is removed."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
@@ -116,13 +115,13 @@ def _answers(path: Path) -> bool:
 def _open() -> socket.socket:
     global _socket, _path
     for _ in listening():
-        pass  # those of dead processes are gone now
+        pass  # removes the sockets of dead processes
     path = _folder() / f"{os.getpid()}-{secrets.token_hex(8)}{_ENDING}"
     made = socket.socket(socket.AF_UNIX)
     try:
         made.bind(f"{path}.new")
         made.listen()
-        os.rename(f"{path}.new", path)  # whoever finds it is answered
+        os.rename(f"{path}.new", path)  # only now, when it listens, others can find it
     except BaseException:
         made.close()
         with contextlib.suppress(OSError):
@@ -139,8 +138,8 @@ def _serve() -> None:
         return
     while True:
         connection, _ = listener.accept()
-        with connection, contextlib.suppress(Exception):  # a watcher that goes away is no news
-            from clawgym.live.page import answer  # what nobody asks for is not loaded
+        with connection, contextlib.suppress(Exception):  # a client that disconnects is not an error
+            from clawgym.live.page import answer  # loaded only when needed
 
             answer(connection, ThisProcess())
 
@@ -149,11 +148,11 @@ def _close() -> None:
     if _path is not None:
         with contextlib.suppress(OSError):
             _path.unlink()
-            _path.parent.rmdir()  # if it was the last one
+            _path.parent.rmdir()  # succeeds if it was the last one
 
 
 def _after_fork() -> None:
-    """What runs is the parent's."""
+    """In a forked child: forget the parent's entries and socket."""
     global _thread, _socket, _path
     _entries.clear()
     if _socket is not None:

@@ -1,1 +1,1 @@
-"""What reports are made of: charts and pictures."""
+"""Parts of reports: charts and screenshots."""

@@ -1,6 +1,6 @@
-"""Inline SVG for the report: numbers in, safe markup out.
+"""Inline SVG charts for reports.
 
-Invariant: only numbers computed here and escaped text reach the markup; colours come from CSS classes.
+Invariant: the markup contains only computed numbers and escaped text; colours come from CSS classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["bar", "histogram", "whisker"]
 
 
 def whisker(estimate: Estimate | None, width: int = 220, height: int = 18) -> Markup:
-    """A mean and its interval on a 0-to-1 axis."""
+    """A mean and its interval on an axis from 0 to 1."""
     if estimate is None:
         return Markup("")
     pad = 5
@@ -48,7 +48,7 @@ def whisker(estimate: Estimate | None, width: int = 220, height: int = 18) -> Ma
 
 
 def bar(share: float, width: int = 160, kind: str = "plain") -> Markup:
-    """A horizontal bar, ``share`` of ``width`` long."""
+    """A horizontal bar, filled to ``share`` (0 to 1) of its ``width``."""
     share = min(1.0, max(0.0, share))
     return Markup(
         '<svg class="bar {kind}" viewBox="0 0 {w} 8" width="{w}" height="8" aria-hidden="true">'
@@ -57,7 +57,7 @@ def bar(share: float, width: int = 160, kind: str = "plain") -> Markup:
 
 
 def histogram(parts: Sequence[tuple[str, Sequence[float]]], bins: int = 20) -> Markup:
-    """Stacked counts of values in [0, 1]; each part is (CSS class, values). The last bin includes 1."""
+    """A stacked histogram of values in [0, 1]. Each part is (CSS class, values). The last bin includes 1."""
     counts = [[0] * bins for _ in parts]
     for row, (_, values) in zip(counts, parts, strict=True):
         for value in values:

@@ -1,7 +1,7 @@
-"""What an episode's screen showed, as one animated GIF that a page can carry.
+"""The screenshots of an episode as one animated GIF, embedded in a page.
 
-Invariant: the run folder is hostile: a picture is looked at only if it is a PNG of at most the size of a screen, and
-what cannot be read is said, never raised. Frames and bytes are bounded.
+Invariant: the run folder is hostile. Only PNG files up to the size of a screen are decoded; unreadable ones are noted,
+never raised. Frames and bytes are bounded.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from clawgym.records.atif import PICTURES, picture_name
 __all__ = ["animate", "animation", "pictures_of", "seen_text", "thinned"]
 
 _ALL_FRAMES, _ALL_BYTES = 2_000, 12 * 2**20
-"""Of all animations of a page together, so that they take about a minute at most."""
+"""Most frames and bytes of all animations of a page, so that rendering takes about a minute at most."""
 _FRAMES, _BYTES = 60, 2**20
-"""Of one of them."""
+"""Most frames and bytes of one animation."""
 _WIDTH = 512
-"""Pixels."""
+"""Width of an animation in pixels."""
 _COLOURS = 128
 _SHOWN_MS, _LAST_MS = 900, 2700
 _LARGEST_FILE, _LARGEST_SIDE = 64 * 2**20, 4096
 
 
 def pictures_of(steps: Iterable[Step]) -> list[Image]:
-    """The pictures of a transcript, in order."""
+    """The screenshots of a transcript, in order."""
     return [seen.image for step in steps for seen in step.observations if seen.image is not None]
 
 
 def seen_text(seen: Observation) -> str:
-    """The text of an observation, or where its picture is if it has nothing else."""
+    """The text of an observation, or the path of its screenshot if it has no text."""
     if seen.content or seen.image is None:
         return seen.content
     return f"[{PICTURES}/{picture_name(seen.image)}]"
 
 
 def animate(run: Path, details: Iterable[dict[str, Any]]) -> bool:
-    """Put ``gif`` and ``note`` in place of the ``pictures`` of each detail that has some; whether there is one."""
+    """Replace the ``pictures`` of each detail by ``gif`` and ``note``. Returns whether any detail has pictures."""
     seen = [detail for detail in details if "pictures" in detail]
     frames = min(_FRAMES, _ALL_FRAMES // max(1, len(seen)))
     size = min(_BYTES, _ALL_BYTES // max(1, len(seen)))
@@ -53,11 +53,10 @@ def animate(run: Path, details: Iterable[dict[str, Any]]) -> bool:
 
 
 def animation(run: Path, pictures: Sequence[Image], *, frames: int, size: int) -> tuple[str, str]:
-    """A ``data:`` address of a GIF of ``pictures``, a frame each, and what is to be said of it; one of them may be
-    empty.
+    """An animation of ``pictures``, as a ``data:`` URL of a GIF and a note. Either may be empty.
 
-    A picture that is like the one before lengthens its frame. More than ``frames`` are thinned out evenly, and so is
-    what takes more than ``size`` bytes; the last one stays.
+    A picture equal to the one before it extends that frame. Over ``frames`` frames or ``size`` bytes, frames are
+    dropped evenly; the last one is kept.
     """
     about = f"Pictures: {len(pictures)}, in {PICTURES}/"
     try:
@@ -77,7 +76,7 @@ def animation(run: Path, pictures: Sequence[Image], *, frames: int, size: int) -
 
 
 def thinned(items: Sequence[Any], most: int) -> list[Any]:
-    """At most ``most`` of them, evenly, the last one among them."""
+    """At most ``most`` items at even distances, including the last one."""
     count, most = len(items), max(1, most)
     if count <= most:
         return list(items)
@@ -85,7 +84,7 @@ def thinned(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def _read(library: Any, run: Path, pictures: Iterable[Image]) -> list[Any]:
-    """The pictures that can be read, of the size and in the colours of a frame."""
+    """The readable pictures, scaled and quantized to frames."""
     frames: list[Any] = []
     for picture in pictures:
         path = run / PICTURES / str(picture_name(picture))

@@ -1,1 +1,1 @@
-"""Simulated people with a taste of their own, and what a policy is told by talking to them."""
+"""Simulated users with style preferences, and conversations between them and a policy."""

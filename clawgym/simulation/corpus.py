@@ -1,6 +1,6 @@
-"""Conversations to imitate, made by a grammar: an assistant of mixed habits that does what it is told about style.
+"""Generated conversations for supervised training: an assistant that follows instructions about style.
 
-Invariant: a reply keeps exactly the rules that it was asked to keep, and always has the content.
+Invariant: a reply keeps the rules that it was told to keep, and always has the content.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from clawgym.rewards.hints import with_hint
 from clawgym.simulation.rules import RULES, UNITS
-from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, Request, requests
+from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, UserRequest, requests
 
 __all__ = ["HABIT", "conversations", "habits", "write"]
 
 HABIT = 0.15
-"""How often a reply keeps a rule that nobody has named: seldom, so that a person begins with much to wish for."""
+"""Probability that a reply keeps a rule without being told: low, so that users start with many complaints."""
 _SPARE = 0.15
-"""How often somebody asks for the content alone."""
+"""Probability of an instruction about the content only."""
 _GREETINGS = ("Thanks for asking!", "Happy to help!", "Hello there!")
 _QUESTIONS = ("Anything else?", "More figures?")
 _FILLERS = (
@@ -27,7 +27,7 @@ _FILLERS = (
 )
 
 
-def write(request: Request, kept: Collection[str], rng: random.Random) -> str:
+def write(request: UserRequest, kept: Collection[str], rng: random.Random) -> str:
     """A reply to ``request`` that keeps the rules ``kept`` (names) and breaks every other one."""
     unit = request.unit if "exact-units" in kept else UNITS[request.unit]
     bold = "" if "no-bold" in kept else "**"
@@ -47,15 +47,16 @@ def write(request: Request, kept: Collection[str], rng: random.Random) -> str:
 
 
 def habits(rng: random.Random) -> frozenset[str]:
-    """The rules that a reply keeps when nothing is said about style."""
+    """The rules that a reply keeps without an instruction."""
     return frozenset(name for name in RULES if rng.random() < HABIT)
 
 
 def conversations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, in chat form, about requests that are not held out.
+    """Yield endless conversations as chat messages, about requests of the training split.
 
-    Of four, one says nothing of style; one has instructions in the system prompt; one has them where a hint stands; in
-    one a person complains, once or twice, and the assistant mends just that."""
+    Of every four, one has no instructions about style, one has them in the system prompt, one in a hint; in one the
+    user complains once or twice and the assistant corrects exactly that.
+    """
     rng = random.Random(f"conversations {seed}")
     for number, request in enumerate(requests(seed)):
         named = rng.sample(sorted(RULES), rng.choice((1, 1, 2, 2, 3)))
@@ -75,7 +76,7 @@ def conversations(seed: int) -> Iterator[list[dict[str, Any]]]:
                 yield _complained(request, rng)
 
 
-def _complained(request: Request, rng: random.Random) -> list[dict[str, Any]]:
+def _complained(request: UserRequest, rng: random.Random) -> list[dict[str, Any]]:
     kept = habits(rng)
     talk = [{"role": "user", "content": request.text}, _said(request, kept, rng)]
     for _ in range(rng.choice((1, 2))):
@@ -93,5 +94,5 @@ def _complained(request: Request, rng: random.Random) -> list[dict[str, Any]]:
     return talk
 
 
-def _said(request: Request, kept: Collection[str], rng: random.Random) -> dict[str, Any]:
+def _said(request: UserRequest, kept: Collection[str], rng: random.Random) -> dict[str, Any]:
     return {"role": "assistant", "content": write(request, kept, rng)}

@@ -1,6 +1,6 @@
-"""A judge of what people say: a complaint is a vote against a reply and a hint, thanks are a vote for it.
+"""A judge that reads the user's answer: thanks are a vote for the reply; a complaint is a vote against it and a hint.
 
-Invariant: nothing but the next state is read, neither the reply nor the request nor whose rules they are.
+Invariant: it reads the next state only, not the reply, the request or the user's rules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ComplaintJudge:
 
     @property
     def version(self) -> str:
-        """Hex digest of everything that is known as thanks or as a complaint."""
+        """Hex digest of all texts that count as thanks or complaints."""
         return hashlib.sha256(json.dumps([THANKS, _HINTS], sort_keys=True).encode()).hexdigest()
 
     async def judge(self, asked: Judgeable) -> Judgement:
-        """One vote, with what was said as the text."""
+        """One vote, with the user's answer as its text."""
         said = " ".join(str(m.get("content") or "") for m in asked.after.messages if m.get("role") == "user")
         places = {complaint: said.find(complaint) for complaint in _HINTS}
         heard = sorted((place, complaint) for complaint, place in places.items() if place >= 0)

@@ -1,6 +1,7 @@
-"""Rules of style: what a person wants of every reply, how far a reply keeps to it, and what is said where it does not.
+"""Style rules: what a user wants of every reply, a score for it, and the complaint if it is broken.
 
-Invariant: a scorer is a pure function of the reply's text, in [0, 1], and never raises; 1 is a rule that is kept.
+Invariant: a scorer is a pure function of the reply's text, returns a value in [0, 1] (1: the rule is kept), and never
+raises.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 __all__ = ["LONGEST", "RULES", "UNITS", "Rule", "words_in"]
 
 LONGEST = 14
-"""Words of a reply that is short."""
+"""Most words of a short reply."""
 UNITS: Mapping[str, str] = {"kg": "kilos", "cm": "centimetres", "min": "minutes"}
-"""Symbol of a unit -> the loose word for it."""
+"""Symbol of a unit -> the word for it."""
 
 _BULLET = re.compile(r"^\s*(?:[-*+•‣◦–—]|\d{1,3}[.)])\s+\S", re.MULTILINE)
 _BOLD = re.compile(r"\*\*(?=\S)[^*\n]*\S\*\*|\*\*\S\*\*|(?<!\w)__(?=\S)[^_\n]+__(?!\w)|<(?:b|strong)\b", re.IGNORECASE)
@@ -27,29 +28,29 @@ _CLOSING = "*_~`\"'”’)] \t\r\n"
 
 @dataclass(frozen=True)
 class Rule:
-    """One wish about style."""
+    """One style rule."""
 
     name: str
     instruction: str
-    """What an assistant should do: a sentence for a prompt, or for a hint."""
+    """The instruction for the assistant: a sentence for a prompt or a hint."""
     complaint: str
-    """What the person says where a reply does not; ends with the instruction."""
+    """What the user says when a reply breaks the rule; ends with the instruction."""
     score: Callable[[str], float]
-    """How far a reply keeps to it, in [0, 1]."""
+    """Scores a reply in [0, 1]."""
 
 
 def words_in(text: str) -> int:
-    """How many words: what stands between blanks and has a letter or a digit in it."""
+    """The number of words: parts between blanks that contain a letter or digit."""
     return sum(any(c.isalnum() for c in word) for word in text.split())
 
 
 def _short(text: str) -> float:
-    """1 up to :data:`LONGEST` words, then the share that may stay."""
+    """1 up to :data:`LONGEST` words, then :data:`LONGEST` divided by the number of words."""
     return min(1.0, LONGEST / max(1, words_in(text)))
 
 
 def _exact(text: str) -> float:
-    """The share of numbers with the symbol of a unit behind them; 1 without numbers."""
+    """The share of numbers that are followed by the symbol of a unit; 1 without numbers."""
     units = [found["unit"] for found in _NUMBER.finditer(text)]
     return sum(unit in UNITS for unit in units) / len(units) if units else 1.0
 
@@ -69,4 +70,4 @@ RULES: Mapping[str, Rule] = {
         _rule("question", "You just stop.", "End with a question.", lambda t: float(t.rstrip(_CLOSING).endswith("?"))),
     )
 }
-"""Every rule by its name."""
+"""All rules, by name."""

@@ -1,8 +1,8 @@
-"""Simulated people: what they ask, how good a reply is for them, and what they say to it.
+"""Simulated users: their requests, how they score a reply, and what they answer.
 
-Invariants: what a person says depends on the request and the reply alone; the same seed is the same person with the
-same requests; no held-out request has the text of one that is talked about; a reply without the content is worth
-nothing, whatever its style.
+Invariants: an answer depends on the request and the reply only. The same seed gives the same user and requests. No
+request is both in the training split and in the held-out split. A reply without the content scores 0, whatever its
+style.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from statistics import fmean
 
 from clawgym.simulation.rules import RULES, UNITS
 
-__all__ = ["MISSING", "MISSING_INSTRUCTION", "NOUNS", "THANKS", "Request", "Score", "User", "requests", "user_of"]
+__all__ = [
+    "MISSING",
+    "MISSING_INSTRUCTION",
+    "NOUNS",
+    "THANKS",
+    "UserRequest",
+    "ReplyScore",
+    "User",
+    "requests",
+    "user_of",
+]
 
 THANKS = "Thanks, that is how I like it."
 MISSING_INSTRUCTION = "Give every figure I ask for."
 MISSING = f"That is not what I asked. {MISSING_INSTRUCTION}"
-"""Said of a reply without the content, whatever its style."""
+"""The answer to a reply without the content, whatever its style."""
 _NAMED = 2
-"""Most rules that one complaint names."""
+"""Most rules in one complaint."""
 
 NOUNS: tuple[str, ...] = (
     "apple", "basket", "bench", "boat", "book", "bottle", "box", "brick", "bucket", "candle", "carpet", "chair",
@@ -40,17 +50,17 @@ _ASKED: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Request:
-    """A question whose answer it brings along: what is learnt is how to answer, not what."""
+class UserRequest:
+    """A question that contains its answer, so that only the style of replies is trained."""
 
     text: str
     facts: tuple[tuple[str, int], ...]
-    """(thing, number): what the answer has to say."""
+    """(thing, number) pairs that the reply must contain."""
     unit: str
-    """The symbol of it."""
+    """The symbol of the unit."""
 
     def content(self, reply: str) -> float:
-        """The share of the facts in a reply: the thing is named, and the next number after it is its number."""
+        """The share of facts in a reply: the thing is named, and the next number is its number."""
         found = 0
         for thing, number in self.facts:
             pattern = rf"\b{re.escape(thing)}\b\D*?(?<![\d.,]){number}(?![\d]|[.,]\d)"
@@ -59,39 +69,39 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a reply is worth to a person."""
+class ReplyScore:
+    """A user's score of a reply."""
 
     content: float
-    """In [0, 1]"""
+    """In [0, 1]."""
     rules: Mapping[str, float]
-    """By rule, in [0, 1]."""
+    """ReplyScore of each of the user's rules, in [0, 1]."""
 
     @property
     def total(self) -> float:
-        """The mean of the rules, times the content."""
+        """The mean score of the rules, times the content."""
         return self.content * fmean(self.rules.values())
 
     @property
     def right(self) -> bool:
-        """Whether nothing is left to wish for."""
+        """Whether content and all rules are perfect."""
         return self.content == 1 and all(value == 1 for value in self.rules.values())
 
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with two or three rules, which they say only when one is broken."""
+    """A user with two or three style rules, who mentions a rule only when it is broken."""
 
     name: str
     rules: tuple[str, ...]
-    """Names, the most important first."""
+    """Names of the rules, the most important first."""
 
-    def score(self, request: Request, reply: str) -> Score:
-        """How good ``reply`` is."""
-        return Score(request.content(reply), {name: RULES[name].score(reply) for name in self.rules})
+    def score(self, request: UserRequest, reply: str) -> ReplyScore:
+        """ReplyScore ``reply``."""
+        return ReplyScore(request.content(reply), {name: RULES[name].score(reply) for name in self.rules})
 
-    def answer(self, request: Request, reply: str) -> str:
-        """What the person says to a reply: :data:`THANKS`, that something is missing, or the first rules it breaks."""
+    def answer(self, request: UserRequest, reply: str) -> str:
+        """The answer to a reply: :data:`THANKS`, :data:`MISSING`, or complaints about the first broken rules."""
         score = self.score(request, reply)
         if score.right:
             return THANKS
@@ -102,13 +112,16 @@ class User:
 
 
 def user_of(seed: int) -> User:
-    """The person of a seed."""
+    """The user for a seed."""
     rng = random.Random(f"person {seed}")
     return User(f"person-{seed}", tuple(rng.sample(sorted(RULES), rng.choice((2, 3)))))
 
 
-def requests(seed: int, *, heldout: bool = False) -> Iterator[Request]:
-    """Different requests without end, the same for the same seed. A hash of a text says whether it is held out."""
+def requests(seed: int, *, heldout: bool = False) -> Iterator[UserRequest]:
+    """Yield endless distinct requests, determined by ``seed``, of the training split or the held-out split.
+
+    A hash of the text decides to which split a request belongs.
+    """
     rng = random.Random(f"requests {seed} {heldout}")
     seen: set[str] = set()
     while True:
@@ -119,4 +132,4 @@ def requests(seed: int, *, heldout: bool = False) -> Iterator[Request]:
         if text in seen or (hashlib.sha256(text.encode()).digest()[0] % 4 == 0) != heldout:
             continue
         seen.add(text)
-        yield Request(text, facts, unit)
+        yield UserRequest(text, facts, unit)

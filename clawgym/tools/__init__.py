@@ -1,4 +1,4 @@
-"""Tools: what an agent acts with in one episode. A shell and files, or the servers that a task brings."""
+"""Tools that an agent calls in one episode: shell and files, or the MCP servers or desktop of the task."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._sandboxes import sandbox_spec
-from clawgym.tools.protocol import SUBMIT, Refused, Tools, closing
+from clawgym.tools.protocol import SUBMIT, CallRefused, Tools, closing
 from clawgym.tools.shell import ShellTools
 
-__all__ = ["SUBMIT", "Refused", "ShellTools", "Tools", "aimed", "sandbox_spec", "closing", "open_tools"]
+__all__ = ["SUBMIT", "CallRefused", "ShellTools", "Tools", "aimed", "sandbox_spec", "closing", "open_tools"]
 
 
 async def open_tools(task: Task, sandbox: Sandbox, backend: Backend) -> Tools:
-    """The tools of an attempt at ``task`` in ``sandbox``, which was made of :func:`sandbox_spec` and has the task's
-    inputs.
+    """Start the tools for an attempt at ``task``.
 
-    Raises :class:`~clawgym.errors.TaskError` for servers whose tools cannot be offered,
-    :class:`~clawgym.errors.InfraError` for one that does not start, :class:`~clawgym.errors.MissingDependency` without
-    the extra ``tools``.
+    Args:
+        task: the task; its inputs are already in the sandbox.
+        sandbox: the episode's sandbox, made from :func:`sandbox_spec`.
+        backend: makes further sandboxes, for tool servers and desktops.
+
+    Raises:
+        TaskError: the tools of a server cannot be offered (a duplicate name, an invalid schema).
+        InfraError: a server or desktop did not start.
+        MissingDependency: an optional dependency (``clawgym[tools]``, ``clawgym[gui]``) is not installed.
     """
     if task.desktop is not None:
         from clawgym.tools.computer import ComputerTools
@@ -34,9 +39,9 @@ async def open_tools(task: Task, sandbox: Sandbox, backend: Backend) -> Tools:
 
 
 async def aimed(tools: Tools, call: ToolCall) -> ToolCall:
-    """``call`` with the coordinates in pixels where it names an element of the page instead (a CSS selector).
+    """Replace CSS selectors in the coordinates of ``call`` by the pixel in the middle of the element.
 
-    For agents without eyes. What is not there stays as it is: a call that says so, and is refused.
+    For agents that do not see the screen. A selector without an element is left as it is, and the call is then refused.
     """
     names = [name for name in ("coordinate", "start_coordinate") if isinstance(call.arguments.get(name), str)]
     browser = getattr(tools, "browser", None) if names else None

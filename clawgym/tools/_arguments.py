@@ -1,6 +1,6 @@
-"""Do the arguments of a call fit the schema of its tool? One way for every tool, with the library ``jsonschema``.
+"""Check the arguments of a call against the tool's JSON Schema, with the library ``jsonschema``.
 
-Invariant: no schema is fetched from anywhere: a reference that leads out of the schema is refused.
+Invariant: no schema is fetched from elsewhere; a reference out of the schema is refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class BadCall(Exception):
 
 
 def checked(call: ToolCall, schemas: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of ``call``, where ``schemas`` are the parameters of each tool as JSON text.
+    """Return the arguments of ``call`` once they fit the tool's schema.
 
-    A null for an argument that may be left out, and may not be null, is left out. Raises :class:`BadCall`.
+    A null for an optional argument that may not be null is removed. ``schemas`` has the parameters of each tool as JSON
+    text. Raises :class:`BadCall`.
     """
     schema = schemas.get(call.name)
     if schema is None:
@@ -43,7 +44,7 @@ def checked(call: ToolCall, schemas: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_schema(schema: Any) -> str:
-    """``schema`` as the JSON text that :func:`checked` takes. Raises ValueError for one that tools cannot have."""
+    """``schema`` as JSON text for :func:`checked`. Raises ValueError if it cannot be used for a tool."""
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -56,7 +57,7 @@ def check_schema(schema: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _check_text(text: str) -> None:
-    """Once for each schema: it takes 5 ms, and many episodes have the same tools. Raises ValueError."""
+    """Check a schema; cached, as it takes 5 ms and many episodes have the same tools. Raises ValueError."""
     from jsonschema.exceptions import SchemaError
 
     try:
@@ -92,11 +93,11 @@ def _validator(schema: str) -> Any:
 
     parsed = json.loads(schema)
     kind: Any = validators.validator_for(parsed, default=Draft202012Validator)
-    return kind(parsed, registry=Registry())  # the default one would look references up on the network
+    return kind(parsed, registry=Registry())  # the default registry would fetch references over the network
 
 
 def _complaint(schema: str, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong, as it goes on after the tool's name; ``None`` if they fit."""
+    """What is wrong, worded to follow the tool's name; None if the arguments fit."""
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
 

@@ -1,4 +1,4 @@
-"""What the sandboxes of an attempt are made from."""
+"""The sandbox specs of an attempt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from clawgym.sandbox.protocol import SandboxSpec
 __all__ = ["TOOLS_DIR", "sandbox_spec", "desktop_spec"]
 
 TOOLS_DIR = "/tools"
-"""Below it each server's files, in the sandbox it runs in."""
+"""Folder with the files of each server, in the server's sandbox."""
 
 
 def sandbox_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
-    """The episode's own sandbox, in which the first of ``task.tools`` runs, or the sandbox of a further ``server``."""
+    """The spec of the episode's sandbox, which also runs the first tool server, or of the sandbox of ``server``."""
     here = server or next(iter(task.tools), None)
     readonly = {f"{TOOLS_DIR}/{here.name}": here.files} if here and here.files else {}
     if task.desktop is not None:
@@ -25,7 +25,7 @@ def sandbox_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
 
 
 def desktop_spec(task: Task) -> SandboxSpec:
-    """The sandbox of the desktop of a task whose site has the episode's."""
+    """The spec of the desktop's sandbox, for a task whose site runs in the episode's sandbox."""
     assert task.desktop is not None
     readonly = {FILES_DIR: desktop_files(), **(browser_files() if task.desktop.page else {})}
     return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly)

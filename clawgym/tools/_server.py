@@ -1,6 +1,6 @@
-"""One running tool server, and the MCP session with it.
+"""One running MCP tool server, and the session with it.
 
-Invariant: the session lives in a task of its own, because whoever opens it, calls and closes are different tasks.
+Invariant: the session runs in an asyncio task of its own, because it is opened, used and closed by different tasks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from clawgym.sandbox.protocol import Sandbox
 from clawgym.tools._transport import MAX_LINE, Incoming, Outgoing, whole
 from clawgym.tools.protocol import clipped
 
-__all__ = ["MAX_TOOLS", "Server"]
+__all__ = ["MAX_TOOLS", "McpServer"]
 
 MAX_TOOLS = 128
-"""Of one server."""
+"""Most tools of one server."""
 _GRACE = 2.0
-"""Seconds for a server to end once its input has."""
+"""Seconds for a server to exit after the end of its stdin."""
 
 
-class Server:
-    """``spec`` running in ``sandbox``. Made by :meth:`start`; whoever made it closes it."""
+class McpServer:
+    """The tool server ``spec``, running in ``sandbox``; see :meth:`start`. The caller closes it."""
 
     def __init__(self, spec: ToolServer, sandbox: Sandbox) -> None:
         self.spec = spec
@@ -43,11 +43,12 @@ class Server:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: ToolServer, sandbox: Sandbox, patience: float) -> Server:
-        """Start it and ask for its tools, within ``patience`` seconds.
+    async def start(cls, spec: ToolServer, sandbox: Sandbox, patience: float) -> McpServer:
+        """Start the server and list its tools.
 
-        Raises :class:`InfraError` where it does not come to that, and :class:`TaskError` for more tools than a server
-        may have.
+        Raises:
+            InfraError: it did not answer within ``patience`` seconds, or does not speak MCP.
+            TaskError: it has more than :data:`MAX_TOOLS` tools.
         """
         server = cls(spec, sandbox)
         try:
@@ -111,9 +112,14 @@ class Server:
                 return
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout: float, limit: int) -> str:
-        """What the tool ``name`` answers, at most ``limit`` bytes of it, or what went wrong: text for the model.
+        """Call the tool ``name``. Calls of one server run one after another.
 
-        One call at a time. Raises :class:`SandboxDied` if the sandbox has died."""
+        Returns:
+            Text for the model, at most ``limit`` bytes: the tool's answer, or an error message.
+
+        Raises:
+            SandboxDied: the sandbox ended.
+        """
         async with self._turn:
             self._incoming.asked()
             request = types.CallToolRequest(
@@ -128,7 +134,7 @@ class Server:
                 if error.error.code == types.REQUEST_TIMEOUT and not self._incoming.ended.is_set():
                     return f"[error: {name} took over {timeout:g} seconds]"
                 if self._incoming.ended.is_set():
-                    await self.sandbox.exec(["true"])  # a dead sandbox is another matter
+                    await self.sandbox.exec(["true"])  # raises SandboxDied if the sandbox has ended
                     return f"[error: the tools of {self.spec.name!r} are gone ({self._incoming.why}){self._said}]"
                 return f"[error: {clipped(error.error.message.encode(), limit)}]"
             except (ValueError, RuntimeError):
@@ -141,9 +147,10 @@ class Server:
         return self._program.stderr_note if self._program is not None else ""
 
     async def aclose(self, grace: float = _GRACE, words: float = 0.2) -> None:
-        """Let it end by itself within ``grace`` seconds, hear its last words for ``words`` more, then let go of it.
+        """End the server: close its stdin, wait ``grace`` seconds for its exit and ``words`` seconds for its stderr.
 
-        What still runs ends with its sandbox. Idempotent."""
+        A server that still runs ends with its sandbox. Idempotent.
+        """
         task, self._task = self._task, None
         try:
             if task is not None:
@@ -155,14 +162,14 @@ class Server:
             self._leave.set()
             if task is not None:
                 task.cancel()
-            if self._program is not None:  # its last words say why it ended
+            if self._program is not None:  # its stderr may say why it ended
                 await self._program.aclose(words if grace else 0.0)
             if task is not None:
                 await asyncio.wait([task])
 
 
 def _text(result: types.CallToolResult) -> str:
-    """The text of a result; what is no text is named."""
+    """The text of a result; other content is replaced by a note."""
     parts: list[str] = []
     for block in result.content:
         match block:

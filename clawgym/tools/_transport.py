@@ -1,8 +1,7 @@
-"""JSON-RPC lines over a socket into a sandbox, as the streams that the MCP SDK's client wants.
+"""JSON-RPC lines over a socket into a sandbox, as the streams of the MCP SDK's client.
 
-Invariant: what comes from a sandbox is hostile. A line, and all that comes without being asked for, is bounded, and
-past a bound the connection is over; a line that is no message is left out; nothing here waits without giving way to
-others.
+Invariant: data from a sandbox is hostile. The length of a line and the amount of unrequested data are bounded; beyond a
+bound the connection ends. Invalid lines are skipped. No loop blocks the event loop.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from clawgym.bounds import read_json
 __all__ = ["MAX_LINE", "Incoming", "Outgoing", "whole"]
 
 MAX_LINE = 4 * 2**20
-"""Bytes of one message."""
+"""Most bytes of one message."""
 _UNASKED = 16 * 2**20
-"""Bytes between two calls; each message counts for :data:`_MESSAGE` more than it has."""
+"""Most bytes received between two calls; each message counts for :data:`_MESSAGE` bytes more."""
 _MESSAGE = 16 * 2**10
 
 
 class Incoming:
-    """What a server says (the SDK's ``ReadStream``)."""
+    """Messages from a server (the SDK's ``ReadStream``)."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -36,11 +35,11 @@ class Incoming:
         self.why = "it ended"
 
     def asked(self) -> None:
-        """A call is made: its answer may come."""
+        """Reset the limit on received data: a call was made."""
         self._left = _UNASKED
 
     async def receive(self) -> SessionMessage:
-        """The next message. Raises :class:`anyio.EndOfStream`."""
+        """Wait for the next message. Raises :class:`anyio.EndOfStream` at the end."""
         while True:
             try:
                 line = await self._reader.readline()
@@ -84,13 +83,13 @@ class Incoming:
 
 
 class Outgoing:
-    """What a server is told (the SDK's ``WriteStream``)."""
+    """Messages to a server (the SDK's ``WriteStream``)."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Raises :class:`anyio.BrokenResourceError` once nobody reads any more."""
+        """Send a message. Raises :class:`anyio.BrokenResourceError` if the server has closed its stdin."""
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
             self._writer.write(text.encode() + b"\n")
@@ -99,13 +98,13 @@ class Outgoing:
             raise anyio.BrokenResourceError from None
 
     def end(self) -> None:
-        """The server reads to its end."""
+        """Close the server's stdin."""
         if self._writer.can_write_eof() and not self._writer.is_closing():
-            with contextlib.suppress(OSError):  # it has gone before
+            with contextlib.suppress(OSError):  # already closed
                 self._writer.write_eof()
 
     async def aclose(self) -> None:
-        """The socket is closed by its owner."""
+        """Do nothing: the owner closes the socket."""
 
     async def __aenter__(self) -> Outgoing:
         return self
@@ -115,7 +114,7 @@ class Outgoing:
 
 
 def _message(line: bytes) -> SessionMessage | None:
-    """The message in one line; ``None`` where it is none."""
+    """Parse one line; None if it is not a message."""
     try:
         value = read_json(line)
         if b"\\u" in line:
@@ -126,7 +125,7 @@ def _message(line: bytes) -> SessionMessage | None:
 
 
 def whole(value: Any) -> Any:
-    """``value`` without lone surrogates, which a server can write and no text can hold."""
+    """``value`` with lone surrogates replaced: JSON can contain them, UTF-8 cannot."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Lists of calls: what solutions of tasks with tools are."""
+"""Lists of tool calls: the solutions of tasks with tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read_calls"]
 
 
 def read_calls(text: bytes, where: str) -> list[ToolCall]:
-    """The calls in a JSON list of ``{"name", "arguments"}``. Raises :class:`TaskError` naming ``where``."""
+    """Parse a JSON list of ``{"name", "arguments"}``. Raises :class:`TaskError`, which names ``where``."""
     try:
         items = json.loads(text)
         if not isinstance(items, list):

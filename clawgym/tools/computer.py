@@ -1,7 +1,8 @@
-"""The tools of a task with a desktop (:class:`ComputerTools`): one function, ``computer_use``, answered by pictures.
+"""The tools of a task with a desktop (:class:`ComputerTools`): one function ``computer_use``, which returns
+screenshots.
 
-Invariants: the agent reaches the desktop's programs by mouse and keyboard alone; where the task has a site, its files
-are in another sandbox than the desktop; none of the sandboxes made here outlives :meth:`ComputerTools.aclose`.
+Invariants: the agent controls the desktop's programs by mouse and keyboard only. A site's files are in another sandbox
+than the desktop. No sandbox made here outlives :meth:`ComputerTools.aclose`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from clawgym.desktop import COMPUTER_USE, parse, schema
-from clawgym.desktop.spares import SITE, SITE_PORT, Standing, standing
+from clawgym.desktop.spares import SITE, SITE_PORT, StartedDesktop, start_desktop
 from clawgym.errors import InfraError, MissingDependency, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Image, Observation, Site, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._sandboxes import desktop_spec
-from clawgym.tools.protocol import Refused, ignore
+from clawgym.tools.protocol import CallRefused, ignore
 
 __all__ = ["ComputerTools", "encoded"]
 
@@ -30,46 +31,46 @@ _DEEPEST = 40
 
 
 class ComputerTools:
-    """See :class:`~clawgym.tools.protocol.Tools`."""
+    """The desktop's tools; see :class:`~clawgym.tools.protocol.Tools`."""
 
-    def __init__(self, standing: Standing, own: Sandbox | None, task: Task) -> None:
-        self.desktop = standing.desktop
-        self.browser = standing.browser
+    def __init__(self, started: StartedDesktop, own: Sandbox | None, task: Task) -> None:
+        self.desktop = started.desktop
+        self.browser = started.browser
         screen = self.desktop.screen
         self.schemas: tuple[Mapping[str, Any], ...] = (schema(screen.width, screen.height),)
         self._limits = task.limits
-        self._standing = standing
+        self._started = started
         self._own = own
-        """The sandbox of a desktop that has another than the episode's."""
+        """The desktop's sandbox, if it is not the episode's."""
 
     @classmethod
     async def open(cls, task: Task, sandbox: Sandbox, backend: Backend) -> ComputerTools:
-        """Start the desktop of ``task``: in ``sandbox``, or beside it if it has a site.
+        """Start the desktop of ``task``: in ``sandbox``, or in a sandbox of its own if the task has a site.
 
-        Raises as :func:`clawgym.tools.open_tools` does; then nothing of it is left.
+        Raises the errors of :func:`clawgym.tools.open_tools`; then nothing is left running.
         """
         _pillow()
         spec = task.desktop
         assert spec is not None
         patience = task.limits.setup_seconds * 0.8
         own: Sandbox | None = None
-        stands: Standing | None = None
+        started: StartedDesktop | None = None
         try:
             if spec.site is not None:
                 await _serve(spec.site, sandbox)
                 own = await backend.create(desktop_spec(task))
-            stands = await standing(own or sandbox, backend, spec.width, spec.height, patience)
+            started = await start_desktop(own or sandbox, backend, spec.width, spec.height, patience)
             if spec.site is not None:
                 await _listens(sandbox)
-            if stands.relay is not None:
-                stands.relay.lead_to(sandbox)
-            if stands.browser is not None:
-                await stands.browser.show(f"{SITE}{spec.page}", patience)
-            await stands.desktop.run(spec.programs, patience)
+            if started.relay is not None:
+                started.relay.lead_to(sandbox)
+            if started.browser is not None:
+                await started.browser.show(f"{SITE}{spec.page}", patience)
+            await started.desktop.run(spec.programs, patience)
         except BaseException:
-            await _end(stands, own)
+            await _end(started, own)
             raise
-        return cls(stands, own, task)
+        return cls(started, own, task)
 
     async def call_all(
         self,
@@ -78,7 +79,7 @@ class ComputerTools:
         timeout: float | None = None,
         heard: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
-        """See :class:`~clawgym.tools.protocol.Tools`: one after another; each answer has a picture of the screen."""
+        """See :class:`~clawgym.tools.protocol.Tools`. Runs calls in order; each observation has a screenshot."""
         observations: list[Observation] = []
         for call in calls:
             observation = await self.act(call, timeout=timeout)
@@ -89,9 +90,9 @@ class ComputerTools:
         return observations
 
     async def act(self, call: ToolCall, *, timeout: float | None = None) -> Observation:
-        """Carry out one call, without a picture. Raises as :meth:`call_all` does."""
+        """Run one call, without a screenshot. Raises the errors of :meth:`call_all`."""
         if call.name != COMPUTER_USE:
-            return Refused(f"[error: there is no tool {call.name[:200]!r}: use {COMPUTER_USE}]", call.id)
+            return CallRefused(f"[error: there is no tool {call.name[:200]!r}: use {COMPUTER_USE}]", call.id)
         seconds = self._limits.command_seconds if timeout is None else timeout
         screen = self.desktop.screen
         try:
@@ -105,7 +106,7 @@ class ComputerTools:
         except SandboxDied:
             raise
         except SandboxError as error:
-            return Refused(f"[error: {error}]", call.id)
+            return CallRefused(f"[error: {error}]", call.id)
         except TimeoutError:
             return Observation(f"[error: {call.name} took over {seconds:g} seconds]", call.id)
         return Observation("", call.id)
@@ -117,9 +118,11 @@ class ComputerTools:
         return Image(hashlib.sha256(data).hexdigest(), data)
 
     async def tree(self) -> str:
-        """The accessibility tree as text, a line for each node: two spaces for each level, role, name, and value if it
-        has one. Of native programs only the titles of the windows, the lowest one first: programs this small tell no
-        more of themselves. Raises :class:`SandboxDied`."""
+        """The accessibility tree as text.
+
+        One line per node: two spaces per level, role, name, and the value if it has one. For native programs only the
+        titles of the windows, from the bottom up. Raises :class:`SandboxDied`.
+        """
         if self.browser is None:
             return "\n".join(
                 f"window {json.dumps(title, ensure_ascii=False)}" for title in await self.desktop.screen.titles()
@@ -134,7 +137,7 @@ class ComputerTools:
 
     async def aclose(self) -> None:
         """See :class:`~clawgym.tools.protocol.Tools`."""
-        await _end(self._standing, self._own)
+        await _end(self._started, self._own)
 
 
 def _line(node: Mapping[str, Any]) -> str:
@@ -178,10 +181,10 @@ async def _listens(sandbox: Sandbox) -> None:
     raise InfraError(f"the site did not start ({log.text.strip() or 'it wrote nothing'}): look at desktop.site.argv")
 
 
-async def _end(stands: Standing | None, own: Sandbox | None) -> None:
+async def _end(started: StartedDesktop | None, own: Sandbox | None) -> None:
     try:
-        if stands is not None:
-            await stands.aclose()
+        if started is not None:
+            await started.aclose()
     finally:
         if own is not None:
             await own.close()

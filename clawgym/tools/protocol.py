@@ -1,8 +1,23 @@
-"""The tools protocol: calls in, observations out.
+"""The protocol of tools: calls in, observations out.
 
-Invariant: whatever a call says, and whatever a tool answers or fails to, the result is text for the model. Only the
-death of a sandbox (:class:`~clawgym.errors.SandboxDied`) and failures of the host (:class:`~clawgym.errors.InfraError`)
-get out.
+Invariant: whatever the call and whatever the tool does, the result is text for the model. The only exceptions are
+:class:`~clawgym.errors.SandboxDied` and :class:`~clawgym.errors.InfraError`.
+
+A source of tools of your own implements :class:`Tools`::
+
+    class ClockTools:
+        schemas = (function("now", "The time in UTC.", {}), SUBMIT_TOOL)
+
+        async def call_all(self, calls, *, timeout=None, heard=ignore):
+            found = []
+            for call in calls:
+                text = datetime.now(UTC).isoformat() if call.name == "now" else "submitted"
+                found.append(Observation(text, call.id))
+                heard(found[-1])
+            return found
+
+        async def aclose(self):
+            pass
 """
 
 from __future__ import annotations
@@ -13,18 +28,18 @@ from typing import Any, Protocol
 from clawgym.desktop import COMPUTER_USE
 from clawgym.records import Observation, ToolCall
 
-__all__ = ["SUBMIT", "SUBMIT_TOOL", "Refused", "Tools", "clipped", "closing", "function", "ignore"]
+__all__ = ["SUBMIT", "SUBMIT_TOOL", "CallRefused", "Tools", "clipped", "closing", "function", "ignore"]
 
 SUBMIT = "submit"
-"""The tool that says that the work is done; carrying it out does nothing. A desktop has actions for it instead."""
+"""The tool that ends the episode; calling it has no other effect. Desktops have actions for that instead."""
 
 
-class Refused(Observation):
-    """The answer to a call that was not carried out: there is no such tool, or its arguments do not fit."""
+class CallRefused(Observation):
+    """The observation of a call that was not run: there is no such tool, or the arguments do not fit."""
 
 
 def closing(call: ToolCall) -> str | None:
-    """The closing message of a call that closes the work, if only by being made; ``None`` for any other call."""
+    """The final message of a call that ends the episode; None for other calls."""
     if call.name == SUBMIT:
         return str(call.arguments.get("message") or "")
     if call.name == COMPUTER_USE and call.arguments.get("action") in ("done", "fail"):
@@ -33,15 +48,15 @@ def closing(call: ToolCall) -> str | None:
 
 
 def ignore(observation: Observation) -> None:
-    """For who does not listen."""
+    """Default for ``heard``: do nothing."""
 
 
 class Tools(Protocol):
-    """What one episode's agent acts with."""
+    """The tools of one episode."""
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """OpenAI function tools; the parameters are JSON Schema. They do not change in an episode."""
+        """OpenAI function tools with JSON Schema parameters. They do not change during an episode."""
         ...
 
     async def call_all(
@@ -51,24 +66,32 @@ class Tools(Protocol):
         timeout: float | None = None,
         heard: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
-        """Carry out ``calls``: one observation for each, in their order, under their ids.
+        """Run ``calls``. Calls to one server, or to the shell, run in order; different servers work concurrently.
 
-        Calls to one server (or to the shell) are carried out one after another; different servers work at once.
-        ``timeout`` is for each call, in seconds (default: the task's ``command_seconds``). ``heard`` gets every
-        observation as it is there, so that what was done before an interruption is known. Raises
-        :class:`~clawgym.errors.SandboxDied` and :class:`~clawgym.errors.InfraError`.
+        Args:
+            calls: the calls of one model response.
+            timeout: seconds for each call; by default the task's ``command_seconds``.
+            heard: called with each observation as soon as it is known, so that a caller that is interrupted knows
+                what was done.
+
+        Returns:
+            One observation for each call, in order, with the call's id.
+
+        Raises:
+            SandboxDied: a sandbox ended.
+            InfraError: the host failed.
         """
         ...
 
     async def aclose(self) -> None:
-        """End what was started for these tools, but the episode's own sandbox. Idempotent."""
+        """Stop everything that was started for these tools, except the episode's sandbox. Idempotent."""
         ...
 
 
 def function(
     name: str, description: str, properties: Mapping[str, Mapping[str, Any]], required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An OpenAI function tool that takes ``properties`` and nothing else."""
+    """An OpenAI function tool that takes only ``properties``."""
     parameters = {
         "type": "object",
         "properties": dict(properties),
@@ -86,7 +109,7 @@ SUBMIT_TOOL = function(
 
 
 def clipped(data: bytes, limit: int, hint: str = "") -> str:
-    """``data`` as text, of which at most ``limit`` bytes are kept: both ends."""
+    """``data`` as text; over ``limit`` bytes, the middle is replaced by a note."""
     keep = limit // 2
     if len(data) <= 2 * keep:
         return data.decode("utf-8", "backslashreplace")

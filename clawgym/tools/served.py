@@ -1,7 +1,7 @@
-"""The tool servers of a task (:class:`ServedTools`): programs in sandboxes that speak the Model Context Protocol.
+"""The MCP tool servers of a task (:class:`ServedTools`), which run in sandboxes.
 
-Invariants: no server's code reaches what another keeps, since each has a sandbox of its own; none of the sandboxes that
-are made here outlives :meth:`ServedTools.aclose`, however opening or closing ends.
+Invariants: each server has a sandbox of its own, so that none reaches another's data. No sandbox made here outlives
+:meth:`ServedTools.aclose`, even if opening or closing fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clawgym.records import Limits, Observation, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._arguments import BadCall, check_schema, checked
 from clawgym.tools._sandboxes import sandbox_spec
-from clawgym.tools.protocol import SUBMIT, SUBMIT_TOOL, Refused, ignore
+from clawgym.tools.protocol import SUBMIT, SUBMIT_TOOL, CallRefused, ignore
 
 __all__ = ["ServedTools"]
 
@@ -27,8 +27,10 @@ _MAX_NAME = 64
 
 
 class ServedTools:
-    """See :class:`~clawgym.tools.protocol.Tools`. A server that ends is the agent's doing, which it is told in every
-    later call; the episode goes on, and is graded as it is left."""
+    """The tools of MCP servers; see :class:`~clawgym.tools.protocol.Tools`.
+
+    A server that ends counts as caused by the agent. Later calls report that, and the episode continues.
+    """
 
     def __init__(self, servers: Sequence[Any], sandboxes: Sequence[Sandbox], limits: Limits) -> None:
         self.schemas: tuple[dict[str, Any], ...]
@@ -40,9 +42,9 @@ class ServedTools:
 
     @classmethod
     async def open(cls, task: Task, sandbox: Sandbox, backend: Backend) -> ServedTools:
-        """Start the servers of ``task``, the first in ``sandbox``, and learn their tools.
+        """Start the servers of ``task``, the first one in ``sandbox``, and list their tools.
 
-        Raises as :func:`clawgym.tools.open_tools` does; then nothing of it is left.
+        Raises the errors of :func:`clawgym.tools.open_tools`; then nothing is left running.
         """
         module = await asyncio.to_thread(_module)
         patience = task.limits.setup_seconds / 2
@@ -53,7 +55,7 @@ class ServedTools:
             if home is None:
                 home = await backend.create(sandbox_spec(task, spec))
                 sandboxes.append(home)
-            server = await module.Server.start(spec, home, patience)
+            server = await module.McpServer.start(spec, home, patience)
             servers.append(server)
             return server
 
@@ -112,7 +114,7 @@ class ServedTools:
         try:
             arguments = checked(call, self._parameters)
         except BadCall as error:
-            return Refused(f"[error: {error}]", call.id)
+            return CallRefused(f"[error: {error}]", call.id)
         if call.name == SUBMIT:
             return Observation("submitted", call.id)
         server, name = self._where[call.name]
@@ -122,7 +124,7 @@ class ServedTools:
         )
 
     async def aclose(self) -> None:
-        """Let the servers end, then close the sandboxes that were made for them. Idempotent."""
+        """Stop the servers, then close the sandboxes made for them. Idempotent."""
         try:
             await asyncio.gather(*(server.aclose() for server in self._servers))
         finally:
@@ -130,7 +132,7 @@ class ServedTools:
 
 
 def _module() -> Any:
-    """What needs the MCP SDK, whose import takes a while. Raises :class:`MissingDependency`."""
+    """Import the module that needs the MCP SDK, which is slow. Raises :class:`MissingDependency`."""
     try:
         return import_module("clawgym.tools._server")
     except ImportError as error:
@@ -138,7 +140,7 @@ def _module() -> Any:
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; where one fails, or this is cancelled, none goes on."""
+    """Run all concurrently and return the results in order. If one fails, the others are cancelled."""
     if len(works) == 1:
         return [await works[0]]
     tasks = [asyncio.ensure_future(work) for work in works]

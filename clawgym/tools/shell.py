@@ -1,4 +1,4 @@
-"""A persistent shell and the files of one sandbox: the tools of a task that brings none (:class:`ShellTools`)."""
+"""A persistent shell and file tools in one sandbox (:class:`ShellTools`), for tasks without tools of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Limits, Observation, TaskFile, ToolCall
 from clawgym.sandbox.protocol import ExecResult, Sandbox, Shell
 from clawgym.tools._arguments import BadCall, checked
-from clawgym.tools.protocol import SUBMIT_TOOL, Refused, clipped, function, ignore
+from clawgym.tools.protocol import SUBMIT_TOOL, CallRefused, clipped, function, ignore
 
 __all__ = ["SHELL_TOOLS", "ShellTools", "bash_call", "describe"]
 
@@ -66,12 +66,15 @@ SHELL_TOOLS: tuple[Mapping[str, Any], ...] = (
 )
 _SCHEMAS = {tool["function"]["name"]: json.dumps(tool["function"]["parameters"]) for tool in SHELL_TOOLS}
 _FREE = ("content", "old", "new")
-"""Arguments that may hold a NUL character, as files may."""
+"""Arguments that may contain a NUL character."""
 
 
 class ShellTools:
-    """Carries out calls in ``sandbox`` (:class:`~clawgym.tools.protocol.Tools`). The shell starts with the first
-    command, and stays open until the sandbox is closed, so that background jobs live as long as the episode."""
+    """Shell and file tools in ``sandbox``; see :class:`~clawgym.tools.protocol.Tools`.
+
+    The shell starts with the first command and stays open until the sandbox is closed, so that background jobs live as
+    long as the episode.
+    """
 
     def __init__(self, sandbox: Sandbox, workspace: str, limits: Limits) -> None:
         self.schemas: Sequence[Mapping[str, Any]] = SHELL_TOOLS
@@ -93,13 +96,13 @@ class ShellTools:
             try:
                 observation = Observation(await self._run(call, timeout), call.id)
             except BadCall as error:
-                observation = Refused(f"[error: {error}]", call.id)
+                observation = CallRefused(f"[error: {error}]", call.id)
             observations.append(observation)
             heard(observation)
         return observations
 
     async def aclose(self) -> None:
-        """Nothing is started but the shell, which ends with the sandbox."""
+        """Do nothing: the shell ends with the sandbox."""
 
     async def _run(self, call: ToolCall, timeout: float | None) -> str:
         given = _readable(call.name, checked(call, _SCHEMAS))
@@ -169,7 +172,7 @@ class ShellTools:
 
 
 def _readable(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """``arguments`` without lone surrogates. Raises :class:`BadCall` for a NUL where the system has none."""
+    """``arguments`` with lone surrogates replaced. Raises :class:`BadCall` for a NUL in a command or path."""
     for key, value in arguments.items():
         if isinstance(value, str):
             if "\0" in value and key not in _FREE:
@@ -179,7 +182,7 @@ def _readable(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(result: ExecResult) -> str:
-    """What the model reads after a command: its output, then exit code, folder and whatever else happened."""
+    """The observation of a command: output, exit code, working folder, and notes such as a timeout."""
     cwd = result.cwd if result.cwd.isprintable() else ascii(result.cwd)
     notes = [f"exit code {result.exit_code}", f"cwd {cwd}"]
     if result.timed_out:

@@ -13,7 +13,7 @@ import pytest
 import clawgym  # noqa: F401  # registers the ids
 from clawgym.desktop import FILES_DIR, desktop_files, parse
 from clawgym.desktop.browser import browser_files
-from clawgym.desktop.spares import SpareDesktops, standing
+from clawgym.desktop.spares import SpareDesktops, start_desktop
 from clawgym.records import Desktop, Limits, Task, TaskSet, VerifierSpec
 from clawgym.sandbox import Backend, SandboxSpec
 
@@ -51,7 +51,7 @@ async def test_the_next_one_stands_already(backend: Backend) -> None:
         assert other.id != ready.id, "a desktop without a browser was given for one with"
         second = await spares.create(PLAIN)
         assert second.id == ready.id
-        theirs = await standing(second, spares, 640, 480, 30)
+        theirs = await start_desktop(second, spares, 640, 480, 30)
         assert spares.claim(second) is None, "two have the same desktop"
         await mine.desktop.act(parse({"action": "mouse_move", "coordinate": [600, 400]}, 640, 480))
         assert (await theirs.desktop.screen.position()) != (600, 400)

@@ -16,10 +16,10 @@ from clawgym.records import Turn
 from clawgym.rewards.judge import JudgePool
 from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
-from clawgym.simulation.sessions import Session, sessions_to_stable, talk
-from clawgym.simulation.users import MISSING, THANKS, Request, User
+from clawgym.simulation.sessions import SimulatedSession, sessions_to_stable, talk
+from clawgym.simulation.users import MISSING, THANKS, User, UserRequest
 
-ASKED = Request("The apple has 42 kg. What does it weigh?", (("apple", 42),), "kg")
+ASKED = UserRequest("The apple has 42 kg. What does it weigh?", (("apple", 42),), "kg")
 USER = User("u", ("polite", "no-bold"))
 RUDE_AND_BOLD, RUDE, RIGHT = "The apple: **42 kg**.", "The apple: 42 kg.", "Hello! The apple: 42 kg."
 
@@ -47,7 +47,7 @@ class Says:
     async def aclose(self) -> None: ...
 
 
-def play(*replies: str, turns: int = 3) -> tuple[Session, Says]:
+def play(*replies: str, turns: int = 3) -> tuple[SimulatedSession, Says]:
     engine = Says(*replies)
     return asyncio.run(talk(engine, USER, ASKED, turns=turns, sampling=Sampling(), seed=lambda n: 10 + n)), engine
 

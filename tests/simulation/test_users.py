@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from clawgym.simulation.corpus import conversations, write
 from clawgym.simulation.rules import RULES
-from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, THANKS, Request, User, requests, user_of
+from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, THANKS, User, UserRequest, requests, user_of
 
-ASKED = Request("The apple has 42 kg, the pear has 7 kg. What do they weigh?", (("apple", 42), ("pear", 7)), "kg")
+ASKED = UserRequest("The apple has 42 kg, the pear has 7 kg. What do they weigh?", (("apple", 42), ("pear", 7)), "kg")
 USER = User("u", ("polite", "short", "question"))
 
 

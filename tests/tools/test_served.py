@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clawgym.errors import InfraError, SandboxDied, TaskError
 from clawgym.records import Observation, TaskFile, ToolServer
 from clawgym.sandbox import Backend
-from clawgym.tools import Refused
+from clawgym.tools import CallRefused
 
 from ..conftest import usable
 from .conftest import Opened, leaves_nothing, opened, sandboxes
@@ -60,7 +60,7 @@ async def test_order_and_ids_are_kept_and_servers_work_at_once(two: Opened) -> N
     seen = await two.tools.call_all(calls, heard=heard.append)
     assert time.monotonic() - began < 1.9
     assert [one.call_id for one in seen] == [c.id for c in calls]
-    assert [type(one) is Refused for one in seen] == [False, False, False, True, False, True]
+    assert [type(one) is CallRefused for one in seen] == [False, False, False, True, False, True]
     assert [one.content for one in seen[:3]] == ["slept", "noted", "slept"]
     assert seen[4].content == "é\n"
     assert sorted(map(id, heard)) == sorted(map(id, seen))
@@ -231,7 +231,7 @@ def test_any_mixture_of_calls_is_answered_in_order() -> None:
                 answer = {"submit": "submitted", "nothing": None}.get(name, str(number + name.endswith("add")))
                 expected.append((id, answer))
             seen = runner.run(made.tools.call_all(calls))
-            assert [(one.call_id, None if type(one) is Refused else one.content) for one in seen] == expected
+            assert [(one.call_id, None if type(one) is CallRefused else one.content) for one in seen] == expected
 
         try:
             mixture()

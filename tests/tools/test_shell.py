@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clawgym.records import Limits
 from clawgym.sandbox import Backend
-from clawgym.tools import Refused, Tools
+from clawgym.tools import CallRefused, Tools
 from clawgym.tools.protocol import clipped
 
 from ..agents.conftest import make_task
@@ -75,7 +75,7 @@ async def test_an_edit_is_checked_before_it_is_made(shell: Opened) -> None:
             call("submit", "5", message=None),
         ]
     )
-    assert [type(one) is Refused for one in seen] == [True, True, True, True, False]
+    assert [type(one) is CallRefused for one in seen] == [True, True, True, True, False]
     assert [one.call_id for one in seen] == list("12345")
     assert "does not take 'timeout', but 'command'" in seen[2].content
 

@@ -36,8 +36,8 @@ from clawgym.rewards.scoring import TorchScorer
 from clawgym.simulation.corpus import conversations, habits, write
 from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
-from clawgym.simulation.sessions import Session, sessions_to_stable, talk
-from clawgym.simulation.users import Request, Score, User, requests, user_of
+from clawgym.simulation.sessions import SimulatedSession, sessions_to_stable, talk
+from clawgym.simulation.users import ReplyScore, User, UserRequest, requests, user_of
 from clawgym.statistics import bootstrap, mean, rate
 from clawgym.trainers.common.batch import make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints
@@ -205,7 +205,7 @@ class _Talks:
         self._adapter = policy.adapter
         self._judging = judging
 
-    async def session(self, request: Request, number: int, *, channel: str, turns: int) -> Session:
+    async def session(self, request: UserRequest, number: int, *, channel: str, turns: int) -> SimulatedSession:
         """One conversation, recorded and, on the channel ``train``, judged."""
         about = self.config
         sampling = Sampling(temperature=about.rollout.temperature, max_tokens=about.agent.max_tokens)
@@ -221,21 +221,23 @@ class _Talks:
         await self._gateway.close_session(opened.id, outcome=episode.outcome, reward=float(session.content))
         return session
 
-    async def measure(self) -> list[list[Score]]:
+    async def measure(self) -> list[list[ReplyScore]]:
         """Scores of first replies to held-out requests: one inner list for each."""
         samples = self.config.evaluation.samples
         asked = list(_heldout(self.config.seed, self.config.tasks.heldout.count))
         found = await self._together(asked * samples, 0, channel="heldout", turns=1)
         return [[session.scores[0] for session in found[n :: len(asked)]] for n in range(len(asked))]
 
-    async def train(self, asked: Sequence[Request], first: int) -> list[Session]:
+    async def train(self, asked: Sequence[UserRequest], first: int) -> list[SimulatedSession]:
         """Conversations to learn from, in order; ``first`` is the number of the first one."""
         return await self._together(asked, first, channel="train", turns=self.config.agent.max_steps)
 
-    async def _together(self, asked: Sequence[Request], first: int, *, channel: str, turns: int) -> list[Session]:
+    async def _together(
+        self, asked: Sequence[UserRequest], first: int, *, channel: str, turns: int
+    ) -> list[SimulatedSession]:
         room = asyncio.Semaphore(self.config.rollout.concurrency)
 
-        async def one(number: int, request: Request) -> Session:
+        async def one(number: int, request: UserRequest) -> SimulatedSession:
             async with room:
                 return await self.session(request, number, channel=channel, turns=turns)
 
@@ -269,7 +271,7 @@ async def _cell(
     policy = load_policy(config.model, model, config.compute, seed=config.seed)
     learner, renderer = Learner(policy, config), Renderer(model)
     asked = requests(config.seed)
-    sessions: list[Session] = []
+    sessions: list[SimulatedSession] = []
     figures: dict[str, float] = {}
     ended = None
     async with _talks(config, method, user, policy, run) as (talks, engine):
@@ -333,11 +335,11 @@ async def _learn(
     return dict(made.figures) | figures | said
 
 
-def _heldout(seed: int, count: int) -> Iterator[Request]:
+def _heldout(seed: int, count: int) -> Iterator[UserRequest]:
     return itertools.islice(requests(seed, heldout=True), count)
 
 
-def _measured(user: User, scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+def _measured(user: User, scores: Sequence[Sequence[ReplyScore]]) -> dict[str, Any]:
     """Means over requests, with intervals."""
     total = mean([[score.total for score in group] for group in scores])
     right = rate([[float(score.right) for score in group] for group in scores])
@@ -355,7 +357,7 @@ def _measured(user: User, scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
     }
 
 
-def _change(before: Sequence[Sequence[Score]], after: Sequence[Sequence[Score]]) -> Mapping[str, float]:
+def _change(before: Sequence[Sequence[ReplyScore]], after: Sequence[Sequence[ReplyScore]]) -> Mapping[str, float]:
     """Of the score, paired by request."""
     pairs = zip(before, after, strict=True)
     found = difference([fmean(b.total for b in new) - fmean(a.total for a in old) for old, new in pairs])
