@@ -17,8 +17,9 @@ makes ``lazy`` known in this process. Another package makes it known everywhere 
     lazy = "my_package:LazyAgent"
 
 The options of a thing are the keyword parameters of its constructor (or of the function that makes it): their
-annotations are the types that :meth:`Registry.make` validates, their defaults the defaults. Where the thing is a
-function that is called with data (an advantage, a loss, a trainer), they are its keyword-only parameters.
+annotations are the types that :meth:`Registry.make` validates, their defaults the defaults. Where the library calls
+the thing with arguments of its own (an advantage, a loss, a tracker, a trainer), these come first, and the options are
+the keyword-only parameters.
 
 Invariants: looking for a name imports only the module that has it; listing names imports none.
 """
@@ -94,7 +95,8 @@ class Registry:
         group: the entry point group, which is also its plural: ``clawgym.agents``.
         packages: packages of this library whose modules register things of this kind.
         error: raised for an unknown name and for options that do not fit.
-        called: whether a thing is a function that is called with data, and not one that makes something.
+        called: whether the library calls a thing with arguments of its own, which come first; its options are then
+            its keyword-only parameters.
     """
 
     def __init__(
@@ -164,13 +166,13 @@ class Registry:
             except self.error as error:
                 _log.warning("%s", error)
 
-    def make(self, name: str, /, **options: Any) -> Any:
-        """The thing called ``name``, made with ``options``.
+    def make(self, name: str, /, *given: Any, **options: Any) -> Any:
+        """The thing called ``name``, made with ``options``, after what the library gives it.
 
         Raises the kind's error for an unknown name, an option it does not take, or a value of another type.
         """
         thing = self.get(name)
-        return thing(**self.validated(name, thing, options))
+        return thing(*given, **self.validated(name, thing, options))
 
     def validated(self, name: str, thing: Any, options: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
         """``options`` as ``thing`` takes them: texts of a command line become numbers, paths and so on.
@@ -186,7 +188,7 @@ class Registry:
                 if option not in parameters:
                     takes = f"it takes {', '.join(sorted(parameters))}" if parameters else "it takes no options"
                     hint = did_you_mean(option, parameters)
-                    raise self.error(f"{self.kind} {name!r} does not take {option}: {takes}{hint}")
+                    raise self.error(f"{self.kind} {name!r} does not take {option}: {takes}{hint and '.' + hint}")
         missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
         if missing and not partial:
             raise self.error(f"{self.kind} {name!r} needs {', '.join(missing)}: give {missing[0]}=...")
@@ -388,7 +390,7 @@ losses = Registry("loss", "clawgym.losses", ["clawgym.trainers"], TrainingError,
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
 parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
-trackers = Registry("tracker", "clawgym.trackers", ["clawgym.trainers.common"], TrainingError)
+trackers = Registry("tracker", "clawgym.trackers", ["clawgym.trainers.common"], TrainingError, called=True)
 trainers = Registry("trainer", "clawgym.trainers", ["clawgym.trainers"], TrainingError, called=True)
 
 KINDS: Mapping[str, Registry] = {

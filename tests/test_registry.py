@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from clawgym.envs.swe import SweEnv
 from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.registry import KINDS, Registry, agents, sandboxes
+from clawgym.trainers.config import TrainConfig
 
 AGENT = '''
 from clawgym.agents import AgentReport
@@ -181,6 +184,51 @@ class Prompt(ChatDialect):
     async def whole(self, deltas, call, body):
         return {"text": "".join([delta.text async for delta in deltas])}
 '''
+LOSS = '''
+def reinforce(logp, old_logp, advantages, weights, importance=None, *, scale: float = 1.0):
+    """REINFORCE, without a clip.
+
+    Args:
+        scale: factor of the loss.
+    """
+    weights = weights if importance is None else weights * importance
+    return -scale * (weights * advantages * logp).sum(), {"scale": logp.new_tensor(scale)}
+'''
+TRACKER = '''
+from pathlib import Path
+
+
+class Lines:
+    """Appends the names of figures to a file.
+
+    Args:
+        file: in the run folder.
+    """
+
+    def __init__(self, run, *, file: Path = Path("figures.txt")):
+        self.path = run.path / file
+
+    def log(self, step, figures):
+        with self.path.open("a") as out:
+            print(step, *sorted(figures), file=out)
+
+    def close(self):
+        raise RuntimeError("a tracker that fails loses no run")
+'''
+TRAINER = '''
+from clawgym.trainers.common.checkpoints import Progress
+from clawgym.trainers.local.main import train
+
+
+async def twice(config, out, method="rl", view=None, stop=None, *, steps: int = 1):
+    """Trains locally, for its own number of steps.
+
+    Args:
+        steps: how many.
+    """
+    config = config.model_copy(update={"trainer": "local", "budget": config.budget.model_copy(update={"steps": steps})})
+    return await train(config, out, {"reinforcement": "rl"}[method], view, stop)
+'''
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -205,6 +253,15 @@ prompt = "scratch.dialect:Prompt"
 
 [project.entry-points."clawgym.engines"]
 parrot = "scratch.engine:Parrot"
+
+[project.entry-points."clawgym.losses"]
+reinforce = "scratch.loss:reinforce"
+
+[project.entry-points."clawgym.trackers"]
+lines = "scratch.tracker:Lines"
+
+[project.entry-points."clawgym.trainers"]
+twice = "scratch.trainer:twice"
 
 [project.entry-points."clawgym.parsers"]
 brackets = "scratch.parser:Brackets"
@@ -237,9 +294,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "engine": ENGINE,
         "grader": GRADER,
         "judge": JUDGE,
+        "loss": LOSS,
         "pack": PACK,
         "parser": PARSER,
         "sandbox": SANDBOX,
+        "tracker": TRACKER,
+        "trainer": TRAINER,
     }.items():
         (folder / "scratch" / f"{name}.py").write_text(text)
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -365,6 +425,59 @@ asyncio.run(main())
     assert done.stdout.split() == ["5", "5"], done.stderr
 
 
+TINY = """
+name: tiny
+backend: namespace
+trainer: twice
+trainer_options: {steps: 2}
+model: {scratch: {hidden: 32, layers: 1, heads: 2, kv_heads: 1, context_window: 512}}
+tasks:
+  generators: [write-word]
+  demonstrations: {count: 4}
+  train: {first: 100, count: 6}
+  validation: {count: 2}
+  heldout: {first: 100, count: 2}
+agent: {protocol: text, system_prompt: Work., max_steps: 2, max_tokens: 12}
+rollout: {groups: 2, group_size: 2, concurrency: 8}
+algorithm: {loss: reinforce, loss_options: {scale: 0.5}}
+optimizer: {lr: 1.0e-3}
+compute: {threads: 1, row_tokens: 256, micro_tokens: 1024}
+evaluation: {every: 2}
+tracking: {lines: {file: seen.txt}, scratch.tracker:Lines: null}
+"""
+
+
+def test_trainer_loss_and_tracker_of_a_package_are_used_by_train(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    done = clawgym(installed, tmp_path, "train", "reinforcement", "--config", "tiny.yaml", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["actor/scale"] in (0.5, 0.0) for row in rows), "0 where no token was trained"
+    assert any("actor/scale" in row for row in rows)
+    for name in ("seen.txt", "figures.txt"):
+        seen = (tmp_path / "run" / name).read_text()
+        assert re.search(r"^1 .*actor/scale ", seen, re.MULTILINE)
+        assert "eval/heldout" in seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": {"loss": "pppo"}}, "there is no loss 'pppo'. Did you mean 'ppo'"),
+        ({"algorithm": {"loss_options": {"clip": 1}}}, "loss 'ppo' does not take clip.* Did you mean 'clip_low'"),
+        ({"tracking": {"wandb": {"mode": "off"}}}, "tracker 'wandb': option mode='off': Input should be 'online'"),
+        ({"tracking": {"wandbb": None}}, "there is no tracker 'wandbb'. Did you mean 'wandb'"),
+        ({"trainer": "lokal"}, "there is no trainer 'lokal'. Did you mean 'local'"),
+        ({"trainer_options": {"steps": 2}}, "trainer 'local' does not take steps: it takes no options"),
+        ({"trainer": "no.where:train"}, "trainer 'no.where:train' was not found"),
+    ],
+)
+def test_names_and_options_of_a_configuration_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate(settings)
+
+
 ASK = {
     "messages": [{"role": "user", "content": "hi"}],
     "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
@@ -483,7 +596,7 @@ def test_registered_class_is_known_in_this_process() -> None:
     for options, message in [
         ({}, "agent 'mine' needs size: give size=..."),
         ({"size": "big"}, r"option size='big': Input should be a valid integer"),
-        ({"size": 1, "color": "x"}, r"does not take color: it takes colour, size Did you mean 'colour'\?"),
+        ({"size": 1, "color": "x"}, r"does not take color: it takes colour, size. Did you mean 'colour'\?"),
     ]:
         with pytest.raises(AgentError, match=message):
             registry.make("mine", **options)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clawgym.registry import advantages
+from clawgym.registry import advantages, losses
 from clawgym.trainers._baselines import (
     centred,
     check_episodes,
@@ -270,16 +270,17 @@ def truncated_importance(
     return gap.clamp(max=_MOST).exp().clamp(max=cap)
 
 
+@losses.register("ppo")
 def policy_loss(
     logp: Tensor,
     old_logp: Tensor,
     advantages: Tensor,
     weights: Tensor,
+    importance: Tensor | None = None,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     dual_clip: float | None = None,
-    importance: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss: sum_s w_s * c_s * max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old.
 

@@ -6,21 +6,32 @@ stands here, and is written into the run folder with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from clawgym.errors import MissingDependency, TrainingError
-from clawgym.registry import advantages, judges
+from clawgym.errors import ClawGymError, MissingDependency, TrainingError
+from clawgym.registry import Registry, advantages, judges, losses, trackers, trainers
 
 __all__ = ["TrainConfig", "load_config", "recipes"]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _known(registry: Registry, name: str, options: Mapping[str, Any] = {}) -> None:
+    """Raises ValueError for a name that is not known, and for options that do not fit."""
+    if name not in registry and ":" not in name:
+        raise ValueError(str(registry.unknown(name)))
+    try:
+        if options or ":" in name:
+            registry.validated(name, registry.get(name), options, partial=True)
+    except ClawGymError as error:
+        raise ValueError(str(error)) from error
 
 
 class Scratch(_Part):
@@ -192,18 +203,21 @@ class Distillation(_Part):
 class Algorithm(_Part):
     """See :mod:`clawgym.trainers.algorithms`."""
 
-    @field_validator("advantage")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in advantages and ":" not in name:
-            raise ValueError(str(advantages.unknown(name)))
-        return name
+    @model_validator(mode="after")
+    def _fits(self) -> Algorithm:
+        _known(advantages, self.advantage)
+        _known(losses, self.loss, self.loss_options)
+        return self
 
     advantage: str = "grpo"
     """One of ``clawgym list advantages``, or ``package.module:function``: rewards and groups of the episodes, (E,)
     each, to their advantages (E,). ``binary``: the majority of the judge's votes on a turn is the advantage of that
     turn, as it stands: no outcome, no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has
     0."""
+    loss: str = "ppo"
+    """One of ``clawgym list losses``, or ``package.module:function`` (:class:`clawgym.trainers.protocols.Loss`)."""
+    loss_options: dict[str, Any] = {}
+    """Of the loss, beside ``clip_low``, ``clip_high`` and ``dual_clip``, which it gets if it takes them."""
     aggregation: Literal["token", "episode", "sequence"] = "episode"
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
@@ -303,14 +317,6 @@ class Guards(_Part):
     """Nats a token, after the last update of a step."""
 
 
-class Tracking(_Part):
-    """Where figures go beside ``metrics.jsonl``."""
-
-    wandb: Literal["off", "offline", "online"] = "off"
-    project: str = "clawgym"
-    tensorboard: bool = False
-
-
 class Verl(_Part):
     """Of the trainer ``verl`` alone (docs/verl.md)."""
 
@@ -352,11 +358,18 @@ class TrainConfig(_Part):
             )
         if self.algorithm.advantage == "binary" and self.reward.judge is None:
             raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")
+        _known(trainers, self.trainer, self.trainer_options)
+        for name, options in self.tracking.items():
+            _known(trackers, name, options or {})
         return self
 
     name: str = "train"
     seed: int = 0
-    trainer: Literal["local", "verl"] = "local"
+    trainer: str = "local"
+    """One of ``clawgym list trainers``, or ``package.module:function``
+    (:class:`clawgym.trainers.protocols.Trainer`)."""
+    trainer_options: dict[str, Any] = {}
+    """Of a trainer that has options of its own; those of ``verl`` are below."""
     backend: str = "auto"
     model: Model = Model()
     tasks: Tasks = Tasks()
@@ -372,7 +385,9 @@ class TrainConfig(_Part):
     evaluation: Evaluation = Evaluation()
     budget: Budget = Budget()
     guards: Guards = Guards()
-    tracking: Tracking = Tracking()
+    tracking: dict[str, dict[str, Any] | None] = {}
+    """Where figures go beside ``metrics.jsonl``: trackers by name (``clawgym list trackers``), each with its
+    options."""
     checkpoint_every: PositiveInt = 1
     """Steps of ``rl``; imitation is saved when it is measured, and both when they are stopped. The last and the best
     checkpoint are kept."""

@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,26 +33,21 @@ def train_command(
     The run folder is runs/<name>-<method>-seed<seed> if --out is left out. The same command resumes an interrupted run.
     --dry-run shows the tasks, and the memory that the run needs.
     """
-    from clawgym.errors import TrainingError
     from clawgym.trainers.config import load_config
 
-    if method not in ("rl", "sft"):
-        raise TrainingError(f"there is no method {method!r}: choose rl or sft")
     chosen = load_config(config, settings or ())
-    if method == "sft" and chosen.trainer == "verl":
-        raise TrainingError("imitation is for trainer: local: train sft with it, and rl from what it leaves with verl")
     name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
     folder = out or Path("runs") / name
     if dry_run:
         _needed()
         from clawgym.trainers.local.main import plan
 
-        _show(plan(chosen, method, folder))  # type: ignore[arg-type]
+        _show(plan(chosen, method, folder))
         return
-    raise typer.Exit(learn(chosen, folder, method))  # type: ignore[arg-type]
+    raise typer.Exit(learn(chosen, folder, method))
 
 
-def learn(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
+def learn(config: TrainConfig, folder: Path, method: str) -> int:
     """Train as ``config`` says, in ``folder``, and tell the terminal; returns the exit status. Raises
     :class:`~clawgym.errors.MissingDependency`, and as the trainer does."""
     _needed()
@@ -70,9 +65,10 @@ def _needed() -> None:
         ) from error
 
 
-async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) -> int:
+async def _run(config: TrainConfig, folder: Path, method: str) -> int:
     from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.console import Console
+    from clawgym.registry import trainers
     from clawgym.trainers.common.tracking import LiveView, PlainView
 
     console = Console(stderr=True)
@@ -83,14 +79,7 @@ async def _run(config: TrainConfig, folder: Path, method: Literal["rl", "sft"]) 
         else:
             view = PlainView(console)
         stop_on_signals(stop, view.say)
-        if config.trainer == "verl":
-            from clawgym.trainers.verl.main import train as train_with_verl
-
-            await train_with_verl(config, folder, view=view, stop=stop)
-        else:
-            from clawgym.trainers.local.main import train
-
-            await train(config, folder, method, view=view, stop=stop)
+        await trainers.make(config.trainer, config, folder, method, view, stop, **config.trainer_options)
     console.say(f"report: {folder / 'report.html'}")
     if stop.is_set():
         console.say("Stopped. Resume with:")

@@ -23,7 +23,7 @@ from clawgym.trainers.common.parts import Parts
 from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.common.scratch import given_model
 from clawgym.trainers.common.services import Measured, Setting
-from clawgym.trainers.common.tracking import Tracker, View, sinks
+from clawgym.trainers.common.tracking import TrackedRun, Trackers, View
 from clawgym.trainers.config import TrainConfig
 
 __all__ = ["EVALUATIONS", "METRICS", "Run"]
@@ -46,7 +46,7 @@ class Run:
         for name in (METRICS, EVALUATIONS, TIMELINE):
             if (self.path / name).exists():
                 repair_tail(self.path / name)
-        self._sinks: Sequence[Tracker] = sinks(config, self.path, method)
+        self._trackers = Trackers(TrackedRun(self.path, method, config))
 
     @classmethod
     def open(cls, path: Path, config: TrainConfig, method: str, parts: Parts, view: View) -> Self:
@@ -86,8 +86,7 @@ class Run:
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         try:
-            for sink in self._sinks:
-                sink.close()
+            self._trackers.close()
             from clawgym.trainers.common.report import render
 
             self.folder.write("report.html", render(self.path).encode())
@@ -106,8 +105,7 @@ class Run:
         row = {"step": step, "time": time.time(), **figures}
         self._line(METRICS, row)
         self._view.step(step, figures)
-        for sink in self._sinks:
-            sink.log(step, figures)
+        self._trackers.log(step, figures)
 
     def timeline(self, step: int, spans: Iterable[tuple[str, float, float]]) -> None:
         """When which loop was busy, until the end of a step: (loop, begin, end), seconds since 1970."""
@@ -158,8 +156,7 @@ class Run:
         self._line(EVALUATIONS, row)
         self._view.measured(row)
         name = f"eval/{part}{'_greedy' if greedy else ''}"
-        for sink in self._sinks:
-            sink.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
+        self._trackers.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
 
     async def validate(self, setting: Setting, tasks: Sequence[Task], progress: Progress) -> None:
         """Measure on the validation part; the policy may be the best from now on."""

@@ -6,11 +6,13 @@ Invariant: a figure is shown as it was measured; what shows it never changes the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from clawgym.errors import MissingDependency
+from clawgym.registry import trackers
 from clawgym.trainers.config import TrainConfig
 from clawgym.visible import visible
 
@@ -19,82 +21,129 @@ if TYPE_CHECKING:
 
     from clawgym.console import Console
 
-__all__ = ["LiveView", "PlainView", "Tracker", "View", "sinks"]
+__all__ = ["LiveView", "PlainView", "TrackedRun", "Tracker", "Trackers", "View", "on_terminal"]
 
 _log = logging.getLogger("clawgym.trainers")
 
 
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """The run whose figures a tracker gets."""
+
+    path: Path
+    """Its folder."""
+    method: str
+    """``rl``, ``sft``, or a trainer's own."""
+    config: TrainConfig
+
+
 class Tracker(Protocol):
-    """A place for figures."""
+    """A place for the figures of a run, beside ``metrics.jsonl``.
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
+    It is made with the run and its own options, which are keyword-only: ``tracking: {NAME: {option: value}}``. An
+    exception from :meth:`log` or :meth:`close` is a warning: a tracker that fails loses figures, not the run.
 
-    def close(self) -> None: ...
+    >>> class Lines:
+    ...     def __init__(self, run, *, file: Path = Path("figures.txt")):
+    ...         self.path = run.path / file
+    ...
+    ...     def log(self, step, figures):
+    ...         with self.path.open("a") as out:
+    ...             print(step, dict(figures), file=out)
+    ...
+    ...     def close(self): ...
+    """
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """The figures of ``step``, by names such as ``actor/entropy``. Steps that are done again after a kill come
+        again."""
+        ...
+
+    def close(self) -> None:
+        """The run ends, also because of an error; it may be resumed later."""
+        ...
 
 
-def sinks(config: TrainConfig, path: Path, method: str) -> Sequence[Tracker]:
-    """The trackers that were asked for. Raises :class:`~clawgym.errors.MissingDependency` without their package."""
-    found: list[Tracker] = []
-    if config.tracking.wandb != "off":
-        found.append(_Wandb(config, path, method))
-    if config.tracking.tensorboard:
-        found.append(_TensorBoard(path))
-    return found
+class Trackers:
+    """The trackers that a configuration names."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Raises :class:`~clawgym.errors.TrainingError` for one that is not known or cannot be made, and
+        :class:`~clawgym.errors.MissingDependency` without its package."""
+        chosen = run.config.tracking
+        self._made = {name: trackers.make(name, run, **(options or {})) for name, options in chosen.items()}
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Hand ``figures`` on."""
+        self._each(lambda one: one.log(step, figures))
+
+    def close(self) -> None:
+        """Close all."""
+        self._each(lambda one: one.close())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for name, one in self._made.items():
+            try:
+                call(one)
+            except Exception as error:
+                _log.warning("tracker %s: %s", name, error)
 
 
-class _Wandb:
-    def __init__(self, config: TrainConfig, path: Path, method: str) -> None:
+@trackers.register("wandb")
+class WandbTracker:
+    """Weights & Biases.
+
+    Args:
+        mode: ``offline`` writes into the run folder only.
+        project: the project of the run.
+    """
+
+    def __init__(
+        self, run: TrackedRun, *, mode: Literal["online", "offline"] = "online", project: str = "clawgym"
+    ) -> None:
         try:
             import wandb
         except ImportError as error:
-            raise MissingDependency(f"tracking.wandb needs wandb ({error}): pip install 'clawgym[train]'") from error
-        # The same name each time: a run that goes on is one curve.
+            raise MissingDependency(f"the tracker wandb needs wandb ({error}): pip install 'clawgym[train]'") from error
+        about = run.config
+        # The same name each time: a run that is resumed is one curve.
         self._run: Any = wandb.init(
-            project=config.tracking.project,
-            name=path.name,
-            id=f"{config.name}-{method}-{config.seed}-{path.name}".replace("/", "-")[:120],
+            project=project,
+            name=run.path.name,
+            id=f"{about.name}-{run.method}-{about.seed}-{run.path.name}".replace("/", "-")[:120],
             resume="allow",
-            mode=config.tracking.wandb,  # type: ignore[arg-type]
-            dir=str(path),
-            config=config.model_dump(mode="json"),
+            mode=mode,
+            dir=str(run.path),
+            config=about.model_dump(mode="json"),
             settings=wandb.Settings(console="off", silent=True),
         )
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        try:
-            self._run.log({"step": step, **figures})
-        except Exception as error:  # a tracker that fails loses a curve, not the run
-            _log.warning("wandb: %s", error)
+        self._run.log({"step": step, **figures})
 
     def close(self) -> None:
-        try:
-            self._run.finish()
-        except Exception as error:
-            _log.warning("wandb: %s", error)
+        self._run.finish()
 
 
-class _TensorBoard:
-    def __init__(self, path: Path) -> None:
+@trackers.register("tensorboard")
+class TensorBoardTracker:
+    """TensorBoard event files, in ``tensorboard/`` of the run folder."""
+
+    def __init__(self, run: TrackedRun) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingDependency(
-                f"tracking.tensorboard needs tensorboard ({error}): pip install 'clawgym[train]'"
+                f"the tracker tensorboard needs tensorboard ({error}): pip install 'clawgym[train]'"
             ) from error
-        self._writer = SummaryWriter(str(path / "tensorboard"))
+        self._writer = SummaryWriter(str(run.path / "tensorboard"))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        try:
-            for name, value in figures.items():
-                self._writer.add_scalar(name, value, step)
-        except Exception as error:
-            _log.warning("tensorboard: %s", error)
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        try:
-            self._writer.close()
-        except Exception as error:
-            _log.warning("tensorboard: %s", error)
+        self._writer.close()
 
 
 class View(Protocol):
@@ -157,6 +206,13 @@ _SHOWN = (
     ("timing/step", "s/step"),
     ("timing/update", "s/update"),
 )
+
+
+def on_terminal() -> View:
+    """Lines on standard error."""
+    from clawgym.console import Console
+
+    return PlainView(Console(stderr=True))
 
 
 class LiveView:

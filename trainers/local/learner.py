@@ -25,6 +25,7 @@ from clawgym.trainers.common.imitation import Imitated
 from clawgym.trainers.common.policy import Policy, token_logprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import taught_advantages
+from clawgym.trainers.protocols import loss_of
 
 __all__ = ["Learner"]
 
@@ -35,6 +36,7 @@ class Learner:
     def __init__(self, policy: Policy, config: TrainConfig, *, lr: float | None = None, warmup: int = 0) -> None:
         self.policy = policy
         self._config = config
+        self._loss = loss_of(config.algorithm)
         self.lr = config.optimizer.lr if lr is None else lr
         self._warmup = warmup or config.optimizer.warmup
         self._trained = [p for p in policy.module.parameters() if p.requires_grad]
@@ -171,16 +173,8 @@ class Learner:
             logp, entropy = token_logprobs(
                 self.policy.module, micro, temperature=batch.temperature, learn_entropy=about.entropy > 0
             )
-            loss, said = algorithms.policy_loss(
-                logp,
-                old[at],
-                batch.advantages[at],
-                weights[at],
-                clip_low=about.clip_low,
-                clip_high=about.clip_high,
-                dual_clip=about.dual_clip,
-                importance=None if importance is None else importance[at],
-            )
+            factors = None if importance is None else importance[at]
+            loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors)
             count = len(at)
             if unchanged and about.old == "rollout":  # as many tokens as there are without another pass
                 figures.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)

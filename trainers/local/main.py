@@ -8,47 +8,61 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from clawgym.engines.folders import load_config
 from clawgym.engines.load import sees
+from clawgym.errors import TrainingError
+from clawgym.registry import did_you_mean, trainers
 from clawgym.trainers.common.checkpoints import Progress
 from clawgym.trainers.common.parts import load_parts
 from clawgym.trainers.common.run import Run
 from clawgym.trainers.common.scratch import below, given_model
-from clawgym.trainers.common.tracking import View
+from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.grpo import train_grpo
 from clawgym.trainers.local.sft import train_sft
 
-__all__ = ["Method", "plan", "train"]
+__all__ = ["plan", "train"]
 
-Method = Literal["rl", "sft"]
+_METHODS = {"rl": train_grpo, "sft": train_sft}
 
 
+@trainers.register("local")
 async def train(
-    config: TrainConfig, out: Path, method: Method = "rl", *, view: View, stop: asyncio.Event | None = None
+    config: TrainConfig,
+    out: Path,
+    method: str = "rl",
+    view: View | None = None,
+    stop: asyncio.Event | None = None,
 ) -> Progress:
-    """Train as ``config`` says, into the run folder ``out``; ends early, with a checkpoint, once ``stop`` is set.
+    """Trains in this process, on a CPU or one GPU, by ``rl`` or ``sft``.
 
-    Raises :class:`~clawgym.errors.TrainingError` where learning went wrong or cannot begin, and
-    :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's."""
+    See :class:`~clawgym.trainers.protocols.Trainer`. Raises :class:`~clawgym.errors.TrainingError` also for another
+    ``method``, and :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's."""
+    _check(method)
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
-    with Run.open(out, config, method, parts, view) as run:
-        work = train_sft if method == "sft" else train_grpo
-        return await work(config, run, parts, stop=stop or asyncio.Event())
+    with Run.open(out, config, method, parts, view or on_terminal()) as run:
+        return await _METHODS[method](config, run, parts, stop=stop or asyncio.Event())
 
 
-def plan(config: TrainConfig, method: Method, out: Path) -> Mapping[str, Any]:
+def _check(method: str) -> None:
+    if method not in _METHODS:
+        raise TrainingError(f"there is no method {method!r}.{did_you_mean(method, _METHODS)} Choose rl or sft")
+
+
+def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     """What :func:`train` would do, and the memory that it needs, without doing it (``docs/training.md``: what the
     estimate was compared with)."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    if config.trainer == "local":
+        _check(method)
     parts = load_parts(config.tasks, config.agent)
     given = given_model(config, weights=False)
     if given is None:

@@ -1,6 +1,6 @@
-"""Our advantages and our loss under the name ``clawgym`` in verl; imported by every process that learns.
+"""Our advantages under the name ``clawgym`` in verl, and our losses; imported by every process that learns.
 
-Invariant: the numbers are those of :mod:`clawgym.trainers.algorithms`; nothing is computed here but shapes.
+Invariant: the numbers are those of the registered advantages and losses; nothing is computed here but shapes.
 
 The vote of an episode must be counted over the whole batch, and verl hands a policy loss no weight of a token. So the
 factor that verl multiplies each token's loss with (``rollout_is_weights``) carries both: the vote of the token times
@@ -9,15 +9,17 @@ its truncated importance. The other terms of :func:`loss` take the votes alone.
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import agg_loss, register_adv_est
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
+from clawgym.registry import losses
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, Worth, turn_advantages
@@ -25,7 +27,7 @@ from clawgym.trainers.credit import Attempt, Worth, turn_advantages
 __all__ = ["NAME", "advantages", "loss", "policy_loss", "token_votes"]
 
 NAME = "clawgym"
-"""``algorithm.adv_estimator`` and ``actor.policy_loss.loss_mode``."""
+"""``algorithm.adv_estimator``."""
 
 
 @register_adv_est(NAME)
@@ -66,32 +68,32 @@ def token_votes(response_mask: torch.Tensor, episode: torch.Tensor, train: Train
     return votes * train.algorithm.minibatches
 
 
-@register_policy_loss(NAME)
+@lru_cache
+def _loss_called(mode: str) -> partial[Any]:
+    """The loss that :func:`loss_mode` wrote down."""
+    name, options = json.loads(mode)
+    return partial(losses.get(name), **options)
+
+
 def policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
-    loss_agg_mode: str = "",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, dict[str, float]]:
+    config: Any,
+    rollout_is_weights: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of the rows (B, T) that this rank has of a micro-batch. Ranks are averaged later, so it is multiplied by
-    their number. Raises :class:`ValueError` without factors: votes, times the truncated importance."""
-    if rollout_is_weights is None:
-        raise ValueError("no factors came with this batch: train with `clawgym train --set trainer=verl`")
+    their number. ``rollout_is_weights``: votes, times the truncated importance."""
     ranks = config.global_batch_info.get("dp_size") or 1
-    loss, said = algorithms.policy_loss(
+    loss, said = _loss_called(config.policy_loss.loss_mode)(
         log_prob,
         old_log_prob,
         advantages,
         torch.where(response_mask.bool(), rollout_is_weights, torch.zeros_like(rollout_is_weights)) * ranks,
-        clip_low=config.clip_ratio_low,
-        clip_high=config.clip_ratio_high,
-        dual_clip=None if math.isinf(config.clip_ratio_c) else config.clip_ratio_c,
     )
-    return loss, {f"actor/{name}": float(value) for name, value in said.items() if name != "tokens"}
+    figures: dict[str, Any] = {f"actor/{name}": float(value) for name, value in said.items() if name != "tokens"}
+    return loss, figures
 
 
 def loss(
@@ -107,8 +109,7 @@ def loss(
     rows = data.select(*fields).to_padded_tensor()
     mask = rows["response_mask"].bool()
     votes = torch.where(mask, rows["votes"], torch.zeros_like(rows["votes"])) * ranks
-    told: Any = get_policy_loss_fn(config.policy_loss.loss_mode)
-    total, said = told(
+    total, said = policy_loss(
         old_log_prob=rows["old_log_probs"],
         log_prob=logp,
         advantages=rows["advantages"],

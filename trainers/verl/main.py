@@ -20,6 +20,7 @@ from typing import Any
 
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.pool import Pool
+from clawgym.registry import trainers
 from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.demonstrations import demonstrated
@@ -29,7 +30,7 @@ from clawgym.trainers.common.parts import Parts, load_parts
 from clawgym.trainers.common.run import Run
 from clawgym.trainers.common.scratch import base_folder
 from clawgym.trainers.common.services import Score, measured, pool_file
-from clawgym.trainers.common.tracking import View
+from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt
 from clawgym.trainers.verl.merging import merge_adapters
@@ -47,12 +48,24 @@ class _Stopped(Exception):
     """Somebody asked the run to end."""
 
 
-async def train(config: TrainConfig, out: Path, *, view: View, stop: asyncio.Event | None = None) -> Progress:
-    """Train as ``config`` says, into the run folder ``out``; ends early once ``stop`` is set, with the last checkpoint.
+@trainers.register("verl")
+async def train(
+    config: TrainConfig,
+    out: Path,
+    method: str = "rl",
+    view: View | None = None,
+    stop: asyncio.Event | None = None,
+) -> Progress:
+    """Trains on a Ray cluster with verl, by ``rl``.
 
-    Raises :class:`~clawgym.errors.TrainingError` where learning went wrong or cannot begin,
-    :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's and
+    See :class:`~clawgym.trainers.protocols.Trainer`. Raises :class:`~clawgym.errors.TrainingError` also for another
+    ``method``, :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's and
     :class:`~clawgym.errors.MissingDependency` without the extra ``verl``."""
+    if method != "rl":
+        raise TrainingError(
+            f"trainer: verl has no method {method!r}: train sft with trainer: local, and rl from what it leaves with "
+            "verl"
+        )
     refuse(config)
     os.environ.update(environment(config))
     try:
@@ -62,7 +75,7 @@ async def train(config: TrainConfig, out: Path, *, view: View, stop: asyncio.Eve
     except ImportError as error:
         raise MissingDependency(f"trainer: verl needs verl ({error}): pip install 'clawgym[verl]'") from error
     parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
-    with Run.open(out, config, "rl", parts, view) as run:
+    with Run.open(out, config, "rl", parts, view or on_terminal()) as run:
         work = _Work(config, run, parts, stop or asyncio.Event())
         if config.algorithm.imitation:
             await work.demonstrate()
@@ -132,8 +145,9 @@ class _Work:
         import transfer_queue as tq
         from omegaconf import OmegaConf
         from ray.exceptions import RayError
+        from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 
-        from clawgym.trainers.verl.trainer import TRAINERS, Episodes
+        from clawgym.trainers.verl.trainer import Episodes, in_verl
 
         last = self._checkpoints.last()
         if last is not None:
@@ -150,7 +164,8 @@ class _Work:
         OmegaConf.resolve(settings)
         tq.init(settings.transfer_queue)
         try:
-            trainer = TRAINERS[self.config.verl.mode](settings, self)
+            made: Any = get_trainer_cls(in_verl(self.config.verl.mode))
+            trainer = made(settings, self)
             trainer.init()
             self._hosts = self._open_hosts(trainer, model, window)
             try:

@@ -5,6 +5,7 @@ Invariant: what this trainer does not do is refused by name before anything star
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -14,11 +15,12 @@ from clawgym.engines.folders import load_config
 from clawgym.engines.load import sees
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.protocols import loss_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["CPU", "environment", "on_cpu", "refuse", "verl_settings", "window_of"]
+__all__ = ["CPU", "environment", "loss_mode", "on_cpu", "refuse", "verl_settings", "window_of"]
 
 CPU = "clawgym.trainers.verl.cpu"
 FORMULAS = "clawgym.trainers.verl.formulas"
@@ -89,6 +91,12 @@ def environment(config: TrainConfig) -> dict[str, str]:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
     return given
+
+
+def loss_mode(config: TrainConfig) -> str:
+    """The loss of ``config`` and its options as text, which verl hands on to each process that learns. Raises as
+    :func:`~clawgym.trainers.protocols.loss_of` does."""
+    return json.dumps([config.algorithm.loss, loss_of(config.algorithm).keywords])
 
 
 def verl_settings(config: TrainConfig, model: Path, *, window: int, run: Path, resume: Path | None) -> DictConfig:
@@ -191,7 +199,7 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "clip_ratio_low": config.algorithm.clip_low,
                 "clip_ratio_high": config.algorithm.clip_high,
                 "clip_ratio_c": config.algorithm.dual_clip or float("inf"),
-                "policy_loss": {"loss_mode": NAME},
+                "policy_loss": {"loss_mode": loss_mode(config)},
                 "calculate_entropy": True,
                 "entropy_coeff": config.algorithm.entropy,
                 "use_kl_loss": config.algorithm.kl > 0,  # then verl has a reference model

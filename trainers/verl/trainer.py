@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import ray
 import torch
@@ -25,7 +25,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -42,13 +42,19 @@ from clawgym.trainers.credit import Attempt, figures_of, scores_of, taught_advan
 from clawgym.trainers.verl.formulas import NAME, token_votes
 from clawgym.trainers.verl.rows import attempts_of, beside, imitation_of, padded
 from clawgym.trainers.verl.timeline import Span
-from clawgym.trainers.verl.worker import LEARNERS, RATE
+from clawgym.trainers.verl.worker import RATE, DetachedLearner, Learner
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl.workers.rollout.llm_server import LLMServerClient
 
-__all__ = ["TRAINERS", "Episodes", "Owner"]
+__all__ = ["Episodes", "Owner", "in_verl"]
+
+
+def in_verl(mode: str) -> str:
+    """The name in verl's registry of our trainer of ``verl.mode``."""
+    return f"clawgym_{mode}"
+
 
 _POLL = 0.1
 """Seconds between two looks at whether groups have ended."""
@@ -137,6 +143,8 @@ class _Async(_Waiting, ReplayBufferAsync): ...
 class _Ours(PPOTrainer):
     """What is ours in each of verl's trainers."""
 
+    learner: ClassVar[type[Any]] = Learner
+
     def __init__(self, config: DictConfig, owner: Owner) -> None:
         self.owner = owner
         self._figures: dict[str, float] = {}
@@ -157,7 +165,7 @@ class _Ours(PPOTrainer):
         super()._init_resource_pool_mgr()
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(LEARNERS[self.trainer_mode])
+                self.role_worker_mapping[role] = ray.remote(self.learner)
 
     def reader(self) -> LLMServerClient:
         """A client that gives back all that a server says, in every mode."""
@@ -441,6 +449,7 @@ _KEPT = (
 )  # fmt: skip
 
 
+@register_trainer(in_verl("sync"))
 class _SyncTrainer(_Ours, PPOTrainerSync):
     def on_sample_end(self) -> None:
         # A group that came too late has left requests behind, which no server may hold while it sleeps.
@@ -453,14 +462,10 @@ class _SyncTrainer(_Ours, PPOTrainerSync):
         self._after_step()
 
 
+@register_trainer(in_verl("colocate_async"))
 class _ColocatedTrainer(_Ours, PPOTrainerColocateAsync): ...
 
 
-class _SeparateTrainer(_Ours, PPOTrainerSeparateAsync): ...
-
-
-TRAINERS: Mapping[str, type[Any]] = {
-    "sync": _SyncTrainer,
-    "colocate_async": _ColocatedTrainer,
-    "separate_async": _SeparateTrainer,
-}
+@register_trainer(in_verl("separate_async"))
+class _SeparateTrainer(_Ours, PPOTrainerSeparateAsync):
+    learner = DetachedLearner

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
@@ -17,7 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from clawgym.trainers.verl.formulas import loss
 
-__all__ = ["LEARNERS", "RATE"]
+__all__ = ["RATE", "DetachedLearner", "Learner"]
 
 RATE = "clawgym_rate"
 """Of a batch: the rate that it is learnt at. verl's schedules know no budget."""
@@ -38,15 +36,9 @@ class _Learns:
         return None if output is None else output.cpu()
 
 
-class _Learner(_Learns, ActorRolloutRefWorker): ...
+class Learner(_Learns, ActorRolloutRefWorker):
+    """Learns and samples by turns."""
 
 
-class _DetachedLearner(_Learns, DetachActorWorker): ...
-
-
-LEARNERS: Mapping[str, type[Any]] = {
-    "sync": _Learner,
-    "colocate_async": _Learner,
-    "separate_async": _DetachedLearner,
-}
-"""By mode: those that verl's trainers have there."""
+class DetachedLearner(_Learns, DetachActorWorker):
+    """Only learns, in the mode ``separate_async``."""

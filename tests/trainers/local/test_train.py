@@ -209,7 +209,7 @@ async def test_a_full_disk_is_said_before_anything_is_overwritten(
 async def test_the_figures_go_to_other_trackers_too(taught: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracking = {"wandb": "offline", "tensorboard": True}
+    tracking = {"wandb": {"mode": "offline"}, "tensorboard": None}
     out = tmp_path / "tracked"
     await train(small(model={"path": str(taught)}, tracking=tracking, budget={"steps": 1}), out, view=Said())
     assert list(out.glob("wandb/offline-run-*/*.wandb"))

@@ -19,6 +19,7 @@ from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import taught_advantages
+from clawgym.trainers.verl.settings import loss_mode
 
 from ..batches import batch_of, episode_of, sample_of
 from ..local.test_learner import start
@@ -175,7 +176,7 @@ class Both:
         return configs.ActorConfig(
             strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=about.clip_low,
             clip_ratio_high=about.clip_high, clip_ratio_c=about.dual_clip or float("inf"),
-            policy_loss=configs.PolicyLossConfig(loss_mode="clawgym"), use_kl_loss=about.kl > 0,
+            policy_loss=configs.PolicyLossConfig(loss_mode=loss_mode(self.config)), use_kl_loss=about.kl > 0,
             kl_loss_coef=about.kl, entropy_coeff=about.entropy,
         )  # fmt: skip
 
@@ -241,7 +242,7 @@ def test_the_loss_of_each_row(both: Both) -> None:
     given, factors = both.of_verl()
     logp, old, mask = both.rows(both.logp), both.rows(both.old), both.mask
     losses = [
-        core.get_policy_loss_fn("clawgym")(
+        formulas.policy_loss(
             old_log_prob=old[n : n + 1], log_prob=logp[n : n + 1], advantages=given[n : n + 1],
             response_mask=mask[n : n + 1], config=both.actor(), rollout_is_weights=factors[n : n + 1],
         )[0]
@@ -343,9 +344,3 @@ def test_every_mini_batch_of_every_rank_has_its_share_beside_it(ranks: int, cut:
 def test_mini_batches_share_the_votes() -> None:
     whole, cut = Both({}, seed=3), Both({"algorithm": {"minibatches": 4}}, seed=3)
     torch.testing.assert_close(cut.of_verl()[1], 4 * whole.of_verl()[1])
-
-
-def test_a_batch_without_factors_is_refused() -> None:
-    same = torch.zeros(1, 2)
-    with pytest.raises(ValueError, match="trainer=verl"):
-        core.get_policy_loss_fn("clawgym")(same, same, same, same, config=Both({}, 0).actor())
