@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from clawgym.evaluation.runner import EvalConfig, evaluate
     from clawgym.rollout import run_episode
     from clawgym.sandbox import SandboxSpec, backend
+    from clawgym.tasks.python import TaskDraft, task
     from clawgym.tasks.sets import load
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "SandboxSpec",
     "Step",
     "Task",
+    "TaskDraft",
     "TaskFile",
     "TaskSet",
     "Turn",
@@ -54,16 +56,19 @@ __all__ = [
     "load",
     "make_agent",
     "run_episode",
+    "task",
 ]
 
 _LATE = {
     "EvalConfig": "clawgym.evaluation.runner",
     "SandboxSpec": "clawgym.sandbox",
+    "TaskDraft": "clawgym.tasks.python",
     "backend": "clawgym.sandbox",
     "evaluate": "clawgym.evaluation.runner",
     "load": "clawgym.tasks.sets",
     "make_agent": "clawgym.agents",
     "run_episode": "clawgym.rollout",
+    "task": "clawgym.tasks.python",
 }
 
 

@@ -1,15 +1,49 @@
-"""A first task to start from: small, complete, and sound as it is."""
+"""A first task set to start from: small, complete, and sound as it is. In Python, or one task as a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import clawgym
 from clawgym.tasks.formats._files import atomic_target, check_task_id
+from clawgym.tasks.python import PythonTasks, load_file
 from clawgym.verifiers.stock import stock_reward_sh
 
-__all__ = ["new_task", "starter"]
+__all__ = ["PYTHON", "new_python", "new_task", "starter"]
+
+PYTHON = '''\
+"""Add up numbers: one task for each seed."""
+
+import random
+
+from clawgym import TaskDraft, task
+
+
+@task(seeds=range(50))
+def add_up(seed):
+    rng = random.Random(seed)
+    file = rng.choice(["sales.txt", "trips.txt", "hours.txt"])
+    numbers = [rng.randint(-99, 99) for _ in range(20)]
+    return TaskDraft(
+        instruction=f"Write the sum of the numbers in {file} to sum.txt.",
+        files={file: "\\n".join(map(str, numbers)) + "\\n"},
+        check=check,
+        expected={"total": sum(numbers)},
+        solution=f"awk '{{s += $1}} END {{print s}}' {file} > sum.txt",
+        wrong={
+            "ignores signs": f"tr -d - < {file} | awk '{{s += $1}} END {{print s}}' > sum.txt",
+            "counts the lines": f"wc -l < {file} > sum.txt",
+        },
+    )
+
+
+def check(workspace, total):
+    words = (workspace / "sum.txt").read_text().split()
+    return {"sum": words[:1] == [str(total)], "nothing_else": words == [str(total)]}
+'''
+"""What ``clawgym tasks new`` writes."""
 
 _INSTRUCTION = """\
 input/sales.csv lists sales as region,product,amount. Refunds are negative amounts.
@@ -123,3 +157,16 @@ def new_task(folder: Path) -> Task:
     with atomic_target(folder) as target:
         clawgym.write_task(task, target)
     return clawgym.read_task(folder)
+
+
+def new_python(path: Path) -> PythonTasks:
+    """Write :data:`PYTHON` as the new file ``path``, and return its tasks.
+
+    Raises :class:`TaskError` if the file exists or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(PYTHON)
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be written ({error.strerror}): choose another name") from error
+    return load_file(path)

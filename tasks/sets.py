@@ -18,7 +18,8 @@ from clawgym.registry import did_you_mean, packs
 from clawgym.tasks import _hub
 from clawgym.tasks.curation import clean
 from clawgym.tasks.formats import read
-from clawgym.tasks.packs import SPLITS, pack
+from clawgym.tasks.packs import SPLITS, Pack, pack
+from clawgym.tasks.python import load_file
 
 __all__ = ["PUBLISHED", "SUBSETS", "Published", "about", "available", "load", "names"]
 
@@ -72,7 +73,8 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
 
     Args:
         name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
-            or ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
+            a Python file with tasks (``my_tasks.py``, ``my_tasks.py:train``), which is imported; or
+            ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
             of a subset a prefix of its content hash.
         limit: stop after this many tasks.
@@ -88,7 +90,9 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
     base, _, version = name.partition("@")
     version, _, split = (version or base).partition(":") if version else ("", "", base.partition(":")[2])
     base = base.partition(":")[0]
-    if base in packs:
+    if (file := _python_file(name)) is not None:
+        tasks = _of_pack(name, load_file(Path(file[0])), "", file[1])
+    elif base in packs:
         tasks = _pack(base, version, split)
     elif base in PUBLISHED and not split:
         tasks = _published(base, version, stop)
@@ -119,6 +123,12 @@ def available(name: str) -> str:
     return "not here: downloaded at first use" if PUBLISHED[name].repo else f"not here: set {DATA_VARIABLE}"
 
 
+def _python_file(name: str) -> tuple[str, str] | None:
+    """Path and split of ``my_tasks.py`` or ``my_tasks.py:train``; None for another name."""
+    path, _, split = name.rpartition(":") if ".py:" in name else (name, "", "")
+    return (path, split) if path.endswith(".py") else None
+
+
 def _is_path(name: str) -> bool:
     return (
         "/" in name or os.sep in name or name.startswith(("~", ".")) or name.endswith(".jsonl") or Path(name).exists()
@@ -131,7 +141,10 @@ def _unknown(name: str, base: str) -> TaskSetNotFound:
 
 
 def _pack(name: str, version: str, split: str) -> TaskSet:
-    module = pack(name)
+    return _of_pack(name, pack(name), version, split)
+
+
+def _of_pack(name: str, module: Pack, version: str, split: str) -> TaskSet:
     if version and version != module.version:
         raise TaskSetNotFound(f"{name} has version {module.version} here, not {version!r}: use {name}@{module.version}")
     for known in SPLITS:

@@ -13,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from clawgym.cli import app
+from clawgym.tasks import scaffold
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PYTHON = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.stem not in ("new-agent", "new-environment")  # one file in pieces, with tests of their own
+    if page.stem not in ("new-agent", "new-environment", "new-task")  # one file in pieces, with tests of their own
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
     if "import" in code
 ]
@@ -40,12 +41,17 @@ def test_python_examples_run(code: str, tmp_path: Path, request: pytest.FixtureR
 
 
 def test_the_page_on_new_tasks_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "new-task.md").read_text(), re.M | re.S)
+    page = (ROOT / "docs" / "new-task.md").read_text()
+    module, play, *_ = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert module == scaffold.PYTHON, "the page shows what `clawgym tasks new` writes"
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
     assert len(blocks) > 4
     script = "set -euo pipefail\n" + "\n".join(blocks)
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
+    played = subprocess.run([sys.executable, "-c", play], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert played.returncode == 0, played.stderr
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -45,6 +45,8 @@ PAYLOAD_PATH = "/payload/openclaw_reward_payload.json"
 _LOGS = "/logs/verifier"
 _MAX_STDOUT = 4 * 2**20
 _LOG_BYTES = 16 * 1024
+_CONTROL_LOG = 3000
+"""Characters of a failing control's log in the error."""
 _REFUSED = (400, 413, 422)
 """HTTP statuses by which an endpoint refuses the content of a request."""
 _MARGIN = 3.0
@@ -175,7 +177,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
         if control.cause is not None:
             raise GradingError(
                 f"task {task.id}: its verifier fails on the untouched workspace too ({control.cause}): "
-                f"mend the verifier in {task.origin or 'the task'}\n{control.log[-500:]}",
+                f"mend the verifier in {task.origin or 'the task'}\n{control.log[-_CONTROL_LOG:]}",
                 cause=f"control-{control.cause}",
             )
     checks = strict.checks

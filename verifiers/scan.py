@@ -33,7 +33,7 @@ _STARTERS = re.compile(
     r"|os\.(system|popen|exec[lv]p?e?|spawn[lv]p?e?|posix_spawnp?|startfile)"
     r"|pty\.spawn"
     r"|asyncio\.(subprocess\.)?create_subprocess_(exec|shell)"
-    r"|clawgym_checks\.run_program"
+    r"|clawgym(_checks|\.verifiers\.checks)\.run_program"
 )
 # No source without one of these can match anything above (bar spaces before a bracket): most checkers are never parsed.
 _HINTS = (

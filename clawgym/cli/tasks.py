@@ -16,10 +16,10 @@ from clawgym.cli import make
 from clawgym.cli._options import Concurrency, JsonFlag, Limit, SandboxName, TaskIds, TaskSetName
 from clawgym.cli.audit import audit_command
 from clawgym.console import Console, progress
-from clawgym.evaluation.validate import TIMES, WRONG_BELOW, Finding, validate_task
+from clawgym.evaluation.validate import LEAST_WRONG, TIMES, WRONG_BELOW, Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, write
-from clawgym.tasks.scaffold import new_task
+from clawgym.tasks.scaffold import new_python, new_task
 from clawgym.tasks.sets import about
 from clawgym.visible import visible
 
@@ -140,20 +140,35 @@ def validate(
     sandbox: SandboxName = "auto",
     concurrency: Concurrency = None,
 ) -> None:
-    """Run each task's solution and a do-nothing agent thrice, its wrong solutions once; exit status 1 if unsound."""
+    """Run each task's solution and a do-nothing agent three times, its wrong solutions once; exit 1 if unsound."""
     tasks = load(taskset, ids=task, limit=limit)
     _print_problems(tasks)
     findings = asyncio.run(_validate(tasks, sandbox, concurrency or _AT_ONCE))
     bad = [finding for finding in findings if finding.status in ("fail", "infra")]
-    for finding in bad:
-        out.say(f"{finding.status} {finding.task_id} {finding.rule}: {finding.detail}", style="red")
+    for (status, detail, log), where in _grouped(bad).items():
+        out.say(f"{status} {where}: {detail}", style="red")
+        for line in log.splitlines():
+            out.say(f"    {line}", style="dim")
     counts = Counter(f"{finding.rule.partition('/')[0]} {finding.status}" for finding in findings)
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
     out.say(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}")
-    rule = f"oracle {TIMES} times 1; noop {TIMES} times, and what is wrong, strict 0 and official below {WRONG_BELOW}"
-    out.say(f"asked for: {rule}; the same checks each time")
+    out.say(
+        f"Required: the solution scores 1; no-op and wrong solutions fail, with an official score below {WRONG_BELOW} "
+        f"({TIMES} runs each of the solution and no-op, with the same scores; {LEAST_WRONG} wrong solutions at least)."
+    )
     if bad or tasks.problems:
         raise typer.Exit(1)
+
+
+def _grouped(findings: list[Finding]) -> dict[tuple[str, str, str], str]:
+    """Status, detail and log of the findings -> where they were met, task and rule: the first three of many."""
+    met: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        met.setdefault((finding.status, finding.detail, finding.log), []).append(f"{finding.task_id} {finding.rule}")
+    return {
+        key: ", ".join(where[:3]) + (f" and {len(where) - 3} more" if len(where) > 3 else "")
+        for key, where in met.items()
+    }
 
 
 async def _validate(tasks: TaskSet, sandbox: str, concurrency: int) -> list[Finding]:
@@ -210,9 +225,18 @@ def _convert(source: str, dest: Path, format: FormatName) -> None:
 
 @app.command()
 def new(
-    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new folder; its name is the task's id.")],
+    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new file (NAME.py), or the new folder.")],
+    format: Annotated[
+        Literal["python", "clawgym"],
+        typer.Option(help="python: a file that makes tasks from seeds. clawgym: a folder with one task."),
+    ] = "python",
 ) -> None:
-    """Start a task: a small one that works, to change step by step."""
-    new_task(path)
+    """Start a task set: a small one that works, to change step by step."""
+    if format == "python":
+        path = path if path.suffix == ".py" else path.with_name(f"{path.name}.py")
+        new_python(path)
+    else:
+        new_task(path)
     shown = path if path.is_absolute() else f"./{path}"
-    out.say(f"{path} is a working task. Change it, then: clawgym tasks validate {shown}")
+    what = "has working tasks" if format == "python" else "is a working task"
+    out.say(f"{path} {what}. Change it, then: clawgym tasks validate {shown}")

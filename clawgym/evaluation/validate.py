@@ -17,18 +17,24 @@ from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.protocol import Agent
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import AgentError, UnsupportedTask
-from clawgym.records import Episode, Outcome, Task
+from clawgym.records import Episode, Fault, Outcome, Task
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
-__all__ = ["TIMES", "WRONG_BELOW", "Finding", "Status", "validate_solution", "validate_task"]
+__all__ = ["LEAST_WRONG", "TIMES", "WRONG_BELOW", "Finding", "Status", "validate_solution", "validate_task"]
 
 TIMES = 3
 """How often the solution and doing nothing are tried."""
+LEAST_WRONG = 2
+"""Wrong solutions that a task needs."""
 WRONG_BELOW = 0.995
 """What is wrong gets an official score below this, besides a strict score of 0: from here on a table with two decimals
 says 1.00, and nobody who reads it sees that the work was wrong. Partial credit up to there is the task's own affair.
 Not asked of work that edits inputs (``tampered``): the official grading does not put them back."""
+
+_NO_SOLUTION = "no reference solution: add solution/solve.sh, or solution= in Python"
+_LOG_LINES, _LOG_CHARACTERS = 25, 3000
+"""Most of a verifier's output that a finding holds: its last lines, and characters."""
 
 Status = Literal["pass", "fail", "skip", "infra"]
 
@@ -39,9 +45,11 @@ class Finding:
 
     task_id: str
     rule: str
-    """``supported``, ``oracle``, ``repeat``, ``noop``, ``repeat-noop`` or ``wrong/<script>``."""
+    """``supported``, ``oracle``, ``repeat``, ``noop``, ``repeat-noop``, ``wrong`` (too few) or ``wrong/<script>``."""
     status: Status
     detail: str = ""
+    log: str = ""
+    """What the verifier printed, the end of it; text of the task and of its checker."""
 
 
 async def validate_task(task: Task, backend: Backend) -> list[Finding]:
@@ -51,7 +59,13 @@ async def validate_task(task: Task, backend: Backend) -> list[Finding]:
     """
     if task.unsupported:
         return [Finding(task.id, "supported", "skip", task.unsupported)]
-    found = await validate_solution(task, backend, times=TIMES)
+    if task.solution:
+        found = await validate_solution(task, backend, times=TIMES)
+    else:
+        found = [Finding(task.id, "oracle", "fail", f"{_NO_SOLUTION}, so nothing shows that the task can be solved")]
+    if len(task.wrong_solutions) < LEAST_WRONG:
+        few = f"{len(task.wrong_solutions)} wrong solutions: add {LEAST_WRONG} at least, in wrong/ or as wrong="
+        found.append(Finding(task.id, "wrong", "fail", few))
     found += await _several(task, "noop", "repeat-noop", _must_fail, backend, NoopAgent, TIMES)
     for script in task.wrong_solutions:
         episode = await _attempt(task, backend, lambda script=script: ScriptAgent(script.read(), script.path))
@@ -62,7 +76,7 @@ async def validate_task(task: Task, backend: Backend) -> list[Finding]:
 async def validate_solution(task: Task, backend: Backend, *, times: int = 2) -> list[Finding]:
     """Run the reference solution ``times`` times, as long as it passes: rules ``oracle`` and ``repeat``."""
     if not task.solution:
-        return [Finding(task.id, "oracle", "skip", "no reference solution: add solution/solve.sh")]
+        return [Finding(task.id, "oracle", "skip", _NO_SOLUTION)]
     return await _several(task, "oracle", "repeat", _must_pass, backend, OracleAgent, times)
 
 
@@ -93,24 +107,23 @@ async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> E
 
 
 def _must_pass(task: Task, rule: str, episode: Episode | str) -> Finding:
-    if isinstance(episode, str):
-        return Finding(task.id, rule, "fail", episode)
-    if episode.outcome is Outcome.INFRA:
-        return Finding(task.id, rule, "infra", episode.cause or "")
+    if (broken := _not_graded(task, rule, episode)) is not None:
+        return broken
+    assert not isinstance(episode, str)
     if episode.outcome is Outcome.SOLVED:
         return Finding(task.id, rule, "pass")
     why = episode.cause or (episode.result and episode.result.cause) or ""
     if not why and episode.result:
         failed = [f"{name}={value:g}" for name, value in episode.result.checks.items() if value < 1]
         why = f"checks not met: {', '.join(failed)}" if failed else f"strict score {episode.result.strict:g}"
-    return Finding(task.id, rule, "fail", f"{episode.outcome}: {why}: mend solution/ or the verifier")
+    log = "" if episode.result is None else _end_of(episode.result.log)
+    return Finding(task.id, rule, "fail", f"{episode.outcome}: {why}: correct the solution or the verifier", log)
 
 
 def _must_fail(task: Task, rule: str, episode: Episode | str) -> Finding:
-    if isinstance(episode, str):
-        return Finding(task.id, rule, "fail", episode)
-    if episode.outcome is Outcome.INFRA:
-        return Finding(task.id, rule, "infra", episode.cause or "")
+    if (broken := _not_graded(task, rule, episode)) is not None:
+        return broken
+    assert not isinstance(episode, str)
     if episode.outcome is Outcome.SOLVED or (episode.result and episode.result.strict >= 1):
         return Finding(task.id, rule, "fail", "was accepted: add a check that only the right work passes")
     official = episode.result.official if episode.result else 0.0
@@ -121,6 +134,24 @@ def _must_fail(task: Task, rule: str, episode: Episode | str) -> Finding:
     return Finding(task.id, rule, "pass", f"official {official:.3f}{', tampered' if tampered else ''}")
 
 
+def _not_graded(task: Task, rule: str, episode: Episode | str) -> Finding | None:
+    """The finding where there are no scores in [0, 1] to look at; None if there are."""
+    if isinstance(episode, str):
+        return Finding(task.id, rule, "fail", episode)
+    if episode.outcome is Outcome.INFRA:
+        why, _, log = (episode.error or episode.cause or "").partition("\n")
+        return Finding(task.id, rule, "fail" if episode.fault is Fault.TASK else "infra", why, _end_of(log))
+    if episode.result is not None and episode.result.out_of_range:
+        names = ", ".join(episode.result.out_of_range[:5])
+        why = f"scores outside [0, 1], or NaN: {names}: let each check give a number from 0 to 1"
+        return Finding(task.id, rule, "fail", why, _end_of(episode.result.log))
+    return None
+
+
+def _end_of(log: str) -> str:
+    return "\n".join(log[-_LOG_CHARACTERS:].strip().splitlines()[-_LOG_LINES:])
+
+
 def _must_repeat(task: Task, rule: str, first: Episode | str, second: Episode | str) -> Finding:
     """Two gradings of the same work give the same checks."""
     if isinstance(first, str) or isinstance(second, str):
@@ -128,6 +159,8 @@ def _must_repeat(task: Task, rule: str, first: Episode | str, second: Episode | 
     if second.outcome is Outcome.INFRA or not (first.result and second.result):
         return Finding(task.id, rule, "infra", second.cause or "")
     one, two = first.result, second.result
+    if two.judged_by:
+        return Finding(task.id, rule, "pass", "judged by a model: not compared")
     changed = sorted(n for n in {*one.checks, *two.checks} if one.checks.get(n) != two.checks.get(n))
     if changed or one.official != two.official:
         what = ", ".join(changed) or f"the official score ({one.official} and {two.official})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from types import ModuleType
 from typing import Literal, Protocol, runtime_checkable
 
 from clawgym.errors import TaskSetNotFound
@@ -35,7 +36,12 @@ class Pack(Protocol):
 @lru_cache(maxsize=32)
 def pack(name: str) -> Pack:
     """The pack called ``name``, or at ``package.module:thing``. Raises :class:`TaskSetNotFound` if there is none."""
-    made = packs.make(name)
+    found = packs.get(name)
+    if isinstance(found, ModuleType):
+        from clawgym.tasks.python import tasks_of
+
+        found = tasks_of(found)
+    made = found if isinstance(found, Pack) and not isinstance(found, type) else packs.make(name)
     if not isinstance(made, Pack):
         raise TaskSetNotFound(
             f"pack {name!r} is no pack, but {type(made).__name__}: give it version and load(split, seeds) "

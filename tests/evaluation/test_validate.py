@@ -61,7 +61,7 @@ async def test_a_checker_that_varies_is_found(backend: Backend):
 
 async def test_a_checker_that_varies_on_no_work_is_found(backend: Backend):
     check = "import json, time\nprint(json.dumps({'wrong': 0.0, 'odd': float(time.time_ns() % 7919)/ 7919}))\n"
-    task = graded_by(check, solution=(), wrong_solutions=())
+    task = graded_by(check)
     found = {f.rule: f for f in await validate_task(task, backend)}
     assert (found["noop"].status, found["repeat-noop"].status) == ("pass", "fail")
     assert "odd" in found["repeat-noop"].detail
@@ -88,19 +88,33 @@ async def test_a_solution_that_passes_now_and_then_is_found(monkeypatch, passes:
     monkeypatch.setattr(validate, "run_episode", run_episode)
     task = dataclasses.replace(starter("t"), wrong_solutions=())
     found = statuses(await validate_task(task, backend=None))  # type: ignore[arg-type]
-    assert found == {"oracle": "fail", "repeat": "fail", "noop": "pass", "repeat-noop": "pass"}
+    assert found == {"oracle": "fail", "repeat": "fail", "wrong": "fail", "noop": "pass", "repeat-noop": "pass"}
     assert made == ["oracle"] * (passes + 1) + ["noop"] * 3
 
 
-async def test_what_cannot_be_tried_is_skipped(backend: Backend):
+async def test_unsupported_task_is_skipped_and_one_without_solutions_is_refused(backend: Backend):
     unsupported = dataclasses.replace(starter("t"), unsupported="needs a printer")
     assert statuses(await validate_task(unsupported, backend)) == {"supported": "skip"}
     bare = dataclasses.replace(starter("t"), solution=(), wrong_solutions=())
-    assert statuses(await validate_task(bare, backend)) == {
-        "oracle": "skip",
-        "noop": "pass",
-        "repeat-noop": "pass",
-    }
+    found = {f.rule: f for f in await validate_task(bare, backend)}
+    assert statuses(found.values()) == {"oracle": "fail", "wrong": "fail", "noop": "pass", "repeat-noop": "pass"}
+    assert "no reference solution" in found["oracle"].detail
+    assert "0 wrong solutions: add 2 at least" in found["wrong"].detail
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.5", "float('nan')", "float('inf')"])
+async def test_scores_outside_of_the_range_are_found(value: str, backend: Backend):
+    found = await validate_task(graded_by(f"import json\nprint(json.dumps({{'a': 0.0, 'b': {value}}}))\n"), backend)
+    assert {f.status for f in found} == {"fail"}
+    assert all("scores outside [0, 1], or NaN: b" in f.detail for f in found)
+
+
+async def test_crash_of_a_checker_is_the_fault_of_the_task_and_shows_its_line(backend: Backend):
+    found = await validate_task(graded_by("import json\n\nraise KeyError('gone')\n"), backend)
+    assert {f.status for f in found} == {"fail"}
+    assert all('check.py", line 3' in f.log and "KeyError: 'gone'" in f.log for f in found)
+    found = await validate_task(graded_by("print('x\\n' * 100_000)\n"), backend)
+    assert all(len(f.log) <= 3000 and f.log.count("\n") < 25 for f in found)
 
 
 async def test_a_wrong_solution_that_is_no_text_is_a_finding(backend: Backend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from clawgym.cli.tasks import app
 from clawgym.errors import SandboxUnavailable, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
 from clawgym.tasks import load, names, read_task
-from clawgym.tasks.scaffold import new_task, starter
+from clawgym.tasks.scaffold import PYTHON, new_task, starter
 
 
 @pytest.fixture
@@ -34,25 +35,65 @@ def test_list_shows_every_name(run):
     assert all(name in result.stdout for name in names())
 
 
+def test_new_makes_a_python_file_that_loads(run, tmp_path):
+    result = run("new", "my.tasks")
+    assert result.exit_code == 0
+    assert "clawgym tasks validate ./my.tasks.py" in result.stdout
+    assert (tmp_path / "my.tasks.py").read_text() == PYTHON
+    assert len(load(str(tmp_path / "my.tasks.py"))) == 50
+    assert isinstance(run("new", "my.tasks.py").exception, TaskError)
+
+
 def test_new_makes_a_task_that_reads_back(run, tmp_path):
-    result = run("new", "my-task")
+    result = run("new", "my-task", "--format", "clawgym")
     assert result.exit_code == 0
     assert "clawgym tasks validate ./my-task" in result.stdout
     task = read_task(tmp_path / "my-task")
     assert task.content_hash == starter("my-task").content_hash
     assert len(task.wrong_solutions) == 3
-    assert isinstance(run("new", "my-task").exception, TaskError)
-    assert isinstance(run("new", "my:task").exception, TaskError)
+    assert isinstance(run("new", "my-task", "--format", "clawgym").exception, TaskError)
+    assert isinstance(run("new", "my:task", "--format", "clawgym").exception, TaskError)
 
 
-def test_validate_runs_it(run):
-    run("new", "my-task")
-    result = run("validate", "./my-task")
+@pytest.mark.parametrize(("format", "made"), [("clawgym", "./my-task"), ("python", "./my-task.py")])
+def test_validate_passes_what_new_makes(run, format, made):
+    run("new", "my-task", "--format", format)
+    result = run("validate", made, "--limit", "1")
     if isinstance(result.exception, SandboxUnavailable):
         pytest.skip(f"namespace: {result.exception}")
     assert (result.exit_code, result.exception) == (0, None)
     assert "oracle pass 1" in result.stdout
-    assert "wrong pass 3" in result.stdout
+    assert f"wrong pass {3 if format == 'clawgym' else 2}" in result.stdout
+    assert "Required: the solution scores 1; no-op and wrong solutions fail" in result.stdout
+
+
+def test_validate_shows_what_the_checker_printed(run, tmp_path):
+    folder = new_task(tmp_path / "my-task").origin
+    (tmp_path / "my-task/reward/check.py").write_text("import sys\nsys.stderr.write('a\\x1b[2Jb\\n')\n1 / 0\n")
+    result = run("validate", folder)
+    if isinstance(result.exception, SandboxUnavailable):
+        pytest.skip(f"namespace: {result.exception}")
+    assert result.exit_code == 1
+    assert r"a\x1b[2Jb" in result.stdout
+    assert 'check.py", line 3' in result.stdout
+    assert "ZeroDivisionError" in result.stdout
+
+
+def test_validate_refuses_a_task_without_solutions_and_names_each_reason_once(run, tmp_path):
+    for name in ("one", "two", "three", "four"):
+        new_task(tmp_path / f"set/{name}")
+        shutil.rmtree(tmp_path / f"set/{name}/solution")
+        (tmp_path / f"set/{name}/wrong/tampers.sh").unlink()
+        (tmp_path / f"set/{name}/wrong/no-refunds.sh").unlink()
+    result = run("validate", "./set")
+    if isinstance(result.exception, SandboxUnavailable):
+        pytest.skip(f"namespace: {result.exception}")
+    assert result.exit_code == 1
+    lines = [line for line in result.stdout.splitlines() if line.startswith("fail ")]
+    assert [line.partition(": ")[0] for line in lines] == [
+        "fail four oracle, one oracle, three oracle and 1 more",
+        "fail four wrong, one wrong, three wrong and 1 more",
+    ]
 
 
 def test_validate_fails_on_an_unsound_or_unreadable_task(run, tmp_path):
