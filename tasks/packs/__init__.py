@@ -25,8 +25,10 @@ class Pack(Protocol):
     ``generators`` if its tasks are made from integer seeds (:class:`~clawgym.tasks.packs.seeded.SeededPack`).
     """
 
-    version: str
-    """Changes with the tasks."""
+    @property
+    def version(self) -> str:
+        """Changes with the tasks."""
+        ...
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
         """The tasks of a split; without ``seeds``, the pack's own choice of them."""
