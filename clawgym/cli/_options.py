@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 TaskSetName = Annotated[
-    str, typer.Argument(metavar="TASKSET", help="A task set: its name, a pack (NAME:split), a folder or a JSONL file.")
+    str, typer.Argument(metavar="TASKSET", help="Its name, a pack (NAME:split), a folder, a JSONL or Python file.")
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="A pool: its file, or postgresql://...")]

@@ -327,7 +327,7 @@ def test_evaluation_of_a_python_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PYTHON)
     code = "from clawgym.cli import main; main()"
-    words = ["eval", "--bench", "mine.py:heldout", "--limit", "2", "--agent", "oracle", "--out", "run"]
+    words = ["eval", "mine.py:heldout", "--limit", "2", "--agent", "oracle", "--out", "run"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in Path("run/results.jsonl").read_text().splitlines()]
