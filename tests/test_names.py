@@ -17,25 +17,20 @@ PINNED = (
 ALLOWED: dict[str, int] = {
     "Agent": 2,
     "Attempt": 3,
-    "Batch": 2,
     "Budget": 3,
     "Change": 2,
     "Dialect": 2,
     "Draft": 3,
     "Entry": 3,
-    "Failure": 3,
-    "Finding": 3,
+    "Failure": 2,
+    "Finding": 2,
     "Learner": 2,
     "Malformed": 2,
-    "Path": 2,
-    "Reply": 2,
     "Screen": 2,
     "Server": 2,
     "Shown": 2,
     "Step": 2,
     "ToolServer": 2,
-    "Verdict": 2,
-    "Worker": 2,
 }
 """Names that are still used more than once, and how often. This list may only get shorter."""
 

@@ -15,7 +15,7 @@ from clawgym.console import Console
 
 if TYPE_CHECKING:
     from clawgym.pool import Pool
-    from clawgym.pool.check import Verdict
+    from clawgym.pool.check import TraceVerdict
     from clawgym.pool.exchange import Format
 
 __all__ = ["app"]
@@ -140,7 +140,7 @@ def check(
     raise typer.Exit(0 if exact else 1)
 
 
-def _show_verdicts(verdicts: list[Verdict], with_texts: bool) -> None:
+def _show_verdicts(verdicts: list[TraceVerdict], with_texts: bool) -> None:
     from rich.table import Table
 
     from clawgym.visible import visible
@@ -165,7 +165,7 @@ def _show_verdicts(verdicts: list[Verdict], with_texts: bool) -> None:
     console.say(f"{said}{texts}")
 
 
-def _why(verdict: Verdict) -> str:
+def _why(verdict: TraceVerdict) -> str:
     """The worst findings, each kind once."""
     level = {"exact": "note", "unproved": "unproved", "broken": "broken"}[verdict.status]
     kinds: dict[str, list[str]] = {}

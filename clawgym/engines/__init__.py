@@ -1,4 +1,4 @@
-"""Engines: what samples tokens. Those that need more packages are imported when they are first named."""
+"""Engines, which sample tokens. Those that need optional packages are imported on first use."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,7 @@
-"""The sequences that a model runs at the moment, and one step of all of them.
+"""The running sequences of a model, and one step of all of them.
 
-Each step takes one token of every sequence that decodes, and up to ``chunk`` tokens of prompts that are not computed
-yet, so that a long prompt stalls nobody for long. What a prompt shares with an earlier sequence is copied.
+Each step decodes one token of every decoding sequence and computes up to ``chunk`` tokens of prompts, so that a long
+prompt does not stall others. The prefix that a prompt shares with an earlier sequence is copied.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from clawgym.engines.load import Run
 from clawgym.engines.lora import Adapter, AdapterHooks
 from clawgym.records import common_prefix
 
-__all__ = ["Batch", "OutOfMemory", "Sequence"]
+__all__ = ["RunningBatch", "OutOfMemory", "Sequence"]
 
 ALONE = 4
-"""So many times ``chunk`` are taken while nobody is sampled who would have to wait."""
+"""Multiple of ``chunk`` that is computed while no sequence decodes."""
 WORTH_WAITING = 64
-"""A prompt waits for another that is being computed if it shares at least so many more ids with it."""
+"""A prompt waits for another one being computed if it shares at least this many additional ids with it."""
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One prompt and what is sampled after it."""
+    """One prompt and its sampled continuation."""
 
     ids: list[int]
-    """The prompt, then what was sampled."""
+    """The prompt, then the sampled ids."""
     temperature: float
     top_k: int
-    """0 for all."""
+    """0: disabled."""
     top_p: float
     uniform: Callable[[], float]
-    """The next of its own random numbers, in [0, 1)."""
+    """Its own generator of random numbers in [0, 1)."""
     prompt: int = field(init=False)
-    """How many ids the prompt has."""
+    """Number of prompt ids."""
     length: int = field(default=0, init=False)
-    """How many of ``ids`` have their keys and values here."""
+    """Number of ``ids`` whose keys and values are computed."""
     cached: int = field(default=0, init=False)
-    """How many of them were copied when it began."""
+    """Number of them that were copied from the prefix cache."""
     adapter: Adapter | None = field(default=None, init=False)
     root: int = field(default=0, init=False)
     buffer: torch.Tensor | None = field(default=None, init=False)
@@ -53,7 +53,7 @@ class Sequence:
     row: int = field(default=-1, init=False)
 
     number: float = field(init=False)
-    """The random number of its next token."""
+    """The random number for its next token."""
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -72,15 +72,15 @@ _S = TypeVar("_S", bound=Sequence)
 
 
 class OutOfMemory(Exception):
-    """There is no memory for this sequence; without it the others can go on."""
+    """There is not enough memory for this sequence; without it the others can continue."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__("out of memory")
         self.sequence = sequence
 
 
-class Batch(Generic[_S]):
-    """Owned by one thread, which calls it inside ``torch.inference_mode()``."""
+class RunningBatch(Generic[_S]):
+    """The running sequences. Belongs to one thread, which calls it inside ``torch.inference_mode()``."""
 
     def __init__(
         self, model: Any, run: Run, shape: KVShape, *, window: int, rows: int, kv_tokens: int, chunk: int
@@ -102,29 +102,32 @@ class Batch(Generic[_S]):
 
     @property
     def held(self) -> int:
-        """How many tokens the running sequences have room for."""
+        """Number of tokens that running sequences have memory for."""
         slabs = sum(slab.capacity * slab.kv.shape[2] for slab in list(self._slabs.values()))
         return slabs + sum(s.buffer.shape[3] for s in list(self._computing) if s.buffer is not None)
 
     @property
     def has_room(self) -> bool:
-        """Whether a prompt that begins now would be part of the next step."""
+        """Whether a prompt that starts now would be part of the next step."""
         waiting = sum(len(s.ids) - s.length for s in self._computing)
         return self._running < self._rows and waiting < self._room
 
     @property
     def _room(self) -> int:
-        """How many tokens of prompts the next step takes."""
+        """Number of prompt tokens that the next step computes."""
         stalled = self._running > len(self._computing)
         return self._chunk if stalled else ALONE * self._chunk
 
     def fits(self, sequence: _S) -> bool:
-        """Whether there is room for its prompt beside what runs; always, if nothing runs."""
+        """Whether there is memory for its prompt beside the running sequences; always true if none runs."""
         return not self._running or self.held + capacity_for(sequence.prompt + 1, self._window) <= self._kv_tokens
 
     def begin(self, sequence: _S, adapter: Adapter | None, root: int) -> bool:
-        """Let ``sequence`` run with ``adapter``; False if it had better wait for the prompt of another that begins
-        alike. Raises :class:`OutOfMemory`."""
+        """Start ``sequence`` with ``adapter``.
+
+        Returns False if it should rather wait for the prompt of another sequence with the same prefix. Raises
+        :class:`OutOfMemory`.
+        """
         packed_ids = packed(sequence.ids)
         blocks = self.prefixes.match(root, packed_ids, sequence.prompt - 1)
         cached = BLOCK * len(blocks)
@@ -143,7 +146,7 @@ class Batch(Generic[_S]):
         return True
 
     def leave(self, sequence: _S, *, keep: bool = True) -> None:
-        """Let ``sequence`` go; what it computed is kept for others, if ``keep``."""
+        """Remove ``sequence``; with ``keep`` its keys and values go to the prefix cache."""
         if keep:
             self._publish(sequence)
         if sequence.slab is not None:
@@ -156,21 +159,21 @@ class Batch(Generic[_S]):
         self.prefixes.trim(self._kv_tokens - self.held)
 
     def close(self) -> None:
-        """Let go of all that is held."""
+        """Free all memory."""
         self.forget()
         self._computing.clear()
         self._running = 0
         self.hooks.remove()
 
     def forget(self) -> None:
-        """Drop all that is kept. Only while nothing runs."""
+        """Clear the prefix cache. Only while no sequence runs."""
         self.prefixes.clear()
-        self._slabs.clear()  # also of numbers that damaged weights may have left in it
+        self._slabs.clear()  # removes NaNs that damaged weights may have written
 
     def step(self) -> list[tuple[_S, float]]:
-        """Run each sequence on. Those that got a token (the last of their ``ids``), with its log-probability.
+        """Run one step. Returns the sequences that got a token (the last of their ``ids``), with its log-probability.
 
-        Raises :class:`OutOfMemory`; then nothing has changed but the prefixes, which are gone.
+        Raises :class:`OutOfMemory`; then only the prefix cache has changed: it is empty.
         """
         self._make_places()
         planned = self._plan()
@@ -184,7 +187,7 @@ class Batch(Generic[_S]):
             sequence.ids.append(token)
             sequence.number = sequence.uniform()
             if sequence.length == sequence.prompt:
-                self._publish(sequence)  # others may be waiting for just this prompt
+                self._publish(sequence)  # others may be waiting for this prompt
         return list(zip(planned.ending, logprobs, strict=True))
 
     def _compute(self, step: _Step[_S]) -> tuple[list[int], list[float]]:
@@ -218,7 +221,7 @@ class Batch(Generic[_S]):
         return step
 
     def _make_places(self) -> None:
-        """Put what has outgrown its place, and what has its prompt computed, into the slab where it fits."""
+        """Move sequences that outgrew their place, or whose prompt is computed, to the slab where they fit."""
         for slab in list(self._slabs.values()):
             for sequence in [s for s in slab.sequences if s.length == slab.capacity]:
                 self._join(sequence)
@@ -226,7 +229,7 @@ class Batch(Generic[_S]):
             self._join(sequence)
 
     def _join(self, sequence: _S) -> None:
-        """Move ``sequence`` from its buffer, or from a slab that it has outgrown, to the slab where it fits."""
+        """Move ``sequence`` from its buffer or slab to the slab where it fits."""
         capacity = capacity_for(sequence.length + 1, self._window)
         kv = sequence.kv
 
@@ -256,7 +259,7 @@ class Batch(Generic[_S]):
             self.prefixes.clear()
 
     def _with_memory(self, victim: _S, do: Callable[[], Any]) -> Any:
-        """``do()``; again without the prefixes if there is no memory; then :class:`OutOfMemory`."""
+        """Call ``do()``; if memory is short, again without the prefix cache; then raise :class:`OutOfMemory`."""
         for last in (False, True):
             try:
                 return do()
@@ -272,7 +275,7 @@ class Batch(Generic[_S]):
 
 
 class _Step(Generic[_S]):
-    """What goes through the model together."""
+    """The input of the model in one step."""
 
     def __init__(self) -> None:
         self.parts: list[Decode | Prefill] = []
@@ -280,12 +283,12 @@ class _Step(Generic[_S]):
         self.positions: list[int] = []
         self.counts: list[tuple[_S, int]] = []
         self.ending: list[_S] = []
-        """Those whose next token is sampled, and in ``ends`` where their last one stands."""
+        """The sequences whose next token is sampled; ``ends`` has the position of their last token in the step."""
         self.ends: list[int] = []
         self.adapters: dict[Adapter, list[int]] = {}
 
     def add_rows(self, slab: Slab[_S]) -> None:
-        """The last token of each row of ``slab``."""
+        """Add the last token of each row of ``slab``."""
         rows, start = slab.sequences, len(self.ids)
         lengths = [s.length for s in rows]
         self.parts.append(Decode(slab, start, lengths))
@@ -299,7 +302,7 @@ class _Step(Generic[_S]):
                 self.adapters.setdefault(sequence.adapter, []).append(place)
 
     def add_prompt(self, sequence: _S, ids: list[int], kv: torch.Tensor) -> None:
-        """``ids``: the next of its prompt."""
+        """Add the next ``ids`` of a prompt."""
         start, begin = len(self.ids), sequence.length
         self.parts.append(Prefill(kv, begin, len(ids), start))
         self.ids += ids

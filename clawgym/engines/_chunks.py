@@ -1,6 +1,6 @@
-"""Reading the chunks of a streamed chat completion without trusting them.
+"""Parse the untrusted chunks of a streamed chat completion.
 
-Invariant: no chunk raises, a reply that has become too long aside, and no string that comes out holds a lone surrogate.
+Invariant: no chunk raises, except when the reply becomes too long, and no returned string contains a lone surrogate.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clawgym.engines.chat import Reply, count_of, storable
+from clawgym.engines.chat import ReplyCounter, count_of, storable
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.records import Usage
 
@@ -16,20 +16,21 @@ __all__ = ["Chunks"]
 
 
 class Chunks:
-    """What one stream has brought so far."""
+    """The state of one stream."""
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
-        """As reported, in the last chunk or with the finish reason."""
+        """The reported usage, from the last chunk or the one with the finish reason."""
         self.any = False
-        """Whether a piece of the answer came."""
-        self._reply = Reply()
+        """Whether any piece of the answer arrived."""
+        self._reply = ReplyCounter()
 
     def take(self, chunk: Mapping[str, Any]) -> Delta | None:
-        """The piece in ``chunk``, whose fields may be anything; None without one.
+        """Parse ``chunk``, whose fields may be anything. Returns its piece of the answer; None without one.
 
-        Raises :class:`~clawgym.errors.BudgetExceeded` where the reply has become too long."""
+        Raises :class:`~clawgym.errors.BudgetExceeded` if the reply becomes too long.
+        """
         self.usage = _usage(chunk.get("usage")) or self.usage
         choices = chunk.get("choices")
         choice = _object(choices[0]) if isinstance(choices, list) and choices else {}

@@ -1,4 +1,4 @@
-"""The official client, with failures as values: no chain of exceptions holds a request, and with it the key."""
+"""The official OpenAI client, with failures as values, so that no exception chain contains a request with the key."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from functools import lru_cache
 from typing import Any
 
 from clawgym.bounds import HELD_ANSWERS, LARGEST_ANSWER, LARGEST_ERROR, LARGEST_STREAM, OutOfBounds, read_json
-from clawgym.engines._failures import Failure, message_of, out_of_bounds, refusal_of
+from clawgym.engines._failures import EndpointFailure, message_of, out_of_bounds, refusal_of
 from clawgym.engines._sse import EventReader
 from clawgym.errors import EngineError, MissingDependency
 
 __all__ = ["Client"]
 
 _PIECE = 64
-"""Bytes that a piece counts for at least: an answer in single bytes is so much work."""
+"""Least bytes that a piece counts for: a response in single bytes takes as much work."""
 
 
 class _Refused(Exception):
-    """An answer that is not read any further."""
+    """A response that is not read any further."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: EndpointFailure) -> None:
         super().__init__(failure.text)
         self.failure = failure
 
 
 class Client:
-    """Chat completions at ``base_url``. ``timeout``, in seconds, bounds one request as a whole; of a stream, the time
-    to its first chunk and between two. What comes back is held to :mod:`clawgym.bounds`; redirects are not followed,
-    and nothing is decompressed."""
+    """Chat completions at ``base_url``.
+
+    ``timeout`` in seconds bounds a request as a whole; for a stream, the time to its first chunk and between chunks.
+    Responses are bounded by :mod:`clawgym.bounds`; redirects are not followed, and nothing is decompressed.
+    """
 
     def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
         try:
@@ -61,8 +63,8 @@ class Client:
         self._late = (TimeoutError, openai.APITimeoutError, *(library.TimeoutException for library in libraries))
         self._cut = (openai.APIConnectionError, *failures)
 
-    async def send(self, body: dict[str, Any]) -> Any | Failure:
-        """The decoded JSON of one exchange."""
+    async def send(self, body: dict[str, Any]) -> Any | EndpointFailure:
+        """Send one request. Returns the decoded JSON, or the failure."""
         asked = self._client.chat.completions.with_streaming_response.create(**body)
         try:
             async with asyncio.timeout(self._timeout), asked as response:
@@ -77,10 +79,10 @@ class Client:
             shown = raw.decode("utf-8", "replace").strip()[:80]
             cut_off = not shown or shown.startswith("{")
             do = "check that base_url ends with /v1"
-            return Failure(f"an answer that is not JSON ({shown!r})", retryable=cut_off, do=do)
+            return EndpointFailure(f"an answer that is not JSON ({shown!r})", retryable=cut_off, do=do)
 
     async def _whole(self, response: Any) -> bytes:
-        """The body of an answer."""
+        """Read the body of a response."""
         whole, size = bytearray(), 0
         try:
             async for piece in response.iter_bytes():
@@ -97,12 +99,12 @@ class Client:
         finally:
             self._held -= size
 
-    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any] | Failure, None]:
-        """The chunks of one exchange; last a failure, if one ended it."""
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any] | EndpointFailure, None]:
+        """Send one request and yield its chunks; the last item is the failure, if there is one."""
         named = {name: body[name] for name in ("model", "messages")}
         rest = {name: value for name, value in body.items() if name not in named}
         try:
-            # Whatever else is asked for goes as it came: the client would refuse what it does not know.
+            # Unknown parameters are sent as extra fields: the client would refuse them.
             asked = self._client.chat.completions.with_streaming_response.create(**named, stream=True, extra_body=rest)
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._timeout):
@@ -112,12 +114,12 @@ class Client:
             return
         except self._failures as error:
             failure = self._failure(error)
-        except EngineError as error:  # of the reader of events
+        except EngineError as error:  # from the event parser
             failure = out_of_bounds(str(error))
         yield failure
 
     async def _chunks(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """What the events of a stream hold. The time limit is for each of them: comments keep nothing alive."""
+        """Yield the decoded events. The time limit is for each event; comments do not extend it."""
         clock, reader, size = asyncio.get_running_loop().time, EventReader(), 0
         due = clock() + self._timeout
         while True:
@@ -135,21 +137,21 @@ class Client:
                     return
                 yield _chunk(data)
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: Exception) -> EndpointFailure:
         if isinstance(error, _Refused):
             return error.failure
         if isinstance(error, self._late):
-            return Failure(f"no answer within {self._timeout:g} s", status=None, retryable=True)
+            return EndpointFailure(f"no answer within {self._timeout:g} s", status=None, retryable=True)
         if isinstance(error, self._cut):
-            return Failure(f"no connection ({error.__cause__ or error!r})", retryable=True)
-        return Failure(f"a request that the client refuses ({error})", do="correct the request")
+            return EndpointFailure(f"no connection ({error.__cause__ or error!r})", retryable=True)
+        return EndpointFailure(f"a request that the client refuses ({error})", do="correct the request")
 
     async def aclose(self) -> None:
         await self._client.close()
 
 
 async def _look(response: Any) -> None:
-    """Refuse an answer by its head; of an error, with what its body says."""
+    """Raise for a response with an error status, or a compressed one."""
     if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise _Refused(out_of_bounds("a compressed answer, which was not asked for"))
     if 200 <= response.status_code < 300:
@@ -163,26 +165,26 @@ async def _look(response: Any) -> None:
 
 
 def _chunk(data: bytes) -> Mapping[str, Any]:
-    """The chunk in an event. Raises :class:`_Refused` for an error in the place of one."""
+    """Decode the chunk of an event. Raises :class:`_Refused` for an error object."""
     try:
         chunk = read_json(data)
     except OutOfBounds as error:
         raise _Refused(out_of_bounds(f"an event that cannot be read: {error}")) from None
     except ValueError as error:
         text = f"a stream that is not JSON ({error})"
-        raise _Refused(Failure(text, do="check that base_url ends with /v1")) from None
+        raise _Refused(EndpointFailure(text, do="check that base_url ends with /v1")) from None
     if not isinstance(chunk, dict):
         return {}
     if said := chunk.get("error"):
         code = said.get("code") if isinstance(said, dict) else None
         text = message_of(said) or "an error without a message"
-        raise _Refused(Failure(text, code=str(code or ""), retryable=True))
+        raise _Refused(EndpointFailure(text, code=str(code or ""), retryable=True))
     return chunk
 
 
 @lru_cache(maxsize=1)
 def _trusted() -> Any:
-    """The certificates of all clients: reading them takes longer than everything else about making one."""
+    """The TLS context of all clients: loading the certificates is the slowest part of making one."""
     import openai
 
     library = importlib.import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
@@ -190,7 +192,7 @@ def _trusted() -> Any:
 
 
 def _http_libraries() -> list[Any]:
-    """What releases of the SDK speak HTTP with, as far as it is here: their errors come through."""
+    """The installed HTTP libraries of SDK releases, whose exceptions are not wrapped."""
     found: list[Any] = []
     for name in ("httpx", "httpx2"):
         with contextlib.suppress(ImportError):

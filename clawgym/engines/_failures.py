@@ -1,7 +1,7 @@
-"""What went wrong at an endpoint, in words that may be shown: short, on one line, without the key.
+"""Error messages for failures of an endpoint: short, on one line, without the API key.
 
-Invariant: every error that leaves here ends with what to do, carries the endpoint's status, and names its host; a
-conversation that is too long is told apart from every other refusal.
+Invariant: every error ends with what to do, has the endpoint's status, and names its host. A conversation that is too
+long is distinguished from all other refusals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clawgym.engines.chat import storable
 from clawgym.errors import ContextLengthExceeded, EngineError
 
 __all__ = [
-    "Failure",
+    "EndpointFailure",
     "clean",
     "error_of",
     "host_of",
@@ -38,8 +38,8 @@ _CONTEXT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that got no answer, before it is decided what that means."""
+class EndpointFailure:
+    """A failed request, before it becomes an exception or a retry."""
 
     text: str
     status: int | None = None
@@ -51,7 +51,7 @@ class Failure:
 
 
 def host_of(url: str) -> str:
-    """Host and port of ``url``; never its user info. Raises :class:`EngineError` for what is no web address."""
+    """Host and port of ``url``, without user info. Raises :class:`EngineError` for an invalid URL."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -63,7 +63,7 @@ def host_of(url: str) -> str:
 
 
 def message_of(body: object) -> str:
-    """The message inside an error body, in the shapes that servers use; empty where there is none."""
+    """The message in an error body, in the formats that servers use; empty if there is none."""
     if isinstance(body, dict):
         for key in ("message", "detail", "error"):
             value = body.get(key)
@@ -79,8 +79,8 @@ def message_of(body: object) -> str:
     return body if isinstance(body, str) else ""
 
 
-def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> Failure:
-    """What an answer other than 200 means, whose body begins with ``raw``."""
+def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> EndpointFailure:
+    """The failure for a status other than 200; ``raw`` is the beginning of the body."""
     try:
         body = read_json(raw)
     except ValueError:
@@ -91,7 +91,7 @@ def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> Failure:
     if 300 <= status < 400:
         text = f"a redirect to {headers.get('location', 'nowhere')}, which is not followed"
     param, code = detail.get("param"), str(detail.get("code") or detail.get("type") or "")
-    return Failure(
+    return EndpointFailure(
         text,
         status,
         param=param if isinstance(param, str) else None,
@@ -101,14 +101,14 @@ def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> Failure:
     )
 
 
-def out_of_bounds(what: str) -> Failure:
-    """An answer that no model gives: larger or deeper than the bounds, or packed. Never tried again."""
+def out_of_bounds(what: str) -> EndpointFailure:
+    """The failure for a response beyond the bounds, or a compressed one. Never retried."""
     do = "check base_url, or use an endpoint that keeps the bounds (docs/gateway.md)"
-    return Failure(what, 502, do=do)
+    return EndpointFailure(what, 502, do=do)
 
 
 def clean(text: str, key: str = "") -> str:
-    """Text from outside, short, on one line, and without the key."""
+    """An untrusted text: shortened, on one line, and without the key."""
     text = " ".join(storable(text).split())
     if key:
         text = text.replace(key, "***")
@@ -116,16 +116,15 @@ def clean(text: str, key: str = "") -> str:
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "..."
 
 
-def is_context_overflow(failure: Failure) -> bool:
+def is_context_overflow(failure: EndpointFailure) -> bool:
     """Whether the endpoint refused because the conversation is too long for the model."""
     return failure.status in (400, 413, 422) and bool(_CONTEXT.search(f"{failure.code} {failure.text}"))
 
 
 def error_of(
-    failure: Failure, *, host: str, model: str, key: str = "", hints: dict[int, str] | None = None
+    failure: EndpointFailure, *, host: str, model: str, key: str = "", hints: dict[int, str] | None = None
 ) -> EngineError | ContextLengthExceeded:
-    """The error that ``failure`` means to the caller. ``hints`` says what to do about a status where the engine knows
-    better."""
+    """The exception for ``failure``. ``hints``: the engine's own advice for some statuses."""
     said = clean(failure.text, key)
     where = f"{host} ({failure.status})" if failure.status else host
     if is_context_overflow(failure):

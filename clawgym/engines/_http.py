@@ -1,8 +1,8 @@
-"""One HTTP upstream: a pooled client, time limits, JSON and event streams, errors in words.
+"""An HTTP endpoint: a pooled client, time limits, JSON and event streams, error messages.
 
-Invariants: one client session an engine; the API key is in no message and goes to no other host (redirects are not
-followed); nothing is decompressed, and nothing is held beyond :mod:`clawgym.bounds`; closing a stream closes its
-connection, which is how servers learn that nobody listens any more.
+Invariants: each engine has one client session. The API key is in no message and is sent to no other host (redirects are
+not followed). Nothing is decompressed, and responses are bounded by :mod:`clawgym.bounds`. Closing a stream closes its
+connection, which tells the server to stop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from clawgym.bounds import LARGEST_ANSWER, LARGEST_ERROR, OutOfBounds, read_json
-from clawgym.engines._failures import Failure, error_of, host_of, message_of, out_of_bounds, refusal_of
+from clawgym.engines._failures import EndpointFailure, error_of, host_of, message_of, out_of_bounds, refusal_of
 from clawgym.engines._retry import is_retryable
 from clawgym.engines._sse import EventReader
 from clawgym.errors import ClawGymError, MissingDependency
@@ -21,16 +21,17 @@ from clawgym.errors import ClawGymError, MissingDependency
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Upstream"]
+__all__ = ["HttpEndpoint"]
 
 _T = TypeVar("_T")
 
 
-class Upstream:
+class HttpEndpoint:
     """A server at ``base_url`` (with or without ``/v1``), serving ``model``.
 
-    Times in seconds: ``connect``, ``first`` (from sending a request to the first event), ``between`` (two events), and
-    ``patience`` (how long a request is tried again after it first failed). Of the event loop that first uses it.
+    Time limits in seconds: ``connect``, ``first`` (from sending a request to the first event), ``between`` (two
+    events), and ``patience`` (how long a request is retried after its first failure). Belongs to the event loop that
+    first uses it.
     """
 
     def __init__(
@@ -64,42 +65,42 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"Upstream(host={self.host!r}, model={self.model!r})"
+        return f"HttpEndpoint(host={self.host!r}, model={self.model!r})"
 
-    def error(self, failure: Failure) -> ClawGymError:
-        """What ``failure`` means."""
+    def error(self, failure: EndpointFailure) -> ClawGymError:
+        """The exception for ``failure``."""
         return error_of(failure, host=self.host, model=self.model, key=self._key)
 
-    def said(self, error: Any) -> Failure:
-        """An error object that came inside an answer."""
+    def said(self, error: Any) -> EndpointFailure:
+        """The failure for an error object inside a response."""
         code = error.get("code", error.get("status_code")) if isinstance(error, dict) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else None
         text = message_of(error) or "an error without a message"
-        return Failure(text, status, retryable=status is None or is_retryable(status))
+        return EndpointFailure(text, status, retryable=status is None or is_retryable(status))
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The JSON at ``path``. One try."""
+        """GET the JSON at ``path``, without retries."""
         return await self._json("GET", path, None)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON that answers ``body``. One try."""
+        """POST ``body`` and return the JSON response, without retries."""
         return await self._json("POST", path, body)
 
     async def tell(self, path: str, body: dict[str, Any]) -> None:
-        """Post ``body`` where the answer is in words, which are not read. One try."""
+        """POST ``body`` and ignore the content of the response, without retries."""
         response = await self._within(self._first, self._request("POST", path, body), "answer")
         async with response:
             await self._refuse(response)
 
     async def events(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The JSON of the events that answer ``body``, up to ``[DONE]`` or the end, at most ``most``; those that came
-        together together. One try.
+        """POST ``body`` and yield the JSON of the response's events, in batches as they arrive, without retries.
 
-        Raises :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
+        Ends at ``[DONE]`` or the end of the stream, and fails after ``most`` events. Raises
+        :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
         """
         clock = asyncio.get_running_loop().time
         seconds, what = self._first, "first answer"
-        due = clock() + seconds  # of the next event: comments that keep a connection alive are none
+        due = clock() + seconds  # for the next event; keep-alive comments do not count
         response = await self._within(seconds, self._request("POST", path, body), what)
         try:
             await self._refuse(response)
@@ -123,7 +124,7 @@ class Upstream:
                     await self._finish(response)
                     return
         finally:
-            response.close()  # nothing to close once it was read to its end
+            response.close()  # no effect once it was read to the end
 
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
@@ -164,22 +165,24 @@ class Upstream:
         return await self._session.request(method, self._root + path, data=data, headers=headers, allow_redirects=False)
 
     async def _within(self, seconds: float, what: Awaitable[_T], named: str, due: float | None = None) -> _T:
-        """``what``, with transport failures as errors that may be tried again. ``due`` is when ``seconds`` end, on
-        the loop's clock, where they began before."""
+        """Await ``what``, and turn transport failures into retryable errors.
+
+        ``due``: the deadline on the loop's clock, if the ``seconds`` started earlier.
+        """
         try:
             async with asyncio.timeout(seconds) if due is None else asyncio.timeout_at(due):
                 return await what
         except self._aiohttp.ConnectionTimeoutError:
-            failure = Failure(f"no connection within {self._connect:g} s", 503, retryable=True)
+            failure = EndpointFailure(f"no connection within {self._connect:g} s", 503, retryable=True)
         except TimeoutError:
-            failure = Failure(f"no {named} within {seconds:g} s", 504, retryable=True)
+            failure = EndpointFailure(f"no {named} within {seconds:g} s", 504, retryable=True)
         except (self._aiohttp.ClientError, OSError) as error:
-            failure = Failure(f"no connection ({type(error).__name__}: {error})", 503, retryable=True)
-        # Out here, so that no chain of exceptions holds the request, and with it the key.
+            failure = EndpointFailure(f"no connection ({type(error).__name__}: {error})", 503, retryable=True)
+        # Raised outside of the handler, so that the exception chain does not contain the request with the key.
         raise self.error(failure)
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> None:
-        """Raise what an answer other than 200 means, and refuse a compressed one."""
+        """Raise for a status other than 200, and for a compressed response."""
         if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise self.error(out_of_bounds("a compressed answer, which was not asked for"))
         if response.status == 200:
@@ -188,16 +191,16 @@ class Upstream:
         raise self.error(refusal_of(response.status, response.headers, raw))
 
     async def _finish(self, response: aiohttp.ClientResponse) -> None:
-        """Read what is left, so that the connection can be used again; nothing should be."""
+        """Read the rest, so that the connection can be reused; there should be none."""
         try:
             async with asyncio.timeout(1.0):
                 while await response.content.readany():
                     pass
         except (TimeoutError, self._aiohttp.ClientError, OSError):
-            pass  # the answer is whole; the connection is closed
+            pass  # the response is complete; the connection is closed
 
     def _decoded(self, data: bytes) -> dict[str, Any]:
-        """The JSON object in ``data``."""
+        """Decode the JSON object ``data``."""
         try:
             decoded = read_json(data, self._loads)
             if isinstance(decoded, dict):
@@ -208,5 +211,5 @@ class Upstream:
         except ValueError:
             shown = data[:80].decode("utf-8", "replace")
             raise self.error(
-                Failure(f"an answer that is no JSON object ({shown!r})", 502, do="check base_url")
+                EndpointFailure(f"an answer that is no JSON object ({shown!r})", 502, do="check base_url")
             ) from None

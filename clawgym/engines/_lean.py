@@ -1,8 +1,8 @@
-"""The forward pass of the Llama family in fewer calls, for small models, where calls cost more than arithmetic.
+"""The forward pass of the Llama family with fewer calls, for small models, whose time is dominated by call overhead.
 
-It reads the weights of the transformers module where they are, so training, new weights and adapters work as ever.
-Used only in float32, only for the classes named here (whose forward pass it computes, operation for operation, but for
-normalisations done by one call), and only if it agrees with the module when the model is loaded.
+It uses the weights of the transformers module in place, so training, weight updates and adapters work. It is used in
+float32 only, for the classes listed here (the same operations, except fused normalisations), and only if its results
+agree with the module when the model is loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Lean:
         device = self._embed.weight.device
         some = torch.zeros(1, 1, 1, device=device)
         cos, sin = inner.rotary_emb(some, torch.arange(window, device=device)[None])
-        # Rotation takes the halves crosswise, the first with a minus: here it is part of the table.
+        # Rotation swaps the halves and negates the first one: the sign is part of the table.
         half = self._head_dim // 2
         self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
 
     @classmethod
     def of(cls, model: Any, window: int) -> Lean | None:
-        """For ``model``, if it is one that this runs."""
+        """A fast forward pass for ``model``; None if it is not supported."""
         if type(model).__name__ not in _FAMILY or next(model.parameters()).dtype != torch.float32:
             return None
         return cls(model, window)
@@ -75,4 +75,4 @@ def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
 def _linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if type(module) is nn.Linear and not module._forward_hooks:
         return linear(x, module._parameters["weight"], module._parameters["bias"])  # type: ignore[arg-type]
-    return module(x[None])[0]  # an adapter's doing: ours, or peft's
+    return module(x[None])[0]  # a layer with an adapter

@@ -1,7 +1,7 @@
 """Prices, budgets and rate limits of an engine.
 
-Invariants: a cost is computed from given prices and reported tokens or it is ``None``, never guessed; in
-any 60 seconds no more requests (and, once their usage is known, tokens) are sent than the limits allow.
+Invariants: a cost is computed from given prices and reported tokens, or it is None. In any 60 seconds no more requests
+(and tokens, once their usage is known) are sent than the limits allow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prices:
     prompt: float
     completion: float
     cached: float | None = None
-    """For prompt tokens read from the endpoint's cache; ``None`` charges them as ``prompt``."""
+    """Price of prompt tokens read from the endpoint's cache; None: the same as ``prompt``."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -44,7 +44,7 @@ class Prices:
                 raise EngineError(f"price {name} must be 0 or more USD per million tokens, not {value!r}: correct it")
 
     def cost(self, usage: Usage) -> float:
-        """What ``usage`` costs, in US dollars."""
+        """The cost of ``usage`` in US dollars."""
         cached = min(usage.cached_tokens, usage.prompt_tokens)
         cached_price = self.prompt if self.cached is None else self.cached
         fresh = (usage.prompt_tokens - cached) * self.prompt
@@ -53,17 +53,17 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an engine may spend in all. Checked before each request, so calls in flight may end above it."""
+    """What an engine may spend in total. Checked before each request, so calls in flight may exceed it."""
 
     tokens: int | None = None
-    """Prompt and completion together."""
+    """Prompt and completion tokens together."""
     cost_usd: float | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, *self.__slots__)
 
     def check(self, spent: Usage) -> None:
-        """Raise :class:`~clawgym.errors.BudgetExceeded` if ``spent`` has used the budget up."""
+        """Raise :class:`~clawgym.errors.BudgetExceeded` if ``spent`` reaches the budget."""
         tokens = spent.prompt_tokens + spent.completion_tokens
         if self.tokens is not None and tokens >= self.tokens:
             raise BudgetExceeded(
@@ -79,13 +79,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What an endpoint is asked at most. ``None`` means no limit."""
+    """Limits on requests to an endpoint. None: no limit."""
 
     concurrent: int = 16
     """Requests in flight."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    """Estimated before a request (a token per four characters, plus ``max_tokens``), corrected after it."""
+    """Tokens per minute: estimated before a request (a token per four characters, plus ``max_tokens``), then
+    corrected."""
 
     def __post_init__(self) -> None:
         _check_positive(self, *self.__slots__)
@@ -93,14 +94,14 @@ class RateLimits:
 
 @dataclass(slots=True)
 class Reservation:
-    """One request in the window; ``tokens`` is an estimate until the answer is there."""
+    """One request in the window; ``tokens`` is an estimate until the answer arrives."""
 
     time: float
     tokens: float
 
 
 class RateLimiter:
-    """A sliding window over the last minute. Callers are let through in the order they came."""
+    """A sliding window over the last minute. Callers pass in the order of their arrival."""
 
     def __init__(
         self,
@@ -116,10 +117,10 @@ class RateLimiter:
         self._window: deque[Reservation] = deque()
         self._not_before = 0.0
         self.waited = 0.0
-        """Seconds spent waiting here, over all requests."""
+        """Total seconds that requests waited."""
 
     async def acquire(self, tokens: float) -> Reservation:
-        """Wait until a request of about ``tokens`` tokens may go, and enter it into the window."""
+        """Wait until a request of about ``tokens`` tokens may be sent, and add it to the window."""
         async with self._turn:
             while (delay := self._delay(tokens)) > 0:
                 self.waited += delay
@@ -129,7 +130,7 @@ class RateLimiter:
             return reservation
 
     def pause(self, seconds: float) -> None:
-        """Let nobody through for ``seconds``: the endpoint said so to one caller, and means all of them."""
+        """Let no request pass for ``seconds``: the endpoint asked one of them to wait, which applies to all."""
         self._not_before = max(self._not_before, self._clock() + seconds)
 
     def _delay(self, tokens: float) -> float:
@@ -139,7 +140,7 @@ class RateLimiter:
         while self._window and self._window[0].time <= now - WINDOW_SECONDS:
             self._window.popleft()
         if not self._window:
-            return 0.0  # also lets through one request that is larger than the whole limit
+            return 0.0  # a request larger than the whole limit passes too
         rpm, tpm = self._limits.requests_per_minute, self._limits.tokens_per_minute
         full = rpm is not None and len(self._window) + 1 > max(1.0, rpm)
         full = full or (tpm is not None and sum(r.tokens for r in self._window) + tokens > tpm)

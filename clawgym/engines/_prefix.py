@@ -1,10 +1,10 @@
-"""Keys and values of ended sequences, kept for the prompts that begin with the same ids.
+"""Prefix cache: keys and values of finished sequences, reused by prompts that start with the same ids.
 
-Blocks of :data:`BLOCK` tokens form a tree: a block is found by its parent and its ids, so what is found was computed
-from exactly these ids, by the weights that the root stands for. Branches share the blocks before they part.
+Blocks of :data:`BLOCK` tokens form a tree. A block is found by its parent and its ids, so it was computed from exactly
+these ids, with the weights of the root. Branches share their common prefix.
 
-Invariant: a block is never older than its children (whoever uses a child uses its parents after it), so the
-oldest block can always go.
+Invariant: no block is older than its children, as using a child also uses its parents afterwards. So the oldest block
+can always be removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Key = tuple[int, bytes]
 
 
 def packed(ids: Sequence[int]) -> bytes:
-    """``ids`` as bytes, four each."""
+    """``ids`` as bytes, four per id."""
     return array("i", ids).tobytes()
 
 
@@ -40,7 +40,7 @@ class _Block:
 
 
 class PrefixStore:
-    """Blocks, least recently used first. Not safe for threads: one worker owns it."""
+    """Blocks, least recently used first. Not thread-safe: it belongs to one worker."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
@@ -48,21 +48,21 @@ class PrefixStore:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are kept."""
+        """Number of cached tokens."""
         return BLOCK * len(self._blocks)
 
     def root(self) -> int:
-        """A new root: for one set of weights."""
+        """A new root, for one version of the weights."""
         return next(self._ids)
 
     def match(self, root: int, ids: bytes, limit: int) -> list[torch.Tensor]:
-        """The blocks that ``ids`` (see :func:`packed`) begins with, of at most ``limit`` tokens together."""
+        """The cached blocks at the start of ``ids`` (see :func:`packed`), at most ``limit`` tokens."""
         found, keys = self._walk(root, ids, limit // BLOCK)
         self._touch(keys)
         return [block.kv for block in found]
 
     def add(self, root: int, ids: bytes, kv: torch.Tensor, length: int) -> None:
-        """Keep the full blocks among the first ``length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim)."""
+        """Cache the full blocks of the first ``length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim)."""
         found, keys = self._walk(root, ids, length // BLOCK)
         parent = found[-1].id if found else root
         for index in range(len(found), length // BLOCK):
@@ -74,12 +74,12 @@ class PrefixStore:
         self._touch(keys)
 
     def trim(self, tokens: int) -> None:
-        """Let the oldest go until at most ``tokens`` tokens are kept."""
+        """Remove the oldest blocks until at most ``tokens`` tokens are cached."""
         while self.tokens > max(0, tokens):
             self._blocks.popitem(last=False)
 
     def drop(self, root: int) -> None:
-        """Forget what the weights of ``root`` computed."""
+        """Remove all blocks below ``root``."""
         for key in [k for k, block in self._blocks.items() if block.root == root]:
             del self._blocks[key]
 

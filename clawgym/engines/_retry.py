@@ -1,6 +1,6 @@
-"""When to try again: what the endpoint asks for, or exponential backoff with jitter.
+"""Retries: the wait that the endpoint asks for, or exponential backoff with jitter.
 
-Invariant: nothing is tried again once a piece of the answer has been given away.
+Invariant: a request is not retried once a piece of its answer has been yielded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["backoff", "is_retryable", "persist", "persist_call", "retry_after"]
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 60.0
 POLL_SECONDS = 5.0
-"""Longest wait of :func:`persist`, unless the endpoint asks for more: an upstream that returns is soon found."""
+"""Longest wait of :func:`persist`, unless the endpoint asks for more, so that a returning endpoint is soon used."""
 
 _log = logging.getLogger("clawgym.engines")
 _T = TypeVar("_T")
@@ -34,9 +34,10 @@ def is_retryable(status: int) -> bool:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds that the response asks to wait (``retry-after-ms``, ``retry-after`` as seconds or date), or ``None``.
+    """The seconds that a response asks to wait (``retry-after-ms``, or ``retry-after`` in seconds or as a date), or
+    None.
 
-    A date is taken by the server's own clock, its ``date`` header: ours may be wrong, or have jumped.
+    Dates are relative to the server's ``date`` header, as this machine's clock may be wrong.
     """
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = headers.get(name)
@@ -63,8 +64,7 @@ def _date(value: str) -> datetime | None:
 
 
 def backoff(attempt: int, asked: float | None = None, longest: float | None = None) -> float:
-    """Seconds to wait before try ``attempt + 1`` (``attempt`` counts from 0): never less than ``asked``, and
-    spread out, so that callers who failed together do not come back together."""
+    """Seconds to wait after the failed ``attempt`` (from 0): at least ``asked``, with jitter to spread callers out."""
     if asked is not None:
         return asked + random.uniform(0.0, FIRST_SECONDS)
     longest = min(longest or LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(attempt, 16))
@@ -76,10 +76,11 @@ async def persist(
     patience: float,
     failed: Callable[[EngineError], Any] = lambda _: None,
 ) -> AsyncGenerator[_T, None]:
-    """What ``attempt()`` yields; begun again after a retryable :class:`~clawgym.errors.EngineError` that came before
-    its first item, until ``patience`` seconds after the first of them. ``failed`` is told of each.
+    """Yield the items of ``attempt()``, which is retried after errors before its first item.
 
-    An error that comes later is passed on as not retryable: the same call cannot be made again."""
+    Only a retryable :class:`~clawgym.errors.EngineError` is retried, until ``patience`` seconds after the first one.
+    ``failed`` is called with each. An error after the first item is raised as not retryable.
+    """
     count, give_up = 0, 0.0
     while True:
         begun = False
@@ -106,7 +107,7 @@ async def persist(
 
 
 async def persist_call(call: Callable[[], Awaitable[_T]], patience: float) -> _T:
-    """:func:`persist` for a call with one answer."""
+    """:func:`persist` for a call with a single result."""
 
     async def attempt() -> AsyncGenerator[_T, None]:
         yield await call()

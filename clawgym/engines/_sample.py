@@ -1,10 +1,10 @@
-"""One token for each row of logits, with its exact log-probability.
+"""Sample one token for each row of logits, with its exact log-probability.
 
-The log-probability is log softmax(logits / temperature) over the whole vocabulary, whatever top-k and top-p then
-leave to choose from; at temperature 0 the likeliest id is taken, and its log-probability is that of temperature 1.
+The log-probability is log softmax(logits / temperature) over the whole vocabulary, even with top-k and top-p. At
+temperature 0 the most likely id is taken, with its log-probability at temperature 1.
 
-A row's choice is a function of its own logits and its own uniform number (inverse transform sampling: the first id
-where the running sum of the probabilities passes the number), so neighbours in a batch change nothing but rounding.
+The sampled id is a function of the row's logits and its uniform number (inverse transform sampling: the first id where
+the cumulative probability exceeds the number). So other rows of the batch affect it by rounding only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def sample(
     top_p: Sequence[float],
     uniform: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """An id and its log-probability (nats) for each row of ``logits`` (N, V).
+    """Sample an id, with its log-probability in nats, for each row of ``logits`` (N, V).
 
-    ``top_k`` 0 and ``top_p`` 1 leave all ids; ``uniform`` holds numbers in [0, 1). A row whose logits are not finite
-    numbers (-inf is allowed) gets the log-probability NaN.
+    ``top_k`` 0 and ``top_p`` 1 disable the cuts; ``uniform`` are numbers in [0, 1). The log-probability of a row with
+    NaN or +inf logits is NaN.
     """
     device = logits.device
     z = logits.float()
@@ -34,7 +34,7 @@ def sample(
         z = z / torch.tensor([t or 1.0 for t in temperature], device=device)[:, None]
     top = z.amax(-1, keepdim=True)
     weights = (z - top).exp_()
-    running = weights.cumsum(-1, dtype=torch.float64)  # in float32 rare ids of a large vocabulary would be lost
+    running = weights.cumsum(-1, dtype=torch.float64)  # float32 would lose rare ids of a large vocabulary
     total = running[:, -1:]
     drawn = running
     cut = [i for i, (k, p) in enumerate(zip(top_k, top_p, strict=True)) if (k or p < 1.0) and temperature[i]]
@@ -56,8 +56,7 @@ def sample(
 
 
 def _cut(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
-    """``weights`` (N, V) with 0 for what is not among the ``top_k`` largest, nor among the fewest of these that hold
-    ``top_p`` of what they hold together."""
+    """``weights`` (N, V), set to 0 outside of the ``top_k`` largest, and then outside of the ``top_p`` nucleus."""
     device = weights.device
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     size = weights.shape[-1]

@@ -1,12 +1,12 @@
-"""Which log-probs does a server give? Found out by asking, not by trusting a flag.
+"""Find out by sampling which log-probabilities a server returns.
 
 Training needs log softmax(logits / temperature) over the whole vocabulary (:class:`~clawgym.engines.protocol.Tokens`).
-Servers differ, and say nothing: vLLM gives log softmax(logits) unless started with ``--logprobs-mode
-processed_logprobs``, SGLang scales by the temperature unless told otherwise by its environment. At temperature 1 the
-two are the same. So one token is sampled after the same prompt at temperature 1 and at 1/4: between the most probable
-tokens, scaled log-probs lie four times as far apart the second time.
+Servers differ and do not report it: vLLM returns log softmax(logits) unless started with ``--logprobs-mode
+processed_logprobs``; SGLang divides by the temperature unless configured otherwise. At temperature 1 the two are equal.
+So one token is sampled after the same prompt at temperatures 1 and 1/4. If the log-probs are scaled, the differences
+between the most probable tokens are four times as large at 1/4.
 
-Invariant: log-probs whose meaning is not known are left out, never passed on.
+Invariant: log-probs of unknown meaning are left out.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from clawgym.engines.protocol import Sampling
 __all__ = ["COLD", "TOP", "Scale", "is_exact", "scale_of"]
 
 Scale = Literal["raw", "scaled", "unknown", "logits"]
-"""``raw``: temperature ignored; ``scaled``: logits divided by it first; ``logits``: no log-probs at all."""
+"""``raw``: temperature ignored; ``scaled``: logits divided by it; ``logits``: not log-probs at all."""
 
 COLD = 0.25
-"""The other temperature."""
+"""The second temperature."""
 TOP = 5
-"""How many of the most probable tokens are compared."""
+"""Number of the most probable tokens that are compared."""
 _NOISE = 0.05
-"""Nats by which the same log-prob may differ between two calls, in half precision and another batch."""
+"""Nats by which a log-prob may differ between two calls (half precision, other batches)."""
 
 
 def scale_of(warm: Sequence[float], cold: Sequence[float]) -> Scale:
-    """``warm`` and ``cold`` are the log-probs of the most probable tokens at temperature 1 and at :data:`COLD`."""
+    """The scale, from log-probs of the most probable tokens at temperature 1 (``warm``) and :data:`COLD` (``cold``)."""
     for values in (warm, cold):
         if not all(math.isfinite(v) for v in values):
             return "unknown"
@@ -47,10 +47,10 @@ def scale_of(warm: Sequence[float], cold: Sequence[float]) -> Scale:
 
 
 def is_exact(scale: Scale, sampling: Sampling, *, cut_after: bool) -> bool:
-    """Whether the log-probs that come with ``sampling`` are those of the contract.
+    """Whether log-probs under ``sampling`` are exact: log softmax(logits / temperature) over the whole vocabulary.
 
-    ``cut_after``: scaled log-probs are taken before top-p and top-k cut the vocabulary (SGLang), not after (vLLM).
-    At temperature 0 there is no distribution to speak of.
+    ``cut_after``: scaled log-probs are computed before top-p and top-k cut the vocabulary (SGLang), not after (vLLM).
+    At temperature 0 they are never exact.
     """
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     if temperature <= 0 or scale == "logits":

@@ -1,8 +1,8 @@
-"""What the engines on a server have in common: the first look at it, and the checks on what it streams.
+"""Common code of the engines on a server: probing the server, and checking its streams.
 
-Invariants: ids are never made here, only passed on; a stream that breaks the contract (another prompt, ids left out, a
-second version of the weights, something after a stop id) ends in an error; log-probs are given only where they are
-known to be those of the contract, and left out otherwise.
+Invariants: ids are passed on, never computed here. A stream that violates the contract (another prompt, missing ids, a
+second version of the weights, ids after a stop id) ends in an error. Log-probs are only returned if they are known to
+be exact.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
-from clawgym.engines._failures import Failure, clean
-from clawgym.engines._http import Upstream
+from clawgym.engines._failures import EndpointFailure, clean
+from clawgym.engines._http import HttpEndpoint
 from clawgym.engines._retry import persist, persist_call
 from clawgym.engines._scale import Scale, is_exact
 from clawgym.engines.protocol import Image, Sampling, Tokens
@@ -25,13 +25,12 @@ __all__ = ["Ask", "Checked", "ServedEngine"]
 _log = logging.getLogger("clawgym.engines")
 
 PROBE = (1, 2, 3, 4)
-"""Ids that every vocabulary has."""
+"""Prompt of the probe: ids that every vocabulary has."""
 UNKNOWN_WINDOW = 1 << 30
 
 
 class Ask:
-    """One request, with every setting named: what is left out would be filled in from the model's
-    ``generation_config`` by the server, unseen."""
+    """One request with all sampling parameters set: the server would fill in others from ``generation_config``."""
 
     def __init__(
         self,
@@ -48,15 +47,15 @@ class Ask:
         self.temperature = 1.0 if sampling.temperature is None else sampling.temperature
         self.top_p = 1.0 if sampling.top_p is None else sampling.top_p
         self.top_k = sampling.top_k or 0
-        """0: not cut."""
+        """0: disabled."""
         self.max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
 
 
 class Checked:
-    """One stream, held to what was asked."""
+    """Checks one stream against its request."""
 
-    def __init__(self, upstream: Upstream, ask: Ask, version: int | None, exact: bool) -> None:
-        self._upstream = upstream
+    def __init__(self, endpoint: HttpEndpoint, ask: Ask, version: int | None, exact: bool) -> None:
+        self._endpoint = endpoint
         self._ask = ask
         self._exact = exact
         self._last: int | None = None
@@ -64,7 +63,7 @@ class Checked:
         self.count = 0
 
     def take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Tokens:
-        """What one event brought. Raises :class:`~clawgym.errors.EngineError`."""
+        """Check the ids and log-probs of one event. Raises :class:`~clawgym.errors.EngineError`."""
         if len(logprobs) != len(ids) or any(type(value) not in (float, int) for value in logprobs):
             self.broken(
                 f"{len(ids)} ids with the log-probs {list(logprobs)[:3]!r}...", "a current version of the server"
@@ -86,24 +85,26 @@ class Checked:
         return Tokens(tuple(ids), tuple(map(float, logprobs)) if self._exact else (), self.version)
 
     def end(self, tokens: Tokens, reason: str, cached: int) -> Tokens:
-        """``tokens`` as the last of the stream. Raises :class:`~clawgym.errors.EngineError`."""
+        """Check the end of the stream, and return its last item. Raises :class:`~clawgym.errors.EngineError`."""
         if reason not in ("stop", "length"):
-            raise self._upstream.error(Failure(f"the answer ended with {reason!r}", 503, retryable=not self.count))
+            raise self._endpoint.error(
+                EndpointFailure(f"the answer ended with {reason!r}", 503, retryable=not self.count)
+            )
         if reason == "stop" and self._last not in self._ask.stop_ids:
             self.broken(f"a stop after id {self._last}, which is no stop id", "a server that heeds ignore_eos")
         return Tokens(tokens.ids, tokens.logprobs, tokens.policy_version, reason, cached)
 
     def broken(self, what: str, use: str) -> NoReturn:
-        """The stream is not what was asked for, and would not be the next time."""
-        raise self._upstream.error(Failure(what, 502, do=f"use {use}"))
+        """Raise a final error: the server violates the contract."""
+        raise self._endpoint.error(EndpointFailure(what, 502, do=f"use {use}"))
 
 
 class ServedEngine:
-    """A model behind a server. Left to write: ``_first_look`` and ``_stream``."""
+    """Base class of engines on a server. A subclass implements ``_first_look``, ``_stream`` and ``_why_not``."""
 
     name = ""
     constrains = True
-    """``sampling.json_schema`` is heeded. Log-probs are then of a cut vocabulary, and so left out."""
+    """Supports ``sampling.json_schema``. Log-probs are then left out, as they cover a part of the vocabulary."""
     _cut_after = False
     """See :func:`~clawgym.engines._scale.is_exact`."""
 
@@ -125,24 +126,29 @@ class ServedEngine:
         self.model = model
         self.tokenizer = tokenizer
         self.context_window = context_window or UNKNOWN_WINDOW
-        """More than any until :meth:`ready` has asked the server, which then refuses what is too long."""
+        """Unlimited until :meth:`ready` has asked the server."""
         self.policy_version: int | None = policy_version
-        """Of the weights that are being served; whoever changes them sets it, while nothing is being sampled."""
+        """Version of the served weights. Whoever changes the weights sets it, while nothing is being sampled."""
         self.scale: Scale = "unknown"
-        self._upstream = Upstream(
+        self._endpoint = HttpEndpoint(
             base_url, model, api_key=api_key, patience=patience, first=first_token_seconds, between=between_seconds
         )
         self._looked: asyncio.Task[None] | None = None
         self._warned = False
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(model={self.model!r}, host={self._upstream.host!r})"
+        return f"{type(self).__name__}(model={self.model!r}, host={self._endpoint.host!r})"
 
     async def ready(self) -> None:
-        """Look at the server, once: is it up, does it serve the model, how much fits in, do token ids come through,
-        and which log-probs. Waits for a server that is still starting. Raises
-        :class:`~clawgym.errors.TokenIdsStripped` and :class:`~clawgym.errors.EngineError`."""
-        await persist_call(self._look, self._upstream.patience)
+        """Probe the server, once: its model, context window, token ids and kind of log-probs.
+
+        Waits for a server that is still starting.
+
+        Raises:
+            TokenIdsStripped: token ids are missing in its responses.
+            EngineError: the server does not answer, or does not serve the model.
+        """
+        await persist_call(self._look, self._endpoint.patience)
 
     async def generate(
         self,
@@ -154,8 +160,10 @@ class ServedEngine:
         adapter: str | None = None,
         images: Sequence[Image] = (),
     ) -> AsyncGenerator[Tokens, None]:
-        """See :class:`~clawgym.engines.protocol.TokenEngine`. A setting left out is neutral here (temperature 1, no
-        cut), whatever the server's defaults."""
+        """See :class:`~clawgym.engines.protocol.TokenEngine`.
+
+        Missing sampling parameters are neutral (temperature 1, no top-k, no top-p), whatever the server's defaults.
+        """
         if images:
             raise EngineError(
                 f"the {self.name} engine sends token ids, and images do not go with them: use the openai engine "
@@ -170,28 +178,28 @@ class ServedEngine:
             room = self.context_window - len(prompt_ids)
             if room < 1:
                 raise ContextLengthExceeded(
-                    f"{self._upstream.host}: a prompt of {len(prompt_ids)} tokens leaves no room in the context window "
+                    f"{self._endpoint.host}: a prompt of {len(prompt_ids)} tokens leaves no room in the context window "
                     f"of {self.context_window} of {self.model}: shorten the conversation, or use a model with a larger "
                     "window"
                 )
             with self._serving(adapter) as (named, version):
                 ask = Ask(prompt_ids, sampling, room, stop_ids, named)
-                checked = Checked(self._upstream, ask, version, self._exact(ask))
+                checked = Checked(self._endpoint, ask, version, self._exact(ask))
                 with self._readable():
                     async with aclosing(self._stream(ask, checked)) as items:
                         async for tokens in items:
                             yield tokens
 
-        async with aclosing(persist(attempt, self._upstream.patience, self._failed)) as items:
+        async with aclosing(persist(attempt, self._endpoint.patience, self._failed)) as items:
             async for tokens in items:
                 yield tokens
 
     def receipt(self) -> dict[str, Any]:
-        """Model, host (without the port), context window, and which log-probs the server gives."""
+        """Model, host (without the port), context window, and the kind of log-probs."""
         return {
             "name": self.name,
             "model": self.model,
-            "host": self._upstream.hostname,
+            "host": self._endpoint.hostname,
             "context_window": None if self.context_window == UNKNOWN_WINDOW else self.context_window,
             "log_probs": self.scale,
             "policy_version": self.policy_version,
@@ -202,31 +210,31 @@ class ServedEngine:
         if self._looked is not None:
             self._looked.cancel()
             await asyncio.gather(self._looked, return_exceptions=True)
-        await self._upstream.aclose()
+        await self._endpoint.aclose()
 
-    # -- to be written for each server
+    # -- implemented by subclasses
 
     async def _first_look(self) -> Scale:
-        """Sample after :data:`PROBE`, check that ids come through, and say which log-probs come."""
+        """Sample after :data:`PROBE`, check that ids are returned, and return the kind of log-probs."""
         raise NotImplementedError
 
     def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
-        """One try."""
+        """Stream one request, without retries."""
         raise NotImplementedError
 
     def _why_not(self) -> str:
-        """Why log-probs are left out, and what to do."""
+        """Why log-probs are left out, and what to do about it."""
         raise NotImplementedError
 
     # -- shared
 
     @contextmanager
     def _serving(self, adapter: str | None) -> Iterator[tuple[str | None, int | None]]:
-        """What the server knows ``adapter`` by, and the version of these weights, while one stream lasts."""
+        """The server's name for ``adapter`` and the version of its weights, during one stream."""
         yield adapter, self.policy_version
 
     async def _look(self) -> None:
-        """Look at the server, if nobody has; whoever comes meanwhile waits for the same look. One try."""
+        """Probe the server unless that was done; concurrent callers share one probe. Without retries."""
         if self._looked is None:
             self._looked = asyncio.create_task(self._look_readable())
             self._looked.add_done_callback(self._note_look)
@@ -234,7 +242,7 @@ class ServedEngine:
 
     def _note_look(self, look: asyncio.Task[None]) -> None:
         if (look.cancelled() or look.exception()) and self._looked is look:
-            self._looked = None  # the next call looks again
+            self._looked = None  # the next call probes again
 
     async def _look_readable(self) -> None:
         with self._readable():
@@ -242,49 +250,51 @@ class ServedEngine:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """An answer is read: whatever its form does to that is an :class:`~clawgym.errors.EngineError`."""
+        """Turn errors from parsing a response into an :class:`~clawgym.errors.EngineError`."""
         try:
             yield
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            failure = Failure(f"an answer of another form ({error!r})", 502, do="use a current version of the server")
-            raise self._upstream.error(failure) from error
+            failure = EndpointFailure(
+                f"an answer of another form ({error!r})", 502, do="use a current version of the server"
+            )
+            raise self._endpoint.error(failure) from error
 
     async def _look_once(self) -> None:
-        listed = await self._upstream.get("/v1/models")
+        listed = await self._endpoint.get("/v1/models")
         rows = [row for row in listed.get("data") or () if isinstance(row, dict)]
         mine = next((row for row in rows if self.model in (row.get("id"), row.get("root"))), None)
         if mine is None:
             names = ", ".join(repr(clean(str(row.get("id")))) for row in rows[:5]) or "nothing"
             raise EngineError(
-                f"{self._upstream.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
+                f"{self._endpoint.host} does not serve {self.model!r} but {names}: correct the model's name", status=404
             )
         if self.context_window == UNKNOWN_WINDOW:
             window = mine.get("max_model_len")
             if type(window) is not int or window < 1:
                 raise EngineError(
-                    f"{self._upstream.host} does not say how long its context window is: pass context_window="
+                    f"{self._endpoint.host} does not say how long its context window is: pass context_window="
                 )
             self.context_window = window
         self.scale = await self._first_look()
 
     def _exact(self, ask: Ask) -> bool:
-        """Whether log-probs are given for ``ask``; says once why not."""
+        """Whether log-probs are returned for ``ask``; logs once why not."""
         if ask.sampling.json_schema is not None:
             return False
         exact = is_exact(self.scale, ask.sampling, cut_after=self._cut_after)
         if not exact and not self._warned and ask.temperature > 0:
             self._warned = True
-            _log.warning("%s: %s", self._upstream.host, self._why_not())
+            _log.warning("%s: %s", self._endpoint.host, self._why_not())
         return exact
 
     def _failed(self, error: EngineError) -> None:
-        """A server that went away may come back with other flags: look again."""
+        """Probe again after a failure: the server may be restarted with other flags."""
         if error.status == 503 and error.retryable:
             self._looked = None
 
     def _stripped(self, missing: str, since: str) -> TokenIdsStripped:
         return TokenIdsStripped(
-            f"{self._upstream.host} answers without {missing}, which training needs: use {since}, and connect to it "
+            f"{self._endpoint.host} answers without {missing}, which training needs: use {since}, and connect to it "
             "directly or through a router that passes unknown fields on in both directions; to evaluate without "
             "token ids, use the openai engine",
             status=502,

@@ -1,16 +1,16 @@
-"""Keys and values of running sequences, and the attention that reads them.
+"""Keys and values of running sequences, and the attention over them.
 
-All tokens of one step, of whatever sequences, go through the model as one row of shape (1, T): no padding. Only
-attention has to tell sequences apart, so it is the one operation that is ours; transformers lets an attention be
-registered by name, and hands it what ``forward`` was given (``slots``: the :class:`Plan` of the step).
+All tokens of one step, of all sequences, pass through the model as one row of shape (1, T), without padding. Only
+attention has to distinguish sequences, so only attention is replaced: it is registered with transformers by name, and
+receives the keyword ``slots`` of ``forward``, the :class:`Plan` of the step.
 
-Sequences that decode live in slabs: tensors (layers, 2, rows, kv_heads, capacity, head_dim) whose rows are filled
-from the front, so that one attention call reads all rows of a slab in place, up to its longest. Capacities are powers
-of two: a row reads and holds at most twice what it needs. A sequence whose prompt is still being computed has a buffer
-of its own (layers, 2, kv_heads, capacity, head_dim), and joins a slab afterwards.
+Decoding sequences are in slabs: tensors (layers, 2, rows, kv_heads, capacity, head_dim) whose rows are filled from the
+front, so that one attention call reads all rows of a slab in place, up to the longest. Capacities are powers of two, so
+a row has at most twice the memory that it needs. A sequence whose prompt is still being computed has its own buffer
+(layers, 2, kv_heads, capacity, head_dim), and joins a slab afterwards.
 
-Invariants: what a row may read was written for it (the mask ends at its own length); slabs begin as zeros, because
-whatever is behind the mask is still multiplied (by 0).
+Invariants: a row only reads what was written for it (the mask ends at its length). Slabs are initialised with zeros,
+because values behind the mask are still multiplied by 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALLEST = 256
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's keys and values take."""
+    """The shape of one token's keys and values."""
 
     layers: int
     kv_heads: int
@@ -61,18 +61,18 @@ class KVShape:
         shape = (self.layers, 2, *middle, self.head_dim)
         if self.device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # numpy leaves the zeros to the kernel: pages that are never written take neither time nor memory.
+        # With numpy the kernel provides the zeros: unwritten pages take no time and no memory.
         room = numpy.zeros(math.prod(shape) * self.dtype.itemsize, numpy.uint8)
         return torch.from_numpy(room).view(self.dtype).view(shape)
 
 
 def capacity_for(tokens: int, window: int) -> int:
-    """The capacity of the slab where ``tokens`` tokens fit."""
+    """The capacity of the slab for a sequence of ``tokens`` tokens."""
     return min(window, max(SMALLEST, 1 << (tokens - 1).bit_length()))
 
 
 class _Placed(Protocol):
-    """What a slab needs to know of a sequence; it writes ``row``."""
+    """The attributes of a sequence that a slab uses; it sets ``row``."""
 
     length: int
     row: int
@@ -82,7 +82,7 @@ _S = TypeVar("_S", bound=_Placed)
 
 
 class Slab(Generic[_S]):
-    """Rows of one capacity, filled from the front."""
+    """Rows of the same capacity, filled from the front."""
 
     def __init__(self, shape: KVShape, capacity: int) -> None:
         self.capacity = capacity
@@ -101,7 +101,7 @@ class Slab(Generic[_S]):
         sequence.row = row
 
     def remove(self, sequence: _S) -> None:
-        """Free its row; the last row takes its place."""
+        """Free the sequence's row; the last row moves there."""
         last = self.sequences.pop()
         if last is not sequence:
             self.kv[:, :, sequence.row, :, : last.length].copy_(self.kv[:, :, last.row, :, : last.length])
@@ -111,7 +111,7 @@ class Slab(Generic[_S]):
             self._resize(2 * len(self.sequences))
 
     def view(self, sequence: _S) -> torch.Tensor:
-        """Its keys and values, in place: (layers, 2, kv_heads, capacity, head_dim)."""
+        """The sequence's keys and values, in place: (layers, 2, kv_heads, capacity, head_dim)."""
         return self.kv[:, :, sequence.row]
 
     def _resize(self, rows: int) -> None:
@@ -124,7 +124,7 @@ class Slab(Generic[_S]):
 
 
 class Decode:
-    """One new token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
+    """Decodes one token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
 
     def __init__(self, slab: Slab[Any], start: int, positions: list[int]) -> None:
         rows, longest = len(positions), max(positions) + 1
@@ -141,11 +141,11 @@ class Decode:
             self._mask = torch.where(seen, slab.seen, slab.unseen)[:, None, None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
-        """q (heads, N, D); k, v (kv_heads, N, D); gives (N, heads, D)."""
+        """Attention of N rows: q (heads, N, D), k and v (kv_heads, N, D) -> (N, heads, D)."""
         keys, values = self._keys[layer], self._values[layer]
         keys[self._rows, :, self._positions] = k.transpose(0, 1)
         values[self._rows, :, self._positions] = v.transpose(0, 1)
-        # The query heads that share keys stand where a sequence of queries would: nothing is repeated.
+        # Query heads that share keys are treated as several queries, so keys are not repeated.
         grouped = q.unflatten(0, (k.shape[0], -1)).permute(2, 0, 1, 3)
         seen = slice(0, self._longest)
         out = scaled_dot_product_attention(
@@ -155,7 +155,7 @@ class Decode:
 
 
 class Prefill:
-    """Some tokens of one prompt: ``count`` from position ``begin``, standing at ``start`` in the step."""
+    """Computes ``count`` tokens of a prompt from position ``begin``, which are at ``start`` in the step."""
 
     def __init__(self, kv: torch.Tensor, begin: int, count: int, start: int) -> None:
         self.span = slice(start, start + count)
@@ -168,7 +168,7 @@ class Prefill:
             self._mask = mask.masked_fill_(at > at[begin:, None], float("-inf"))
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
-        """q (heads, T, D); k, v (kv_heads, T, D); gives (T, heads, D)."""
+        """Attention of T tokens: q (heads, T, D), k and v (kv_heads, T, D) -> (T, heads, D)."""
         keys, values = self._kv[layer, 0], self._kv[layer, 1]
         keys[:, self._begin : self._end] = k
         values[:, self._begin : self._end] = v
@@ -187,14 +187,14 @@ class Prefill:
 
 @dataclass
 class Plan:
-    """What attention does in one step. The parts cover all T tokens, in order."""
+    """The attention of one step. Its parts cover all T tokens, in order."""
 
     parts: Seq[Decode | Prefill]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """query (1, heads, T, D); key, value (1, kv_heads, T, D); gives (1, T, heads, D)."""
+        """Attention of all parts: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D)."""
         q, k, v = query[0], key[0], value[0]
         if len(self.parts) == 1:
             return self.parts[0].attend(layer, q, k, v, scale)[None]
@@ -220,7 +220,7 @@ def _attention(
     slots: Plan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by ``slots``; without them (whoever else uses the module) plain scaled dot-product attention."""
+    """Attention by the plan ``slots``; without one (other users of the module) scaled dot-product attention."""
     if slots is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name, given in kwargs.items():
@@ -234,6 +234,6 @@ def _attention(
 
 
 def register_attention() -> None:
-    """Make :data:`ATTENTION` known to transformers; to do so again changes nothing."""
+    """Register :data:`ATTENTION` with transformers. Idempotent."""
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)

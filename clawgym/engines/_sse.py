@@ -1,7 +1,7 @@
-"""Server-sent events, read as they come.
+"""Parse server-sent events incrementally.
 
-Source: WHATWG HTML, "Server-sent events", section "Interpreting an event stream". Invariant: the events depend on
-the bytes alone, never on how they were cut into pieces.
+Source: WHATWG HTML, "Server-sent events", section "Interpreting an event stream". Invariant: the events depend only on
+the bytes, not on how they were split into pieces.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from clawgym.errors import EngineError
 __all__ = ["EventReader"]
 
 _LEAST = 64
-"""Bytes that a line counts for at least: an object of Python's is not smaller."""
+"""Least bytes that a line counts for: the size of a Python object."""
 
 
 class EventReader:
-    """Turns pieces of a stream into the ``data`` of its events. Comments, ids and names are left out."""
+    """Extracts the ``data`` of events. Comments, ids and event names are ignored."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        """Of a line that has not ended."""
+        """The beginning of an unfinished line."""
         self._data: list[bytes] = []
         self._size = 0
         self._after_return = False
         self._first = True
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of every event that ``piece`` ends. Raises :class:`EngineError` for one that is too large."""
+        """The data of all events completed by ``piece``. Raises :class:`EngineError` for an event that is too large."""
         if self._after_return and piece:
             self._after_return = False
-            if piece.startswith(b"\n"):  # the second half of a line end that was cut in two
+            if piece.startswith(b"\n"):  # the second half of a split CRLF
                 piece = piece[1:]
         if b"\r" in piece:
             self._after_return = piece.endswith(b"\r")

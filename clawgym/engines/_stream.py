@@ -1,4 +1,4 @@
-"""From the thread that samples to the coroutine that reads: one stream for each request."""
+"""Streams of sampled ids from the thread that samples to the coroutines that read, one for each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Piece", "Stream", "deliver"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some sampled ids of one request; the last piece has a finish reason or an error."""
+    """Sampled ids of one request; the last piece has a finish reason or an error."""
 
     ids: list[int]
     logprobs: list[float]
@@ -24,7 +24,7 @@ class Piece:
 
 
 class Stream:
-    """Read in the loop that made it; what comes while nobody reads is put together."""
+    """Read by the event loop that made it. Pieces that arrive between two reads are joined."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class Stream:
         self._there = asyncio.Event()
 
     async def next(self) -> Tokens:
-        """All that has come since the last call; waits for something. Raises what the request ended with."""
+        """Wait for new ids and return all since the last call. Raises the error of the request, if it failed."""
         if not self._pieces:
             self._there.clear()
             await self._there.wait()
@@ -57,6 +57,6 @@ class Stream:
 
 
 def deliver(pieces: Iterable[tuple[Stream, Piece]]) -> None:
-    """Put each piece into its stream; called in the loop of all of them."""
+    """Put each piece into its stream; called in the event loop of the streams."""
     for stream, piece in pieces:
         stream.put(piece)

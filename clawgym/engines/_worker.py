@@ -1,8 +1,8 @@
-"""The thread that runs a model: who joins the batch, when weights change, and who is told what.
+"""The thread that runs a model: admission to the batch, weight changes, and delivery of ids.
 
-Invariants: one request is sampled by one set of weights from its first id to its last (weights change only when nothing
-runs; an adapter is chosen when a request begins, and a loaded one never changes); every request that is taken ends
-with a finish reason or an error, whatever happens to the thread.
+Invariants: a request is sampled by one version of the weights. Weights change only when no request runs; an adapter is
+chosen when a request starts, and loaded adapters never change. Every accepted request ends with a finish reason or an
+error, whatever happens to the thread.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any, TypeVar
 
 import torch
 
-from clawgym.engines._batch import Batch, OutOfMemory, Sequence
+from clawgym.engines._batch import OutOfMemory, RunningBatch, Sequence
 from clawgym.engines._stream import Piece, Stream, deliver
 from clawgym.engines.lora import Adapter
 from clawgym.errors import EngineError
 
-__all__ = ["Request", "Worker"]
+__all__ = ["Request", "ModelWorker"]
 
 _T = TypeVar("_T")
 BURST_SECONDS = 0.01
 FEW = 4
-"""With more requests than this, ids are handed over every ``BURST_SECONDS`` only: to wake readers costs time."""
+"""With more requests than this, ids are delivered only every ``BURST_SECONDS``: waking readers takes time."""
 LOOK_AHEAD = 64
-"""How many requests that had better wait are passed over to find one that can begin."""
+"""Most waiting requests that are skipped to find one that can start."""
 CLOSED = "the engine was closed: make a new one"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request(Sequence):
-    """A sequence that somebody waits for."""
+    """A sequence with a reader."""
 
     stream: Stream
     max_tokens: int
@@ -45,28 +45,28 @@ class Request(Sequence):
     adapter_name: str | None
     cancelled: bool = False
     version: int | None = None
-    """Of its weights, once it runs."""
+    """Version of its weights, once it runs."""
     unsent: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))
 
 
 @dataclass(slots=True)
 class _Change:
-    """Something to do between two steps; ``alone`` waits until nothing runs, and meanwhile nothing begins."""
+    """A function to call between two steps. ``alone``: when no request runs; meanwhile none is started."""
 
     do: Callable[[], Any]
     alone: bool
     done: Future[Any]
 
 
-class Worker:
-    """Runs ``batch`` in a thread of its own. Public methods may be called from any thread, but those that say so."""
+class ModelWorker:
+    """Runs ``batch`` in a thread of its own. Public methods are thread-safe, except where noted."""
 
-    def __init__(self, batch: Batch[Request], version: int) -> None:
+    def __init__(self, batch: RunningBatch[Request], version: int) -> None:
         self.batch = batch
         self.version = version
         self.adapters: dict[str, Adapter] = {}
         self.unusable: str | None = None
-        """Why nothing can be sampled until the weights are set again."""
+        """Why sampling is impossible until the weights are set again; None if it is possible."""
         self._root = batch.prefixes.root()
         self._inbox: deque[Request | _Change] = deque()
         self._wake = threading.Condition()
@@ -83,17 +83,18 @@ class Worker:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Take ``request``; its stream gets what is sampled. Raises EngineError if the thread has ended."""
+        """Accept ``request``, whose stream gets the sampled ids. Raises :class:`EngineError` if the thread has
+        ended."""
         self._put(request)
 
     def change(self, do: Callable[[], _T], *, alone: bool = False) -> Future[_T]:
-        """Have ``do`` called between two steps; if ``alone``, when everything that runs has ended."""
+        """Call ``do`` between two steps; with ``alone``, once all running requests have ended."""
         done: Future[_T] = Future()
         self._put(_Change(do, alone, done))
         return done
 
     def stop(self, why: str = CLOSED) -> None:
-        """End the thread, and wait for its end. Whoever still waits for something gets an error."""
+        """End the thread and wait for it. Pending requests fail with ``why``."""
         with self._wake:
             self._closed = self._closed or why
             self._wake.notify()
@@ -101,18 +102,18 @@ class Worker:
             self._thread.join()
 
     def occupancy(self) -> dict[str, int]:
-        """Requests waiting and running; tokens that running ones have room for, and tokens kept for reuse."""
+        """Numbers of waiting and running requests, of tokens with memory for running ones, and of cached tokens."""
         waiting = len(self._waiting) + sum(isinstance(i, Request) for i in tuple(self._inbox))
         batch = self.batch
         return {"waiting": waiting, "running": len(batch), "held": batch.held, "kept": batch.prefixes.tokens}
 
     def new_weights(self, version: int) -> None:
-        """For a change that is alone, after it set the weights."""
+        """Note new weights. Called by a change with ``alone``, after it has set them."""
         self.version, self.unusable = version, None
         self.batch.forget()
 
     def set_adapter(self, name: str, adapter: Adapter | None) -> None:
-        """For a change. Requests that run with an earlier adapter of this name go on with it."""
+        """Set or remove an adapter; called by a change. Requests that run with the earlier adapter keep it."""
         earlier = self.adapters.pop(name, None)
         if earlier is not None:
             self.batch.prefixes.drop(earlier.root)
@@ -143,7 +144,7 @@ class Worker:
             self._end(why)
 
     def _take(self) -> bool:
-        """Take what was put in, and wait if there is nothing to do. False when it is time to end."""
+        """Accept new items; wait if there is nothing to do. Returns False when the thread should end."""
         with self._wake:
             while not (self._inbox or self._closed or self._waiting or self._changes or len(self.batch)):
                 self._wake.wait()
@@ -276,7 +277,7 @@ class Worker:
         for loop, batch in pieces.items():
             try:
                 loop.call_soon_threadsafe(deliver, batch)
-            except RuntimeError:  # the loop was closed, and its requests with it
+            except RuntimeError:  # the event loop was closed
                 for request in self.batch.sequences:
                     request.cancelled = request.cancelled or request.stream.loop is loop
 

@@ -1,7 +1,7 @@
-"""Reading an OpenAI chat completion without trusting it.
+"""Parse an untrusted OpenAI chat completion.
 
-Invariant: :func:`parse_completion` never raises on a JSON value; what cannot be read comes back as a
-:class:`Problem` in words, and no string it returns holds a lone surrogate (which could not be stored).
+Invariant: :func:`parse_completion` never raises for a JSON value; invalid ones are returned as a :class:`Problem`. No
+returned string contains a lone surrogate, which could not be stored.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from clawgym.engines.protocol import Completion
 from clawgym.errors import BudgetExceeded
 from clawgym.records import ToolCall, Usage
 
-__all__ = ["Problem", "Reply", "count_of", "parse_completion", "storable"]
+__all__ = ["Problem", "ReplyCounter", "count_of", "parse_completion", "storable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a payload is no completion. ``status`` is the HTTP status that it reports inside a 200, if any."""
+    """Why a payload is not a completion. ``status``: the HTTP status reported inside of a 200 response, if any."""
 
     message: str
     status: int | None = None
 
 
-class Reply:
-    """Counts what a model says in one reply. Endless words are the model's doing: they end the episode as a budget."""
+class ReplyCounter:
+    """Bounds the length of one reply. An endless reply is caused by the model, so it counts as an exceeded budget."""
 
     def __init__(self) -> None:
         self._characters = 0
         self._calls: set[int] = set()
 
     def add(self, characters: int, calls: Iterable[int]) -> None:
-        """So many ``characters`` more, and pieces of these ``calls``. Raises
-        :class:`~clawgym.errors.BudgetExceeded`."""
+        """Count more ``characters``, and pieces of these ``calls``. Raises :class:`~clawgym.errors.BudgetExceeded`."""
         self._characters += characters
         self._calls.update(calls)
         if self._characters > LONGEST_REPLY:
@@ -55,7 +54,7 @@ def storable(value: Any) -> Any:
     """``value`` with every lone surrogate in its strings replaced, so that it can be written as UTF-8."""
     if isinstance(value, str):
         try:
-            value.encode()  # as nearly always
+            value.encode()  # the common case
         except UnicodeEncodeError:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return value
@@ -67,7 +66,7 @@ def storable(value: Any) -> Any:
 
 
 def parse_completion(payload: Any) -> tuple[Completion, bool] | Problem:
-    """The completion in ``payload`` and whether its usage was reported."""
+    """Parse ``payload``. Returns the completion and whether it reports usage, or the problem."""
     try:
         return _parse(payload)
     except RecursionError:
@@ -130,7 +129,7 @@ def _tool_calls(raw: Any) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
 
 
 def _arguments(raw: Any) -> Mapping[str, Any] | None:
-    """The arguments as a mapping, or ``None``. Some models write nothing for a tool without arguments."""
+    """The arguments as a mapping, or None if invalid. Some models write nothing for a tool without arguments."""
     if raw is None or (isinstance(raw, str) and not raw.strip()):
         return {}
     try:
@@ -145,7 +144,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def count_of(value: Any) -> int | None:
-    """``value`` where it is a whole number that a count of tokens can be."""
+    """``value`` if it is a plausible number of tokens, else None."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value <= LARGEST_USAGE else None
 

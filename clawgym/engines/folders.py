@@ -1,7 +1,7 @@
-"""Models that somebody else made: the one way from a folder, or a name on the Hub, to what is loaded.
+"""Load untrusted models from a folder or the Hub.
 
-Invariants: nothing in a folder is run (code, pickled weights and kernels are refused); no file outside it is read, by
-a link or by an index; what a model makes the loader hold is bounded by the size of its weights.
+Invariants: nothing in a folder is executed (code, pickled weights and kernels are refused). No file outside of it is
+read, through a link or an index. The memory used while loading is bounded by the size of the weights.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["HUB_NAME", "check_folder", "load_config", "load_tokenizer", "load_we
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _DESCRIBING = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-"""Files of a model that are not its weights."""
+"""Files of a model beside its weights."""
 _LARGEST, _LARGEST_CONFIG = 256 * 2**20, 16 * 2**20
-"""Bytes of a tokenizer's file, and of settings."""
+"""Most bytes of a tokenizer file, and of settings."""
 _LONGEST_LINE = 500
 _BOUNDS = {
     re.compile(r"n_layers?|num(_\w+)?_layers|(en|de)coder_layers|depth"): 1_000,
@@ -29,14 +29,15 @@ _BOUNDS = {
     re.compile(r"max_position_embeddings"): 2**27,
     re.compile(r"num_labels"): 100_000,
 }
-"""Of what a model is made: each takes time and memory before there is a weight."""
+"""Most parts of a model: each takes time and memory before weights are loaded."""
 
 
 def model_folder(model: str | Path, *, weights: bool = True) -> Path:
-    """The checked folder ``model``; where no such folder is, what the Hub has under that name, in its client's cache.
+    """The checked folder of a model: ``model`` itself, or a download from the Hub, in the Hub client's cache.
 
-    ``weights=False``: only what describes it. Raises :class:`~clawgym.errors.EngineError` for a folder that is not
-    there, or that :func:`check_folder` refuses."""
+    ``weights=False``: download only the description. Raises :class:`~clawgym.errors.EngineError` if it is missing or
+    refused by :func:`check_folder`.
+    """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if isinstance(model, Path) or not HUB_NAME.fullmatch(model):
@@ -47,8 +48,10 @@ def model_folder(model: str | Path, *, weights: bool = True) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises :class:`~clawgym.errors.EngineError` if a file in ``folder`` that a loader might read is none, too large,
-    or elsewhere."""
+    """Check the files that a loader might read.
+
+    Raises :class:`~clawgym.errors.EngineError` for one that is not a regular file, too large, or outside of ``folder``.
+    """
     allowed = [folder.resolve()]
     if allowed[0].parent.name == "snapshots":  # the cache of the Hub's client
         allowed.append(allowed[0].parent.parent / "blobs")
@@ -73,7 +76,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of somebody else's. Raises :class:`~clawgym.errors.EngineError` if there is none."""
+    """Read an untrusted JSON file with an object. Raises :class:`~clawgym.errors.EngineError` for anything else."""
     try:
         with file.open("rb") as opened:
             value = json.loads(opened.read(_LARGEST))
@@ -85,8 +88,10 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration of the model in a checked ``folder``. Raises :class:`~clawgym.errors.EngineError` for one that
-    names code, or sizes that no model has."""
+    """The configuration of the model in a checked ``folder``.
+
+    Raises :class:`~clawgym.errors.EngineError` if it refers to code, or has sizes that no model has.
+    """
     from transformers import AutoConfig
 
     for name, value in _settings(read_settings(folder / "config.json")):
@@ -102,11 +107,11 @@ def load_config(folder: Path) -> Any:
 
 
 def load_weights(auto: Any, folder: Path, **options: Any) -> Any:
-    """The model in a checked ``folder``, as a module of the transformers class ``auto``.
+    """Load the model in a checked ``folder`` with the transformers class ``auto``.
 
-    Raises :class:`~clawgym.errors.EngineError` where it cannot be loaded, where its weights are no safetensors, and
-    where some are missing."""
-    import torch  # a tokenizer does without
+    Raises :class:`~clawgym.errors.EngineError` if it cannot be loaded, has no safetensors, or lacks weights.
+    """
+    import torch  # not needed for a tokenizer
 
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if not size:
@@ -118,7 +123,7 @@ def load_weights(auto: Any, folder: Path, **options: Any) -> Any:
         with torch.device("meta"):
             shape = auto.from_config(config, trust_remote_code=False)
         said = sum(parameter.numel() for parameter in shape.parameters())
-        if said > 8 * size:  # a weight takes a bit at least
+        if said > 8 * size:  # each weight takes at least one bit
             raise ValueError(f"its config.json describes {said} parameters, more than its files can hold")
         made, info = auto.from_pretrained(
             folder,
@@ -137,7 +142,7 @@ def load_weights(auto: Any, folder: Path, **options: Any) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a checked ``folder``. Raises :class:`~clawgym.errors.EngineError` where it cannot be loaded."""
+    """Load the tokenizer in a checked ``folder``. Raises :class:`~clawgym.errors.EngineError` if that fails."""
     from transformers import AutoTokenizer
 
     try:
@@ -168,7 +173,7 @@ def _read_by_loaders(folder: Path) -> Iterator[Path]:
 
 
 def _settings(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every setting in ``value``, those of inner objects too."""
+    """All settings in ``value``, including those in nested objects."""
     left = [value]
     while left:
         match left.pop():
@@ -184,6 +189,6 @@ def _plain(values: Any) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a library says, which may repeat what the folder holds."""
+    """The first line of a library's message, which may quote untrusted content."""
     line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."

@@ -1,4 +1,4 @@
-"""Loading a model, finding out whether it can be sampled exactly, and setting its weights."""
+"""Load a model, check that the engine computes it exactly, and set its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["fitting_window", "load_model", "prepare", "read_weights", "sees", "s
 
 
 def sees(model: str | Path) -> bool:
-    """Whether the folder ``model`` has a model that reads images."""
+    """Whether the folder ``model`` contains a vision-language model."""
     try:
         return "vision_config" in json.loads(Path(model, "config.json").read_text())
     except (OSError, ValueError):
@@ -27,33 +27,39 @@ def sees(model: str | Path) -> bool:
 
 
 def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
-    """The model of a folder or hub name. Without ``dtype``: float32 on a CPU, the model's own on a GPU."""
+    """Load a model from a folder or the Hub. Default ``dtype``: float32 on a CPU, the model's own on a GPU."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
     return load_weights(AutoModelForCausalLM, model_folder(model), dtype=kind).to(where)
 
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Plan], torch.Tensor]
-"""The forward pass of a step: ids (T,), their positions (T,), the places (E,) whose logits are wanted, and the plan;
-gives logits (E, vocabulary)."""
+"""The forward pass of a step: ids (T,), positions (T,), indices (E,) of the wanted logits, and the plan -> logits
+(E, vocabulary)."""
 
 
 def fitting_window(asked: int | None, made_for: int) -> int:
-    """The context window that was asked for, or all that a model was made for.
+    """The requested context window, or the model's maximum.
 
-    Raises :class:`~clawgym.errors.EngineError` for more than that, and for no room for a reply."""
+    Raises :class:`~clawgym.errors.EngineError` if it is more than the maximum, or less than 2.
+    """
     if asked is not None and not 1 < asked <= made_for:
         raise EngineError(f"context_window={asked}: the model has {made_for}: choose from 2 to that")
     return asked or made_for
 
 
 def prepare(module: torch.nn.Module) -> tuple[Any, Run, KVShape, int, Callable[[], None]]:
-    """The model itself, its forward pass, the shape of its keys and values, its context window, and what undoes the
-    change of its attention.
+    """Replace the attention of a module, and check the result.
 
-    Raises :class:`~clawgym.errors.EngineError` for a model that this engine would not run exactly."""
+    Returns:
+        The model, its forward pass, the shape of its keys and values, its context window, and a function that restores
+        the original attention.
+
+    Raises:
+        EngineError: this engine would not compute the model exactly.
+    """
     model: Any = module
-    if hasattr(model, "get_base_model"):  # peft's wrapper: its layers stay where they are
+    if hasattr(model, "get_base_model"):  # peft's wrapper around the model
         model = model.get_base_model()
     what = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not hasattr(model, "lm_head"):
@@ -88,8 +94,8 @@ _REFUSED = "the transformers engine runs only full attention over all earlier to
 
 
 def _running(model: Any) -> Run:
-    """The forward pass of the transformers module."""
-    # The mask is our own attention's business; a tensor with four dimensions is handed on to it unread.
+    """The forward pass by the transformers module."""
+    # The replaced attention ignores the mask; transformers passes a tensor with four dimensions on unchanged.
     no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=next(model.parameters()).device)
 
     def run(ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -106,7 +112,7 @@ def _running(model: Any) -> Run:
 
 
 class _Recorder(Plan):
-    """A plan that notes the shapes that attention is given."""
+    """A plan that records the shapes passed to attention."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -118,12 +124,12 @@ class _Recorder(Plan):
     ) -> torch.Tensor:
         self.shapes[layer] = (key.shape, value.shape)
         self.kind = (key.dtype, key.device)
-        # What attention over a single token gives: the token's own value.
+        # Attention over a single token returns the token's value.
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
 
 
 class _Place:
-    """A sequence, as far as slabs go."""
+    """A minimal sequence for a slab."""
 
     row = 0
 
@@ -133,7 +139,7 @@ class _Place:
 
 @torch.inference_mode()
 def _try_out(model: Any, layers: int, window: int, what: str) -> tuple[Run, KVShape]:
-    """Run a few ids through the model in one row, in pieces and beside others, and plainly; both must agree."""
+    """Run a few ids in one row, in pieces and beside others, and separately; the results must agree."""
     device = next(model.parameters()).device
     vocab = model.get_input_embeddings().num_embeddings
     run = _running(model)
@@ -161,14 +167,14 @@ def _try_out(model: Any, layers: int, window: int, what: str) -> tuple[Run, KVSh
 
 
 def _apart(run: Run, shape: KVShape, first: list[int], second: list[int], plain: list[torch.Tensor]) -> float:
-    """How far the probabilities of ``run``, relative to themselves, are from those of ``plain`` (9, V) each."""
+    """The largest relative difference between the probabilities of ``run`` and those of ``plain``, (9, V) each."""
     buffers = [shape.buffer(16), shape.buffer(16)]
 
     def forward(ids: list[int], positions: list[int], *parts: Prefill | Decode) -> torch.Tensor:
         a, b, c = (torch.tensor(x, device=shape.device) for x in (ids, positions, list(range(len(ids)))))
         return run(a, b, c, Plan(parts))
 
-    # 5 tokens of the first; then 3 more of it, beside 6 of the second; then one of each.
+    # 5 tokens of the first; then 3 more of it together with 6 of the second; then one of each.
     rows = [forward(first[:5], list(range(5)), Prefill(buffers[0], 0, 5, 0))]
     beside = Prefill(buffers[0], 5, 3, 0), Prefill(buffers[1], 0, 6, 3)
     rows += [forward(first[5:8] + second[:6], [*range(5, 8), *range(6)], *beside)]
@@ -182,7 +188,7 @@ def _apart(run: Run, shape: KVShape, first: list[int], second: list[int], plain:
 
 
 def read_weights(source: str | Path | Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """All parameters of ``model``, by name, from a folder or a state dict."""
+    """Read all parameters of ``model`` from a folder or a state dict, by name."""
     if isinstance(source, Mapping):
         where, given = "state dict", dict(source)
     else:
@@ -213,7 +219,7 @@ def read_weights(source: str | Path | Mapping[str, torch.Tensor], model: Any) ->
             )
         chosen[name] = tensor
         set_by.add(id(target))
-    missing = [name for name, parameter in mine.items() if id(parameter) not in set_by]  # tied ones are set together
+    missing = [name for name, parameter in mine.items() if id(parameter) not in set_by]  # tied weights count as one
     if missing:
         raise EngineError(f"{where}: {len(missing)} weights are missing, such as {missing[0]!r}: give all of them")
     return chosen

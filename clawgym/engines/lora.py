@@ -1,11 +1,11 @@
 """LoRA adapters, several in one step.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685, eq. 3) adds scale * B(A(x)) to a linear layer's W(x); scale is alpha / r, or
-alpha / sqrt(r) for rank-stabilised adapters. Here each token of a step may belong to another adapter: the base weights
-run once over all tokens, and a hook on each adapted layer adds what each adapter's tokens need.
+alpha / sqrt(r) for rank-stabilised adapters. Each token of a step may belong to another adapter: the base weights run
+once over all tokens, and a hook on each adapted layer adds the term of each adapter to its tokens.
 
-An adapter that is loaded is never changed: to replace it is to load another under the same name, and whoever uses the
-old one keeps it.
+A loaded adapter never changes: replacing it loads another one under the same name, and requests that use the old one
+keep it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Adapter:
     name: str
     version: int
     root: int
-    """Of its keys and values in the prefix store."""
+    """Root of its keys and values in the prefix cache."""
     layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-    """By name of the linear layer: A (rank, in) and B (out, rank), the scale multiplied into B."""
+    """Name of the linear layer -> A (rank, in) and B (out, rank), where B includes the scale."""
 
 
 def read_adapter(
     source: str | Path | Mapping[str, torch.Tensor], config: Mapping[str, Any] | None, model: nn.Module
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The layers of a peft LoRA adapter that fits ``model``, as :attr:`Adapter.layers`.
+    """Read a peft LoRA adapter for ``model``, as :attr:`Adapter.layers`.
 
     ``source`` is a folder that ``peft`` saved, or a state dict with its ``config`` (at least ``lora_alpha``). Raises
     :class:`~clawgym.errors.EngineError` for anything that would not be computed exactly as peft does.
@@ -83,8 +83,10 @@ def read_adapter(
 
 @torch.no_grad()
 def add_adapter(model: nn.Module, layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Add to the weights of ``model`` what :func:`read_adapter` found for them. Raises
-    :class:`~clawgym.errors.EngineError` for weights of 8 or 4 bits."""
+    """Merge the ``layers`` of :func:`read_adapter` into the weights of ``model``.
+
+    Raises :class:`~clawgym.errors.EngineError` for weights of 8 or 4 bits.
+    """
     for name, (a, b) in layers.items():
         weight = model.get_submodule(name).weight
         if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
@@ -93,7 +95,7 @@ def add_adapter(model: nn.Module, layers: Mapping[str, tuple[torch.Tensor, torch
 
 
 def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
-    """``weights``, a state dict of peft's, and its ``config`` into ``folder``, as peft saves them."""
+    """Write a peft state dict and its ``config`` to ``folder``, in peft's format."""
     from safetensors.torch import save_file
 
     save_file(
@@ -119,7 +121,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layer_replication": _NOTHING,
     "alora_invocation_tokens": _NOTHING,
 }
-"""Settings of peft that change what is computed, and the values that leave it plain."""
+"""Settings of peft that change the computation, with the values that disable them."""
 
 
 def _fitting(
@@ -142,8 +144,8 @@ def _fitting(
         )
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     weight = layer.weight
-    kind = weight.dtype if weight.is_floating_point() else torch.float32  # weights of 8 or 4 bits
-    # A copy: the caller may train on with the tensors that were given.
+    kind = weight.dtype if weight.is_floating_point() else torch.float32  # 8-bit or 4-bit weights
+    # A copy: the caller may continue to train the given tensors.
     return (
         a.detach().to(weight.device, kind, copy=True),
         (b.detach().to(weight.device, torch.float32) * scale).to(kind),
@@ -151,7 +153,7 @@ def _fitting(
 
 
 class AdapterHooks:
-    """Adds what adapters add, to the layers of one model. Owned by the thread that runs the model."""
+    """Hooks that apply adapters to the layers of one model. Belongs to the thread that runs the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -160,7 +162,8 @@ class AdapterHooks:
 
     @contextlib.contextmanager
     def using(self, tokens: Mapping[Adapter, list[int]], device: torch.device) -> Iterator[None]:
-        """Inside, the step's tokens at these places (0 to T - 1) run with these adapters; the rest with none."""
+        """Within this context the tokens at the given indices (0 to T - 1) run with these adapters, all others
+        without."""
         for adapter in tokens:
             for name in adapter.layers.keys() - self._hooked.keys():
                 self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))

@@ -1,9 +1,10 @@
 """Engine ``openai``: any OpenAI-compatible chat endpoint, for evaluation (text, no exact tokens).
 
-Invariants: this is the one place that retries (the client's own retries are off), and never once a piece of an
-answer has been given away; the API key appears in no message, repr, log line or receipt; an optional parameter that
-the endpoint refuses is adapted once, and said in the receipt; a request is never sent once the budget is used up; what
-an endpoint sends is held to :mod:`clawgym.bounds`.
+Invariants: only this module retries (the client's own retries are off), and never after a piece of an answer has been
+yielded. The API key is in no message, repr, log line or run manifest. An optional parameter that the endpoint refuses
+is adapted once, and recorded in the run manifest. No request is sent once the budget is used up. Responses are bounded
+by
+:mod:`clawgym.bounds`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from urllib.parse import urlsplit
 from clawgym.bounds import LARGEST_BODY
 from clawgym.engines._chunks import Chunks
 from clawgym.engines._client import Client
-from clawgym.engines._failures import Failure, error_of, host_of
+from clawgym.engines._failures import EndpointFailure, error_of, host_of
 from clawgym.engines._limits import Budget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable
-from clawgym.engines.chat import Problem, Reply, parse_completion
+from clawgym.engines.chat import Problem, ReplyCounter, parse_completion
 from clawgym.engines.protocol import Completion, Delta, Sampling
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
@@ -35,7 +36,7 @@ __all__ = ["Budget", "OpenAIEngine", "Prices", "RateLimits"]
 
 OPENAI_URL = "https://api.openai.com/v1"
 LONGEST_WAIT_SECONDS = 300.0
-"""An endpoint that asks for a longer pause than this gets an error instead."""
+"""Longest pause in seconds that an endpoint may ask for; beyond it an error is raised."""
 
 _log = logging.getLogger("clawgym.engines")
 
@@ -57,9 +58,9 @@ _REFUSED = re.compile(
 class OpenAIEngine:
     """Samples from ``model`` behind an OpenAI-compatible ``base_url`` with the official client.
 
-    ``api_key`` and ``base_url`` default to ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``. ``extra_body`` holds
-    further request fields (``{"reasoning_effort": "low"}``) and goes into the receipt. ``timeout`` bounds one
-    request as a whole, in seconds; of a stream, the time to its first piece and between two. An engine belongs to the
+    ``api_key`` and ``base_url`` default to ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``. ``extra_body`` has further
+    request fields (``{"reasoning_effort": "low"}``), which are recorded in the run manifest. ``timeout`` in seconds
+    bounds a request as a whole; for a stream, the time to its first piece and between pieces. An engine belongs to the
     event loop that first uses it.
     """
 
@@ -82,7 +83,7 @@ class OpenAIEngine:
             raise EngineError("the openai engine needs a model name: pass model=")
         self.model = model
         self.usage = Usage()
-        """Spent so far, over all requests."""
+        """Usage of all requests so far."""
         self._url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         self._host = host_of(self._url)
         self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
@@ -121,14 +122,15 @@ class OpenAIEngine:
     async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncGenerator[Delta, None]:
         """Answer a chat-completions request as it comes. See :class:`clawgym.engines.protocol.TextEngine`.
 
-        The model is this engine's, whatever ``body`` names. Raises as :meth:`complete` does."""
+        The model is this engine's, whatever ``body`` says. Raises the errors of :meth:`complete`.
+        """
         attempt = 0
         while True:
             begun, failure = False, None
             sent = self._stream_body(body)
             async with aclosing(self._stream_once(sent)) as pieces:
                 async for piece in pieces:
-                    if isinstance(piece, Failure):
+                    if isinstance(piece, EndpointFailure):
                         failure = piece
                         break
                     begun = True
@@ -142,8 +144,8 @@ class OpenAIEngine:
                 attempt += 1
 
     def receipt(self) -> dict[str, Any]:
-        """Model, host (without the port, which a local server may change), client version, what is added to
-        requests, and the adaptations made so far."""
+        """Model, host (without the port, which may vary for local servers), client version, additional request fields,
+        and the adaptations made so far."""
         return {
             "name": self.name,
             "model": self.model,
@@ -157,8 +159,8 @@ class OpenAIEngine:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Requests sent, retries, answers that said "too many requests", answers without usage, seconds waited
-        for the rate limits, and tokens and cost so far. For reports; not part of the receipt."""
+        """Counters for reports: requests, retries, "too many requests" responses, responses without usage, seconds
+        waited for rate limits, tokens and cost."""
         return {
             **self._counts,
             "waited_seconds": round(self._rate.waited, 3),
@@ -199,7 +201,7 @@ class OpenAIEngine:
         return sent
 
     async def _reserve(self, body: Mapping[str, Any]) -> Reservation:
-        """Wait until ``body`` may be sent, within budget and rate limits."""
+        """Wait until ``body`` may be sent, by budget and rate limits."""
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         size = len(json.dumps([body["messages"], body.get("tools")]))
         if size > LARGEST_BODY:
@@ -213,8 +215,8 @@ class OpenAIEngine:
         self._counts["requests"] += 1
         return reservation
 
-    async def _wait(self, failure: Failure, attempt: int) -> None:
-        """Wait for the next try, or raise what ``failure`` means."""
+    async def _wait(self, failure: EndpointFailure, attempt: int) -> None:
+        """Wait before the next attempt, or raise the exception for ``failure``."""
         error = self._error(failure)
         too_long = failure.asked_wait is not None and failure.asked_wait > LONGEST_WAIT_SECONDS
         if not failure.retryable or attempt >= self._max_retries or too_long:
@@ -226,30 +228,30 @@ class OpenAIEngine:
             self._rate.pause(failure.asked_wait)
         await asyncio.sleep(delay)
 
-    def _error(self, failure: Failure) -> ClawGymError:
+    def _error(self, failure: EndpointFailure) -> ClawGymError:
         return error_of(failure, host=self._host, model=self.model, key=self._key, hints=_HINTS)
 
-    async def _request(self, body: dict[str, Any]) -> Completion | Failure:
-        """Send once, within budget, concurrency and rate limits, and account for the answer."""
+    async def _request(self, body: dict[str, Any]) -> Completion | EndpointFailure:
+        """Send once, within budget and limits, and account for the response."""
         async with self._slots:
             reservation = await self._reserve(body)
             payload = await self._client.send(body)
-            if isinstance(payload, Failure):
+            if isinstance(payload, EndpointFailure):
                 reservation.tokens = 0.0
                 self._counts["throttled"] += payload.status == 429
                 return payload
             parsed = parse_completion(payload)
             if isinstance(parsed, Problem):
                 retryable = parsed.status is None or is_retryable(parsed.status)
-                return Failure(parsed.message, status=parsed.status, retryable=retryable)
+                return EndpointFailure(parsed.message, status=parsed.status, retryable=retryable)
             completion, reported = parsed
             usage = self._account(completion.usage if reported else None, reservation)
-            reply, calls = Reply(), len(completion.tool_calls) + len(completion.malformed_calls)
+            reply, calls = ReplyCounter(), len(completion.tool_calls) + len(completion.malformed_calls)
             reply.add(len(completion.text) + len(completion.reasoning or ""), range(calls))
             return replace(completion, usage=usage, model=completion.model or self.model)
 
     def _account(self, usage: Usage | None, reservation: Reservation) -> Usage:
-        """Enter what an answer used; None where the endpoint does not say."""
+        """Account for the usage of a response; None if the endpoint does not report it."""
         if usage is None:
             usage = Usage()
             self._counts["without_usage"] += 1
@@ -265,16 +267,16 @@ class OpenAIEngine:
         self.usage += usage
         return usage
 
-    async def _stream_once(self, body: dict[str, Any]) -> AsyncGenerator[Delta | Failure, None]:
-        """Send once; the pieces of the answer, or last the failure that ended it."""
+    async def _stream_once(self, body: dict[str, Any]) -> AsyncGenerator[Delta | EndpointFailure, None]:
+        """Send once and yield the pieces of the answer; the last item is the failure, if there is one."""
         async with self._slots:
             reservation = await self._reserve(body)
             chunks, ended = Chunks(), False
-            failure = Failure("the stream ended before the answer did", retryable=True)
+            failure = EndpointFailure("the stream ended before the answer did", retryable=True)
             try:
                 async with aclosing(self._client.stream(body)) as received:
                     async for chunk in received:
-                        if isinstance(chunk, Failure):
+                        if isinstance(chunk, EndpointFailure):
                             failure = chunk
                         elif (piece := chunks.take(chunk)) is not None:
                             yield piece
@@ -283,7 +285,7 @@ class OpenAIEngine:
                 whole = ended and chunks.finish_reason is not None
                 if not whole and not chunks.any:
                     reservation.tokens = 0.0
-                elif not whole:  # broken, or its reader left: it was paid for all the same
+                elif not whole:  # interrupted: the tokens were used all the same
                     self._counts["without_usage"] += 1
             if whole:
                 usage = self._account(chunks.usage, reservation)
@@ -292,8 +294,8 @@ class OpenAIEngine:
             self._counts["throttled"] += failure.status == 429
             yield failure
 
-    def _adapt(self, body: Mapping[str, Any], failure: Failure) -> bool:
-        """Whether the request was refused for an optional parameter that is left out or renamed from now on."""
+    def _adapt(self, body: Mapping[str, Any], failure: EndpointFailure) -> bool:
+        """If an optional parameter was refused, omit or rename it from now on. Returns whether to try again."""
         if failure.status not in (400, 422) or not _REFUSED.search(f"{failure.text} {failure.code}"):
             return False
         for name in (*_OPTIONAL, *_RENAMED.values(), "stream_options"):
@@ -303,7 +305,7 @@ class OpenAIEngine:
             if name not in body or not named:
                 continue
             if name in self._adapted:
-                return True  # another request found out while this one was under way
+                return True  # a concurrent request has adapted it already
             renamed = _RENAMED.get(name)
             self._adapted[name] = f"sent as {renamed}" if renamed else "left out"
             _log.warning(

@@ -1,8 +1,24 @@
-"""What samples tokens.
+"""The engine protocols. An engine samples tokens.
 
-Three doors. :class:`Engine` answers a chat request at once. :class:`TokenEngine` takes token ids and streams
-sampled ids with their log-probs: what training learns from. :class:`TextEngine` takes a chat request and streams
-text: any endpoint, evaluation only. The gateway makes the first out of either of the others.
+* :class:`Engine` answers a chat request with one completion.
+* :class:`TokenEngine` takes token ids and streams sampled ids with log-probabilities, which training needs.
+* :class:`TextEngine` takes a chat request and streams text: any endpoint, for evaluation only.
+
+The gateway makes an :class:`Engine` out of either of the others. An engine of your own is one class, registered by
+name::
+
+    @clawgym.registry.engines.register("echo")
+    class EchoEngine:
+        name = "echo"
+
+        async def complete(self, messages, *, tools=(), sampling):
+            return Completion(str(messages[-1].get("content") or ""))
+
+        def receipt(self):
+            return {"engine": self.name}
+
+        async def aclose(self):
+            pass
 """
 
 from __future__ import annotations
@@ -18,7 +34,7 @@ __all__ = ["CallDelta", "Completion", "Delta", "Engine", "Image", "Sampling", "T
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. ``None`` leaves a setting to the endpoint."""
+    """Sampling parameters. None leaves a parameter to the engine."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -27,13 +43,13 @@ class Sampling:
     stop: tuple[str, ...] = ()
     top_k: int | None = None
     json_schema: Mapping[str, Any] | None = None
-    """Allow only JSON of this schema (``{}``: any object). Only for engines whose ``constrains`` is true: the
-    distribution is no longer the model's own, so what comes is not trained on."""
+    """Constrain the output to JSON of this schema (``{}``: any object), for engines whose ``constrains`` is true.
+    Constrained output is not from the model's own distribution, so it is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of the model."""
+    """One response of the model."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -44,22 +60,33 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     turn: Turn | None = None
-    """Exact tokens; ``None`` where the endpoint gives text only."""
+    """Exact tokens; None if the endpoint returns text only."""
 
 
 @runtime_checkable
 class Engine(Protocol):
+    """Answers chat requests, one completion each."""
+
     name: str
 
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
     ) -> Completion:
-        """Answer ``messages`` (OpenAI chat format). Raises :class:`~clawgym.errors.EngineError` after its
-        retries and :class:`~clawgym.errors.BudgetExceeded` when its token or cost budget is used up."""
+        """Answer a conversation.
+
+        Args:
+            messages: messages in OpenAI chat format.
+            tools: OpenAI function tools.
+            sampling: sampling parameters.
+
+        Raises:
+            EngineError: the endpoint failed, after retries.
+            BudgetExceeded: the token or cost budget is used up, or the conversation does not fit the context window.
+        """
         ...
 
     def receipt(self) -> dict[str, Any]:
-        """What identifies this engine in a receipt (model, base URL host, sampling); no secrets."""
+        """This engine's entry in the run manifest, as JSON data: model, host, settings. It contains no secrets."""
         ...
 
     async def aclose(self) -> None: ...
@@ -67,30 +94,29 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Some tokens, as they were sampled; what one step of a stream brings."""
+    """Sampled tokens; one item of a stream."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """One per id, in nats: log softmax(logits / temperature) over the whole vocabulary; () where the engine
-    gives none."""
+    """One per id, in nats: log softmax(logits / temperature) over the whole vocabulary; () if not available."""
     policy_version: int | None
-    """Of the weights that sampled these ids; one stream never mixes two."""
+    """Version of the weights that sampled these ids; the same for a whole stream."""
     finish_reason: str | None = None
     """On the last item only: ``stop`` (an id of ``stop_ids`` was sampled, and is the last of ``ids``) or
     ``length``."""
     cached_tokens: int = 0
-    """On the last item: how many prompt ids were not computed again."""
+    """On the last item: the number of prompt ids whose keys and values were reused."""
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """Token ids in, sampled ids and log-probs out. Never re-tokenises, never cuts a prompt."""
+    """Takes token ids and streams sampled ids and log-probabilities. Never re-tokenises or truncates a prompt."""
 
     name: str
     context_window: int
     """Most ids of prompt and sample together."""
     tokenizer: str
-    """Folder (or hub name) of the tokenizer and its chat template, which the gateway renders with."""
+    """Folder or Hub name of the tokenizer with the chat template that the gateway uses."""
 
     def generate(
         self,
@@ -102,18 +128,26 @@ class TokenEngine(Protocol):
         adapter: str | None = None,
         images: Sequence[Image] = (),
     ) -> AsyncIterator[Tokens]:
-        """Sample until an id of ``stop_ids`` or ``sampling.max_tokens`` (default: what the window leaves).
+        """Sample a continuation. Closing the iterator stops the sampling.
 
-        ``session`` is a hint for prefix reuse. ``adapter`` names LoRA weights. Closing the iterator stops the
-        sampling. ``sampling.stop`` (strings) is the caller's business. Raises
-        :class:`~clawgym.errors.ContextLengthExceeded` if the prompt leaves no room,
-        :class:`~clawgym.errors.TokenIdsStripped`, and :class:`~clawgym.errors.EngineError` (``retryable`` only if
-        nothing was yielded yet and the same call may work later).
+        Args:
+            prompt_ids: ids of the prompt, at least one.
+            sampling: sampling parameters. ``max_tokens`` defaults to the rest of the context window; the caller handles
+                ``stop`` strings.
+            stop_ids: sampling ends after one of these ids.
+            session: a hint for the reuse of prefixes.
+            adapter: name of LoRA weights.
+            images: the images of the prompt, in the order of their placeholders.
+
+        Raises:
+            ContextLengthExceeded: the prompt leaves no room for a sample.
+            TokenIdsStripped: the endpoint does not return token ids.
+            EngineError: any other failure; ``retryable`` only if nothing was yielded and a later call may succeed.
         """
         ...
 
     def receipt(self) -> dict[str, Any]:
-        """What identifies this engine in a receipt; no secrets."""
+        """This engine's entry in the run manifest, as JSON data without secrets."""
         ...
 
     async def aclose(self) -> None: ...
@@ -121,7 +155,7 @@ class TokenEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of a tool call: ``id`` and ``name`` come with the first piece, ``arguments`` in fragments."""
+    """A piece of a tool call: ``id`` and ``name`` are in the first piece, ``arguments`` comes in fragments."""
 
     index: int
     id: str | None = None
@@ -131,7 +165,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer, in the order it came."""
+    """A piece of a streamed response."""
 
     text: str = ""
     reasoning: str = ""
@@ -139,27 +173,31 @@ class Delta:
     finish_reason: str | None = None
     """On the last piece: ``stop``, ``length``, ``tool_calls`` or ``content_filter``."""
     usage: Usage | None = None
-    """On the last piece, where it is known."""
+    """On the last piece, if known."""
     stop: str | None = None
-    """On the last piece: the stop string that ended the answer."""
+    """On the last piece: the stop string that ended the response."""
 
 
 @runtime_checkable
 class TextEngine(Protocol):
-    """A chat request in, text out, as it comes. What it answers is never trained on."""
+    """Takes a chat request and streams text. Its output is never trained on."""
 
     name: str
 
     def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncIterator[Delta]:
-        """Answer a chat-completions request ``body`` (without ``stream``, ``stream_options``, ``n``); ``session`` says
-        whose it is.
+        """Answer a chat-completions request.
 
-        Raises as :meth:`TokenEngine.generate` does, with the endpoint's ``status``; ``retryable`` only before the
-        first piece."""
+        Args:
+            body: the request, without ``stream``, ``stream_options`` and ``n``.
+            session: id of the gateway session.
+
+        Raises the errors of :meth:`TokenEngine.generate`, with the endpoint's ``status``; they are ``retryable`` only
+        before the first piece.
+        """
         ...
 
     def receipt(self) -> dict[str, Any]:
-        """What identifies this engine in a receipt; no secrets."""
+        """This engine's entry in the run manifest, as JSON data without secrets."""
         ...
 
     async def aclose(self) -> None: ...

@@ -1,8 +1,8 @@
-"""Engine ``replay``: answers from recorded completions, or recorded turns, for tests and demos without a model.
+"""Engine ``replay``: replays recorded completions or turns, for tests and demos without a model.
 
-Invariant: an answer of :class:`ReplayEngine` depends on the conversation alone (the n-th answer of a conversation is
-its n-th recorded completion), so any number of episodes may share one engine, in any order, and be resumed;
-:class:`ReplayTokens` answers a prompt only with ids that were sampled after exactly these ids.
+Invariant: an answer of :class:`ReplayEngine` depends on the conversation only (its n-th answer is its n-th recorded
+completion), so episodes can share an engine in any order, and be resumed. :class:`ReplayTokens` answers a prompt only
+with ids that were sampled after exactly the same ids.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["Recorded", "ReplayEngine", "ReplayTokens", "completion_from_json", "
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A completion, and the conversations it belongs to."""
+    """A recorded completion, and the conversations it belongs to."""
 
     completion: Completion
     match: str = ""
-    """Text that the first user message must contain; empty for every conversation."""
+    """Text that the first user message must contain; empty: all conversations."""
 
 
 class ReplayEngine:
-    """Answers each conversation from ``recorded``, in order."""
+    """Answers each conversation with the completions in ``recorded``, in order."""
 
     name = "replay"
 
@@ -43,8 +43,10 @@ class ReplayEngine:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ReplayEngine:
-        """Read JSON lines, one completion each: ``{"text": ..., "tool_calls": [{"id", "name", "arguments"}]}``,
-        with an optional ``match``."""
+        """Read a JSON Lines file with completions ``{"text": ..., "tool_calls": [{"id", "name", "arguments"}]}``.
+
+        Each may have a ``match``. Raises :class:`EngineError` for an unreadable file or line.
+        """
         recorded: list[Recorded] = []
         try:
             lines = Path(path).read_text("utf-8").split("\n")
@@ -90,7 +92,7 @@ class ReplayEngine:
         yield Delta(finish_reason=reason, usage=answer.usage)
 
     def receipt(self) -> dict[str, Any]:
-        """A digest of the recording."""
+        """The digest of the recording."""
         return {"name": self.name, "recording_sha256": self._digest}
 
     async def aclose(self) -> None: ...
@@ -98,19 +100,19 @@ class ReplayEngine:
 
 @engines.register("replay")
 def replay_engine(model: Path) -> ReplayEngine:
-    """Answers with recorded completions, in order, without a model.
+    """Replays recorded completions in order, without a model.
 
     Args:
-        model: a file of JSON lines: see :meth:`ReplayEngine.from_file`.
+        model: a JSON Lines file; see :meth:`ReplayEngine.from_file`.
     """
     return ReplayEngine.from_file(model)
 
 
 class ReplayTokens:
-    """Answers prompts with what was sampled after them in ``episodes`` (the turns of each), token by token.
+    """Replays the sampled ids of ``episodes`` (each a list of turns), token by token.
 
-    A prompt that was met several times gets its answers in their order, over and over. Turns that were not finished
-    are left out. ``tokenizer`` is what rendered the prompts.
+    A prompt that occurs several times gets its answers in order, repeatedly. Unfinished turns are left out.
+    ``tokenizer`` is the tokenizer that rendered the prompts.
     """
 
     name = "replay-tokens"
@@ -141,7 +143,7 @@ class ReplayTokens:
         adapter: str | None = None,
         images: Sequence[Image] = (),
     ) -> AsyncGenerator[Tokens, None]:
-        """The next recorded answer to exactly these ids. Raises :class:`EngineError` for others."""
+        """The next recorded answer to exactly these ids. Raises :class:`EngineError` for other ids."""
         key = tuple(prompt_ids)
         turns = self._answers.get(key)
         if turns is None:
@@ -162,14 +164,14 @@ class ReplayTokens:
             yield Tokens((token,), turn.logprobs[n : n + 1], turn.policy_version, reason)
 
     def receipt(self) -> dict[str, Any]:
-        """A digest of the recording."""
+        """The digest of the recording."""
         return {"name": self.name, "recording_sha256": self._digest}
 
     async def aclose(self) -> None: ...
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
-    """A JSON-ready dict that :func:`completion_from_json` reads back (without exact tokens)."""
+    """The completion as JSON data, without exact tokens; see :func:`completion_from_json`."""
     usage = completion.usage
     return {
         "text": completion.text,
@@ -183,7 +185,7 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
 
 
 def completion_from_json(data: Mapping[str, Any]) -> Completion:
-    """The completion that ``data`` describes; everything but ``text`` or ``tool_calls`` may be left out."""
+    """Read a completion from JSON data; only ``text`` or ``tool_calls`` is required."""
     if "text" not in data and "tool_calls" not in data:
         raise ValueError("neither text nor tool_calls")
     calls = data.get("tool_calls") or ()

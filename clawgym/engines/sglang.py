@@ -1,14 +1,14 @@
 """Engine ``sglang``: token ids in, sampled ids and log-probs out, from an SGLang server (0.4.9 or newer).
 
-One streamed ``POST /generate`` a turn, with ``input_ids`` and ``return_logprob``. What comes is cumulative, or, of a
-server started with ``--incremental-streaming-output`` (``--stream-output`` before), only what is new: that costs less
-for long answers, and both are read. The ids are those beside the log-probs
-(``meta_info.output_token_logprobs``), which no stop handling trims.
+Each turn is one streamed ``POST /generate`` with ``input_ids`` and ``return_logprob``. Events are cumulative, or
+incremental if the server was started with ``--incremental-streaming-output`` (formerly ``--stream-output``), which is
+cheaper for long answers; both are supported. Ids are taken from ``meta_info.output_token_logprobs``, which is not
+trimmed by stop handling.
 
 SGLang's log-probs are log softmax(logits / temperature) before top-p and top-k, unless
-``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set over there; that is found out at the first call (``_scale.py``). Where the
-server reports a whole number as ``weight_version``, that is the policy version of the tokens, and a change of it ends
-the stream with an error.
+``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set on the server; the first call finds that out (``_scale.py``). If the server
+reports a number as ``weight_version``, it is the policy version of the tokens, and a change during a stream is an
+error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import aclosing
 from typing import Any
 
 from clawgym.bounds import MOST_EVENTS
-from clawgym.engines._failures import Failure
+from clawgym.engines._failures import EndpointFailure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
 from clawgym.engines.protocol import Tokens
@@ -34,8 +34,8 @@ _SINCE = "SGLang 0.4.9 or newer"
 class SGLangEngine(ServedEngine):
     """``model`` on the SGLang server at ``base_url`` (``http://127.0.0.1:30000``).
 
-    Everything else is as in :class:`~clawgym.engines.vllm.VLLMEngine`. ``seed`` is heeded by servers that were started
-    with ``--enable-deterministic-inference``.
+    Arguments as for :class:`~clawgym.engines.vllm.VLLMEngine`. The server uses ``seed`` only if it was started with
+    ``--enable-deterministic-inference``.
     """
 
     name = "sglang"
@@ -45,7 +45,7 @@ class SGLangEngine(ServedEngine):
         tops: list[list[float]] = []
         for temperature in (1.0, COLD):
             body = _body(list(PROBE), {"temperature": temperature, "max_new_tokens": 1, "ignore_eos": True})
-            answer = await self._upstream.post("/generate", body | {"top_logprobs_num": TOP})
+            answer = await self._endpoint.post("/generate", body | {"top_logprobs_num": TOP})
             meta = answer.get("meta_info") or {}
             if not meta.get("output_token_logprobs"):
                 raise self._stripped("meta_info.output_token_logprobs", _SINCE)
@@ -60,7 +60,7 @@ class SGLangEngine(ServedEngine):
             "top_k": ask.top_k or -1,
             "max_new_tokens": ask.max_tokens,
             "stop_token_ids": sorted(ask.stop_ids),
-            "ignore_eos": True,  # the caller says what ends a turn
+            "ignore_eos": True,  # the caller decides what ends a turn
         }
         if ask.sampling.seed is not None:
             params["sampling_seed"] = ask.sampling.seed
@@ -70,7 +70,7 @@ class SGLangEngine(ServedEngine):
         if ask.adapter is not None:
             body["lora_path"] = ask.adapter
         pairs = _Pairs(checked)
-        async with aclosing(self._upstream.events("/generate", body, MOST_EVENTS + ask.max_tokens)) as several:
+        async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + ask.max_tokens)) as several:
             async for events in several:
                 held: list[Tokens] = []
                 for event in events:
@@ -79,21 +79,21 @@ class SGLangEngine(ServedEngine):
                     if end is not None:
                         yield checked.end(_joined(held), *end)
                         return
-                if (tokens := _joined(held)).ids:  # what came together goes on together
+                if (tokens := _joined(held)).ids:  # ids that arrived together are yielded together
                     yield tokens
-        raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
+        raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
 
     def _read(
         self, event: dict[str, Any], ask: Ask, checked: Checked, pairs: _Pairs
     ) -> tuple[Tokens, tuple[str, int] | None]:
-        """What one event brought; of the last one also the reason and how many ids were cached."""
+        """Parse one event: its tokens and, for the last one, the finish reason and the number of cached ids."""
         if event.get("error"):
-            raise self._upstream.error(self._upstream.said(event["error"]))
+            raise self._endpoint.error(self._endpoint.said(event["error"]))
         meta = event.get("meta_info") or {}
         finish = meta.get("finish_reason")
         if isinstance(finish, dict) and finish.get("type") == "abort":
-            said = self._upstream.said(finish)
-            raise self._upstream.error(Failure(said.text, said.status or 503, retryable=said.retryable))
+            said = self._endpoint.said(finish)
+            raise self._endpoint.error(EndpointFailure(said.text, said.status or 503, retryable=said.retryable))
         if meta.get("output_token_logprobs") is None:
             raise self._stripped("meta_info.output_token_logprobs", _SINCE)
         self._check_prompt(event, meta, ask, checked)
@@ -116,10 +116,10 @@ class SGLangEngine(ServedEngine):
         try:
             version = int(meta.get("weight_version"))  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            return  # "default": the server does not count
+            return  # "default": the server has no version
         if checked.count and version != checked.version:
-            raise self._upstream.error(
-                Failure(
+            raise self._endpoint.error(
+                EndpointFailure(
                     f"the weights changed from version {checked.version} to {version} in the middle of an answer",
                     409,
                     do="let answers end before the weights change",
@@ -137,7 +137,7 @@ class SGLangEngine(ServedEngine):
 
 
 def _joined(pieces: Sequence[Tokens]) -> Tokens:
-    """Pieces of one stream as one piece."""
+    """Join items of one stream."""
     if len(pieces) == 1:
         return pieces[0]
     ids = tuple(token for piece in pieces for token in piece.ids)
@@ -145,7 +145,7 @@ def _joined(pieces: Sequence[Tokens]) -> Tokens:
 
 
 class _Pairs:
-    """Finds what is new in an event, whether events are cumulative or not."""
+    """Extracts the new ids of an event, whether events are cumulative or incremental."""
 
     def __init__(self, checked: Checked) -> None:
         self._checked = checked

@@ -1,9 +1,7 @@
-"""A tiny random model, made on the spot: for tests, examples and benchmarks.
+"""Make a tiny random model for tests, examples and benchmarks, without downloads.
 
-It speaks nonsense. Its folder is complete, though: what loads a real Qwen3 folder (transformers, vLLM, our gateway)
-loads this one, and its tokenizer and chat template are those of a model that calls tools. Nothing is fetched.
-
-The same arguments and the same library versions give the same files.
+Its output is random text, but its folder is complete: transformers, vLLM and the gateway load it like a real Qwen3
+model, with a tokenizer and a chat template for tool calls. The same arguments and library versions give the same files.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ SPECIAL_TOKENS = (
     "<think>",
     "</think>",
 )
-"""In the order of their ids, from 0. Only the first three are hidden when text is decoded."""
+"""Special tokens in the order of their ids, from 0. Only the first three are skipped when decoding."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""What a model that sees has after them."""
+"""The additional special tokens of a vision-language model."""
 
 _CHAT = """\
 {%- macro text_of(content) -%}
@@ -97,11 +95,10 @@ _NAMES = """\
     {{ '\\n</tools>' }}
 """
 CHAT_TEMPLATE = _CHAT.replace("TOOLS", _TOOLS)
-"""ChatML with tools in the Hermes style. A history is only ever appended to: reasoning of earlier turns stays."""
+"""ChatML with tools in the Hermes style. Histories are only appended to: reasoning of earlier turns is kept."""
 
 BRIEF_TEMPLATE = _CHAT.replace("TOOLS", _NAMES)
-"""The same, but of a tool only its name and its parameters' names are said: what a model can use that is too small to
-read descriptions. Tokens that say nothing cost as much as others, and are in the way of attention."""
+"""The same, but with only the names of tools and of their parameters, for models too small to use descriptions."""
 
 _SEEING = CHAT_TEMPLATE.replace(
     "{%- if part.type != 'text' -%}{{ raise_exception('this model reads text only, not ' ~ part.type) }}{%- endif -%}",
@@ -137,12 +134,12 @@ def make_tiny_model(
 ) -> Path:
     """Write a random Qwen3 model of about 200,000 weights (float32) with tokenizer and chat template to ``folder``.
 
-    With ``vision`` it is a Qwen2-VL model, which reads images: one of 1024 x 768 pixels is 70 tokens. The tokenizer is
-    trained on ``corpus``, if given: then every word of it is one token, and ``vocab`` is the most ids. With ``brief``
-    its template is :data:`BRIEF_TEMPLATE`, else :data:`CHAT_TEMPLATE`. ``spread`` is the standard deviation of the
-    weights; a model that is to be trained wants 0.05 or less.
+    With ``vision`` it is a Qwen2-VL model; an image of 1024 x 768 pixels is 70 tokens. If ``corpus`` is given, the
+    tokenizer is trained on it: each of its words is one token, and ``vocab`` is the most ids. ``brief`` selects
+    :data:`BRIEF_TEMPLATE` instead of :data:`CHAT_TEMPLATE`. ``spread`` is the standard deviation of the weights; use
+    0.05 or less for training.
 
-    Returns ``folder``. Raises :class:`~clawgym.errors.EngineError` if there is something in it already, and
+    Returns ``folder``. Raises :class:`~clawgym.errors.EngineError` if it exists and is not empty, and
     :class:`~clawgym.errors.MissingDependency` without torch and transformers.
     """
     target = Path(folder)
@@ -172,7 +169,7 @@ def make_tiny_model(
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": context_window,
-            "initializer_range": spread,  # the default is so wide that the likeliest token stands out from rounding
+            "initializer_range": spread,  # wide enough that the most likely token exceeds rounding errors
             "tie_word_embeddings": True,
             "eos_token_id": eos,
             "pad_token_id": pad,
@@ -211,7 +208,7 @@ _IMAGES = {
 
 
 def _seeing(shape: dict[str, Any]) -> Any:
-    """The configuration of a Qwen2-VL model whose text model has ``shape``."""
+    """The configuration of a Qwen2-VL model with a text model of ``shape``."""
     import transformers
 
     hidden, head = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
@@ -239,11 +236,11 @@ def _seeing(shape: dict[str, Any]) -> Any:
 def _write_tokenizer(
     folder: Path, vocab: int, context_window: int, template: str, vision: bool, corpus: Iterable[str]
 ) -> int:
-    """Train and write a byte-level BPE tokenizer; the number of its ids."""
+    """Train and write a byte-level BPE tokenizer. Returns its number of ids."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # Words with their space, single digits, runs of other signs, line ends: what most models of today split at.
+    # Splits into words with their space, single digits, runs of other characters and line ends, as most models do.
     split = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -282,7 +279,7 @@ def _write_tokenizer(
 
 
 def _text() -> Iterator[str]:
-    """What the tokenizer is trained on: made-up sentences, commands and JSON, the same each time."""
+    """The training text of the tokenizer: deterministic sentences, commands and JSON."""
     rng = random.Random("clawgym tiny")
     word = rng.choice
     for _ in range(2000):

@@ -1,11 +1,11 @@
 """Engine ``transformers``: samples from a small model in this process, on a CPU or one GPU.
 
-Token ids in, sampled ids and exact log-probs out, many sequences at a time; weights and LoRA adapters are changed
-while it runs. The model is any decoder of the transformers library that attends to all earlier tokens; that it is one
-is tried out when it is loaded.
+It takes token ids and returns sampled ids with exact log-probs, for many sequences at a time. Weights and LoRA adapters
+can be changed while it runs. It supports decoders of the transformers library with full attention, which is checked
+when the model is loaded.
 
-Invariants: a stream is sampled by one version of the weights; what is yielded is what was sampled; an iterator that
-is closed costs nothing more.
+Invariants: a stream is sampled by one version of the weights. The yielded ids are those sampled. Closing an iterator
+stops its computation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ try:
     import torch
     import transformers
 
-    from clawgym.engines._batch import Batch
+    from clawgym.engines._batch import RunningBatch
     from clawgym.engines._stream import Stream
-    from clawgym.engines._worker import Request, Worker
+    from clawgym.engines._worker import ModelWorker, Request
     from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, sees, set_weights
     from clawgym.engines.lora import Adapter, read_adapter
 except ImportError as error:
@@ -46,13 +46,13 @@ KEPT_TOKENS = 2**18
 class TransformersEngine:
     """A :class:`~clawgym.engines.protocol.TokenEngine`; see ``docs/engines.md``.
 
-    ``model`` is a folder (or a hub name), or a module that is already loaded, with ``tokenizer`` naming the folder of
-    its tokenizer. A module stays on its device, in its type, and may be shared with a trainer, which then must not run
-    it, or change it, but inside :meth:`update_weights`.
+    ``model`` is a folder, a Hub name, or a loaded module; with a module, ``tokenizer`` names the folder of its
+    tokenizer. A module keeps its device and dtype, and may be shared with a trainer, which must only run or change it
+    inside :meth:`update_weights`.
 
-    ``kv_tokens`` is how many tokens' keys and values are held in all, for running sequences and for reuse (default:
-    262,144, or what fits a quarter of the memory). ``prefill_chunk`` is how many tokens of new prompts are computed in
-    one step, while those that are sampled wait. ``threads`` sets torch's threads, for the whole process.
+    ``kv_tokens`` is the total number of tokens whose keys and values are stored, for running sequences and for reuse
+    (default: 262,144, or what fits a quarter of the memory). ``prefill_chunk`` is the number of tokens of new prompts
+    computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process.
 
     Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
     sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
@@ -91,7 +91,7 @@ class TransformersEngine:
         self._vocab = self._model.get_input_embeddings().num_embeddings
         if kv_tokens is None:
             kv_tokens = max(1, min(KEPT_TOKENS, _memory(shape.device) // 4 // shape.token_bytes))
-        self._batch: Batch[Request] = Batch(
+        self._batch: RunningBatch[Request] = RunningBatch(
             self._model,
             run,
             shape,
@@ -100,23 +100,23 @@ class TransformersEngine:
             kv_tokens=kv_tokens,
             chunk=prefill_chunk,
         )
-        self._worker = Worker(self._batch, policy_version)
+        self._worker = ModelWorker(self._batch, policy_version)
         self._worker.start()
 
-        def end(worker: Worker = self._worker) -> None:
+        def end(worker: ModelWorker = self._worker) -> None:
             worker.stop()
             undo()
 
-        self._end = weakref.finalize(self, end)  # also when nobody calls aclose, and before the interpreter ends
+        self._end = weakref.finalize(self, end)  # also without aclose(), and at exit
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that requests without an adapter are sampled by."""
+        """Version of the base weights."""
         return self._worker.version
 
     @property
     def adapters(self) -> dict[str, int]:
-        """Name and version of each adapter that is loaded."""
+        """Name -> version of each loaded adapter."""
         return {name: a.version for name, a in self._worker.adapters.copy().items()}
 
     @property
@@ -124,8 +124,8 @@ class TransformersEngine:
         return self._vocab
 
     def occupancy(self) -> dict[str, int]:
-        """``waiting`` and ``running`` requests; ``held`` and ``kept``: tokens that have memory, for what runs and for
-        reuse."""
+        """Numbers of ``waiting`` and ``running`` requests, and of tokens with memory for running sequences (``held``)
+        and for reuse (``kept``)."""
         return self._worker.occupancy()
 
     async def generate(
@@ -140,10 +140,10 @@ class TransformersEngine:
     ) -> AsyncIterator[Tokens]:
         """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`.
 
-        What ``sampling`` leaves out is temperature 1, all ids, and a seed that nobody knows. At temperature 0 the
-        likeliest id is taken, and its log-prob is that of temperature 1. The same seed and prompt give the same ids
-        whatever else runs, but where rounding, which depends on the size of a batch, tips a choice. ``session`` is
-        not needed: prompts are found again by their ids.
+        Defaults: temperature 1, no top-k, no top-p, a random seed. At temperature 0 the most likely id is taken, with
+        its log-prob at temperature 1. The same seed and prompt give the same ids whatever else runs, except when
+        rounding, which depends on the batch size, decides a choice. ``session`` is ignored: prefixes are found by their
+        ids.
         """
         request = self._request(prompt_ids, sampling, stop_ids, adapter, images)
         self._worker.submit(request)
@@ -161,12 +161,11 @@ class TransformersEngine:
         source: str | Path | Mapping[str, torch.Tensor] | Callable[[torch.nn.Module], object],
         version: int,
     ) -> None:
-        """Change the weights. Requests that run finish on the old ones; those that come wait for the new ones.
+        """Change the weights. Running requests finish with the old ones; new requests wait for the new ones.
 
-        ``source`` is a folder with safetensors, a state dict with all parameters, or a function that changes the
-        module it is given (and may take its time: nothing is sampled meanwhile). Raises
-        :class:`~clawgym.errors.EngineError` for weights that do not fit; then nothing has changed. If the function
-        raises, the weights are no longer known, and requests are refused until they are set.
+        ``source`` is a folder with safetensors, a state dict with all parameters, or a function that changes the module
+        (nothing is sampled while it runs). Raises :class:`~clawgym.errors.EngineError` if the weights do not fit; then
+        nothing has changed. If the function raises, requests are refused until the weights are set again.
         """
         weights = source if callable(source) else await asyncio.to_thread(read_weights, source, self._model)
 
@@ -195,9 +194,9 @@ class TransformersEngine:
         *,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load a LoRA adapter, or replace it: requests that run with the old one finish on it.
+        """Load or replace a LoRA adapter. Running requests finish with the old one.
 
-        ``source`` is a folder that peft saved, or its state dict, with ``config`` as in ``adapter_config.json``. Raises
+        ``source`` is a folder written by peft, or a state dict, with ``config`` as in ``adapter_config.json``. Raises
         :class:`~clawgym.errors.EngineError` if it is not a plain LoRA adapter of linear layers of this model.
         """
         layers = await asyncio.to_thread(read_adapter, source, config, self._model)
@@ -208,13 +207,13 @@ class TransformersEngine:
         await asyncio.wrap_future(self._worker.change(change))
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Requests that run with it finish; those that wait for it fail."""
+        """Remove an adapter. Requests that run with it finish; waiting ones fail."""
         if name not in self.adapters:
             raise _refused(self._no_adapter(name))
         await asyncio.wrap_future(self._worker.change(lambda: self._worker.set_adapter(name, None)))
 
     def receipt(self) -> dict[str, Any]:
-        """Model, versions of weights, adapters and libraries, type and device."""
+        """Model, versions of weights, adapters and libraries, dtype and device."""
         parameter = next(self._model.parameters())
         return {
             "name": self.name,
@@ -229,7 +228,7 @@ class TransformersEngine:
         }
 
     async def aclose(self) -> None:
-        """End the thread. Requests that run fail."""
+        """End the thread. Running requests fail."""
         await asyncio.to_thread(self._end)
 
     def _request(
@@ -300,11 +299,11 @@ def transformers_engine(
     """A model in this process, sampled by transformers.
 
     Args:
-        model: a folder or a hub name. One that reads images is sampled one sequence at a time.
-        tokenizer: the folder of the tokenizer; the model's by default.
-        device: of torch; a GPU by default, where there is one.
-        dtype: float32 on a CPU by default, the model's own on a GPU.
-        context_window: most tokens of prompt and reply; as many as the model was made for by default.
+        model: a folder or a Hub name. A vision-language model samples one sequence at a time.
+        tokenizer: folder of the tokenizer; by default the model's.
+        device: torch device; by default a GPU if there is one.
+        dtype: by default float32 on a CPU, the model's own on a GPU.
+        context_window: most tokens of prompt and reply; by default the model's maximum.
     """
     made: Any = TransformersEngine
     if sees(model):
@@ -319,7 +318,7 @@ def _refused(message: str) -> EngineError:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, or that the machine has."""
+    """Free bytes of a GPU, or the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with contextlib.suppress(ValueError, OSError, AttributeError):

@@ -1,12 +1,11 @@
 """Engine ``transformers-vision``: samples from a small vision-language model in this process, on a CPU or one GPU.
 
-Token ids and images in, sampled ids and exact log-probs out. In the ids that go in (and that a ledger holds) each image
-has the one placeholder that the chat template writes; what the model reads instead is made here, of the image's bytes
-and of the processor's settings alone (:class:`ImageReader`), so that a trainer that reads the same ledger makes the
-same of it.
+It takes token ids and images, and returns sampled ids with exact log-probs. In prompt ids, and in recorded turns, each
+image is the single placeholder of the chat template. The model's input for it is computed here from the image's bytes
+and the processor's settings only (:class:`ImageReader`), so that a trainer computes the same from the recorded turn.
 
-Invariants: as of :mod:`clawgym.engines.transformers`, but one sequence at a time, and no prompt is kept; the
-placeholder is never sampled, for the next prompt would take it for an image (log-probs still are over all ids).
+Invariants: those of :mod:`clawgym.engines.transformers`, but one sequence at a time and without a prefix cache. The
+placeholder is never sampled, as the next prompt would treat it as an image; log-probs are still over all ids.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ _MOST_PIXELS = 2**25
 
 
 def expanded(ids: Sequence[int], counts: Sequence[int], placeholder: int) -> list[int]:
-    """``ids`` with the n-th ``placeholder`` written ``counts[n]`` times. Raises :class:`EngineError` if there are not
-    as many of them as counts."""
+    """``ids`` with the n-th ``placeholder`` repeated ``counts[n]`` times.
+
+    Raises :class:`EngineError` if the numbers of placeholders and counts differ.
+    """
     places = sum(token == placeholder for token in ids)
     if places != len(counts):
         raise EngineError(
@@ -59,9 +60,10 @@ def expanded(ids: Sequence[int], counts: Sequence[int], placeholder: int) -> lis
 
 
 class ImageReader:
-    """What a model of the Qwen-VL family reads of images. ``folder`` has ``preprocessor_config.json``.
+    """The image processor of a model of the Qwen-VL family. ``folder`` has ``preprocessor_config.json``.
 
-    Raises :class:`EngineError` for another kind of processor."""
+    Raises :class:`EngineError` for other processors.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         file = Path(folder, "preprocessor_config.json")
@@ -74,11 +76,18 @@ class ImageReader:
             raise EngineError(f"{file}: images of {kind} are not read here, only those of the Qwen-VL family: use vLLM")
         settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
         self.digest = hashlib.sha256(settings.encode()).hexdigest()
-        """Hex SHA-256 of the settings: with them and an image's bytes, what the model reads is given."""
+        """Hex SHA-256 of the settings, which together with an image's bytes determine the model's input."""
 
     def __call__(self, images: Sequence[Image]) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """``pixel_values`` (float32, patches of all images x values) and ``image_grid_thw`` (int64, images x 3), and
-        how many placeholders each image takes. Raises :class:`EngineError` for what is no image."""
+        """Process ``images``.
+
+        Returns:
+            ``pixel_values`` (float32, patches of all images x values) and ``image_grid_thw`` (int64, images x 3), and
+            the number of placeholders of each image.
+
+        Raises:
+            EngineError: an image cannot be read.
+        """
         if not images:
             return {}, []
         try:
@@ -102,9 +111,9 @@ def _opened(image: Image) -> PIL.Image.Image:
 class VisionEngine:
     """A :class:`~clawgym.engines.protocol.TokenEngine` for models of the Qwen-VL family (``docs/engines.md``).
 
-    ``model`` is a folder, or a module that is already loaded, with ``tokenizer`` naming the folder of its tokenizer and
-    image processor; nobody else may run it, or change it but by :meth:`update_weights`. Raises :class:`EngineError` if
-    it cannot be loaded, or reads images in another way.
+    ``model`` is a folder or a loaded module; with a module, ``tokenizer`` names the folder of its tokenizer and image
+    processor, and the module must not be run or changed except by :meth:`update_weights`. Raises :class:`EngineError`
+    if it cannot be loaded, or processes images in another way.
     """
 
     name = "transformers-vision"
@@ -136,7 +145,7 @@ class VisionEngine:
         self._vocab = int(text.vocab_size)
         self.policy_version = policy_version
         self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "clawgym-vision")  # what was given up ends before the next begins
+        self._thread = ThreadPoolExecutor(1, "clawgym-vision")  # an abandoned request ends before the next one starts
 
     async def generate(
         self,
@@ -148,7 +157,7 @@ class VisionEngine:
         adapter: str | None = None,
         images: Sequence[Image] = (),
     ) -> AsyncIterator[Tokens]:
-        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`; ``images`` in the order of their places."""
+        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`."""
         if adapter is not None:
             raise EngineError("this engine has no adapters: merge it into the model", status=400)
         if sampling.json_schema is not None:
@@ -169,7 +178,7 @@ class VisionEngine:
         if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1 and most >= 1):
             raise EngineError(f"these settings cannot be sampled with: {sampling}: correct them", status=400)
         rng = random.Random(sampling.seed)
-        async with self._turn:  # the model holds the positions of one sequence
+        async with self._turn:  # the model stores the positions of one sequence
             new, cache, loop = ids, None, asyncio.get_running_loop()
             for count in range(1, most + 1):
                 logits, cache = await loop.run_in_executor(self._thread, self._forward, new, cache, features)
@@ -186,9 +195,10 @@ class VisionEngine:
                 new, features = [token], {}
 
     async def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Change the weights that are named. A reply that is under way ends on the old ones, and is waited for.
+        """Change the named weights, after the running request has ended.
 
-        Raises :class:`EngineError` for weights that do not fit; then nothing has changed."""
+        Raises :class:`EngineError` if they do not fit; then nothing has changed.
+        """
         mine = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
         wrong = [name for name, tensor in weights.items() if name not in mine or mine[name].shape != tensor.shape]
         if wrong:
@@ -208,13 +218,13 @@ class VisionEngine:
         given = torch.tensor([ids], device=self._device)
         more = {name: value.to(self._device) for name, value in features.items()}
         if cache is None:
-            self._model.model.rope_deltas = None  # of the sequence before
+            self._model.model.rope_deltas = None  # left from the previous sequence
             more["mm_token_type_ids"] = (given == self.placeholder).int()
         out = self._model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1, **more)
         return out.logits[0], out.past_key_values
 
     def receipt(self) -> dict[str, Any]:
-        """Model, versions of weights and libraries, type, device, and the digest of the image processor's settings."""
+        """Model, versions of weights and libraries, dtype, device, and the digest of the image processor's settings."""
         parameter = next(self._model.parameters())
         return {
             "name": self.name,

@@ -1,13 +1,13 @@
 """Engine ``vllm``: token ids in, sampled ids and log-probs out, from vLLM's OpenAI server (0.10.2 or newer).
 
-One streamed ``POST /v1/completions`` a turn, with ``prompt`` as ids and ``return_token_ids``: the first event repeats
-the prompt's ids, which must be those that were sent, and each brings ``token_ids`` and their log-probs. A LoRA adapter
-is a model name of the server's.
+Each turn is one streamed ``POST /v1/completions`` with ``prompt`` as ids and ``return_token_ids``. The first event
+repeats the prompt's ids, which must equal those sent; each event has ``token_ids`` and their log-probs. The server
+knows a LoRA adapter as a model name.
 
-Log-probs are by default those of temperature 1. Start the server with ``--logprobs-mode processed_logprobs`` to train
-on other temperatures; top-p and top-k then cut the vocabulary of the log-probs, too. What the server gives is found
-out at the first call (``_scale.py``); where it is not log softmax(logits / temperature) over the whole vocabulary,
-log-probs are left out, and the receipt and a warning say why.
+By default log-probs are those at temperature 1. To train on other temperatures, start the server with
+``--logprobs-mode processed_logprobs``; top-p and top-k then also cut the vocabulary of the log-probs. The first call
+finds out which log-probs the server returns (``_scale.py``). If they are not log softmax(logits / temperature) over the
+whole vocabulary, they are left out, and the run manifest and a warning say why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawgym.bounds import MOST_EVENTS
-from clawgym.engines._failures import Failure
+from clawgym.engines._failures import EndpointFailure
 from clawgym.engines._retry import persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
@@ -38,28 +38,28 @@ __all__ = ["VLLMEngine"]
 
 _SINCE = "vLLM 0.10.2 or newer"
 _CLOSING = 10.0
-"""Seconds that a server has to take an adapter back."""
+"""Time limit in seconds to unload an adapter."""
 
 
 @dataclass(eq=False)
 class _Adapter:
-    """One version of an adapter that was given to the server."""
+    """One version of an adapter that was loaded into the server."""
 
     version: int
     folder: Path
     named: str = ""
-    """By the server; another name for each try, for it keeps what it has by a name."""
+    """The server's name for it; new for each attempt, as the server keeps what it loaded under a name."""
     streams: int = 0
-    """That sample by it."""
+    """Number of streams that use it."""
 
 
 @engines.register("vllm")
 class VLLMEngine(ServedEngine):
     """``model`` on the vLLM server at ``base_url`` (``http://127.0.0.1:8000/v1``).
 
-    ``tokenizer`` is the folder (or hub name) that the server was started with. ``context_window`` defaults to the
-    server's ``max_model_len``. ``patience``: seconds for which a request waits for a server that is down, busy (429) or
-    failing (5xx), before its first token; later failures are final. One engine belongs to one event loop.
+    ``tokenizer`` is the folder or Hub name that the server was started with. ``context_window`` defaults to the
+    server's ``max_model_len``. ``patience`` is the time in seconds that a request is retried while the server is down,
+    busy (429) or failing (5xx), before its first token; later failures are final. Belongs to one event loop.
     """
 
     name = "vllm"
@@ -90,7 +90,7 @@ class VLLMEngine(ServedEngine):
             between_seconds=between_seconds,
         )
         self.shared = shared
-        """A folder of our own that the server reads, too: :meth:`load_adapter` puts weights there."""
+        """A folder shared with the server, to which :meth:`load_adapter` writes weights."""
         self._adapters: dict[str, _Adapter] = {}
         self._replaced: list[_Adapter] = []
 
@@ -102,11 +102,11 @@ class VLLMEngine(ServedEngine):
         *,
         config: Mapping[str, Any],
     ) -> None:
-        """Give the server a LoRA adapter, or replace it: streams that run with the old one finish on it.
+        """Load a LoRA adapter into the server, or replace it. Running streams finish with the old one.
 
-        ``weights`` is peft's state dict, ``config`` what is in ``adapter_config.json``. The server needs
-        ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, and :attr:`shared`, which is emptied at first,
-        at the same path. Raises :class:`~clawgym.errors.EngineError`, also if it refuses.
+        ``weights`` is a peft state dict, ``config`` the content of ``adapter_config.json``. The server needs
+        ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, and must see :attr:`shared` (which is emptied at
+        first) at the same path. Raises :class:`~clawgym.errors.EngineError` if the server refuses.
         """
         if self.shared is None:
             raise EngineError("adapters need a folder that the server reads, too: set shared")
@@ -115,7 +115,7 @@ class VLLMEngine(ServedEngine):
         given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
         try:
             await asyncio.to_thread(_write, given.folder, weights, config)
-            await persist_call(partial(self._load, given), self._upstream.patience)
+            await persist_call(partial(self._load, given), self._endpoint.patience)
         except BaseException:
             shutil.rmtree(given.folder, ignore_errors=True)
             raise
@@ -127,7 +127,7 @@ class VLLMEngine(ServedEngine):
             await self._unload(one)
 
     async def aclose(self) -> None:
-        """Take the adapters back, and close the connections. Idempotent."""
+        """Unload the adapters, and close the connections. Idempotent."""
         for one in (*self._adapters.values(), *self._replaced):
             await self._unload(one)
         if self._adapters and self.shared is not None:
@@ -136,15 +136,15 @@ class VLLMEngine(ServedEngine):
         await super().aclose()
 
     def receipt(self) -> dict[str, Any]:
-        """As of every server, and the versions of adapters."""
+        """The entry of a served engine, plus the versions of adapters."""
         return super().receipt() | {"adapters": {name: one.version for name, one in self._adapters.items()}}
 
     async def _load(self, given: _Adapter) -> None:
         named = f"{given.folder.name}-{secrets.token_hex(4)}"
         try:
-            await self._upstream.tell("/v1/load_lora_adapter", {"lora_name": named, "lora_path": str(given.folder)})
+            await self._endpoint.tell("/v1/load_lora_adapter", {"lora_name": named, "lora_path": str(given.folder)})
         except EngineError as error:
-            if error.retryable and error.status != 500:  # with which it says what is wrong with the adapter
+            if error.retryable and error.status != 500:  # 500 reports an error of the adapter itself
                 raise
             raise EngineError(
                 f"{error}: adapters need a server on this machine that was started with --enable-lora, "
@@ -154,9 +154,9 @@ class VLLMEngine(ServedEngine):
         given.named = named
 
     async def _unload(self, given: _Adapter) -> None:
-        with suppress(EngineError, TimeoutError):  # a server that is gone has none
+        with suppress(EngineError, TimeoutError):  # a server that is gone has no adapters
             async with asyncio.timeout(_CLOSING):
-                await self._upstream.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
+                await self._endpoint.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
         await asyncio.to_thread(shutil.rmtree, given.folder, ignore_errors=True)
 
     @contextmanager
@@ -174,17 +174,17 @@ class VLLMEngine(ServedEngine):
     async def _look_once(self) -> None:
         await super()._look_once()
         if self._adapters:
-            listed = await self._upstream.get("/v1/models")
+            listed = await self._endpoint.get("/v1/models")
             known = {row.get("id") for row in listed.get("data") or () if isinstance(row, dict)}
             for one in self._adapters.values():
-                if one.named not in known:  # a server that was started again
+                if one.named not in known:  # the server was restarted
                     await self._load(one)
 
     async def _first_look(self) -> Scale:
         tops: list[list[float]] = []
         for temperature in (1.0, COLD):
             body = {"temperature": temperature, "max_tokens": 1, "logprobs": TOP, "ignore_eos": True}
-            answer = await self._upstream.post("/v1/completions", {**self._body(list(PROBE), None), **body})
+            answer = await self._endpoint.post("/v1/completions", {**self._body(list(PROBE), None), **body})
             choice = _choice(answer)
             if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
                 missing = [name for name in ("prompt_token_ids", "token_ids") if choice.get(name) is None]
@@ -218,9 +218,9 @@ class VLLMEngine(ServedEngine):
             "top_p": ask.top_p,
             "top_k": ask.top_k,
             "max_tokens": ask.max_tokens,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": 0,  # for the sampled token only
             "stop_token_ids": sorted(ask.stop_ids),
-            "ignore_eos": True,  # the caller says what ends a turn
+            "ignore_eos": True,  # the caller decides what ends a turn
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -237,8 +237,8 @@ class VLLMEngine(ServedEngine):
                 for event in events:
                     if event.get("error") or event.get("object") == "error":
                         if reason:
-                            break  # the answer was whole
-                        raise self._upstream.error(self._upstream.said(event.get("error") or event))
+                            break  # the answer was complete
+                        raise self._endpoint.error(self._endpoint.said(event.get("error") or event))
                     if usage := event.get("usage"):
                         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
                     choice = _choice(event)
@@ -252,17 +252,17 @@ class VLLMEngine(ServedEngine):
                     ids += choice["token_ids"]
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
                     reason = choice.get("finish_reason") or reason
-                if ids and not reason:  # what came together goes on together
+                if ids and not reason:  # ids that arrived together are yielded together
                     yield checked.take(ids, logprobs)
                     ids, logprobs = [], []
         if not reason:
-            raise self._upstream.error(Failure("the stream ended before the answer did", 503, retryable=True))
+            raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
         yield checked.end(checked.take(ids, logprobs), reason, cached)
 
     async def _answer(self, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
         try:
             async with aclosing(
-                self._upstream.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])
+                self._endpoint.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])
             ) as several:
                 async for events in several:
                     yield events

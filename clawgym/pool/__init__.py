@@ -1,6 +1,6 @@
-"""The pool: the one durable store of episodes and turns.
+"""The pool: the durable store of episodes and turns.
 
-The names are imported when they are first used, so that the package stays light.
+Names are imported on first use, to keep the import of the package fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episodes and groups: opening, appending, closing. Each function is one part of a write transaction."""
+"""Open, append to and close episodes and groups. Each function is a part of a write transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clawgym.records import Image, Outcome, Turn
 __all__ = ["append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
 
 TRAINABLE_ROLES = ("main", "subagent", "compaction")
-"""``unknown`` is never trained."""
+"""Roles whose turns can be trained on; ``unknown`` never is."""
 
 
 def number(where: str, value: float | None) -> float | None:
@@ -45,7 +45,7 @@ _GROUP_OF = (
 
 
 def locked(db: sa.Connection, id: str, table: sa.Table = episodes) -> sa.RowMapping:
-    """The row of an episode (or group), which nobody else changes before this transaction ends."""
+    """The row of an episode (or group), locked until this transaction ends."""
     row = db.execute(_BY_ID[table], {"of": id}).mappings().first()
     if row is None:
         raise PoolError(f"no {table.name[:-1]} {id!r} in this pool: open it first")
@@ -100,7 +100,7 @@ def open_episode(db: sa.Connection, now: float, id: str | None, group: str | Non
 
 
 def _join(db: sa.Connection, id: str, row: Mapping[str, Any]) -> int:
-    """Make room for one more in a group. Only an episode that ended as ``infra`` may be replaced."""
+    """Add an episode to a group. In a full group only episodes that ended as ``infra`` may be replaced."""
     group = locked(db, id, groups)
     if group["channel"] != row["channel"] or group["task_id"] not in ("", row["task_id"]):
         raise PoolError(f"group {id}: of channel {group['channel']!r}, task {group['task_id']!r}: open another group")
@@ -114,7 +114,7 @@ def _join(db: sa.Connection, id: str, row: Mapping[str, Any]) -> int:
 
 
 def put_images(db: sa.Connection, given: Iterable[Image]) -> None:
-    """Store each image once. Raises :class:`PoolError` if a hash is not of the data."""
+    """Store each image once. Raises :class:`PoolError` if a hash does not match its data."""
     for image in given:
         if hashlib.sha256(image.data).hexdigest() != image.sha256:
             raise PoolError(f"image {image.sha256}: its data has another SHA-256: hash the bytes that are stored")
@@ -124,7 +124,7 @@ def put_images(db: sa.Connection, given: Iterable[Image]) -> None:
 
 
 def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
-    """Store turns of any number of episodes, each at the next index of its own."""
+    """Store turns of any number of episodes, each at the next index of its episode."""
     lists: dict[str, list[tuple[int, Turn]]] = {}
     for id, index, turn in given:
         lists.setdefault(id, []).append((index, turn))
@@ -159,7 +159,7 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
 _LOCK = (
     sa.select(*episodes.c["seq", "id", "state", "n_turns"])
     .where(episodes.c.id.in_(sa.bindparam("ids", expanding=True)))
-    .order_by(episodes.c.id)  # always in one order, so that two writers never wait for each other
+    .order_by(episodes.c.id)  # always in the same order, to avoid deadlocks between writers
     .with_for_update()
 )
 _GROW = episodes.update().where(episodes.c.seq == sa.bindparam("of")).values(n_turns=sa.bindparam("total"))
@@ -191,7 +191,7 @@ def _images_there(db: sa.Connection, names: set[str]) -> None:
 
 def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], rewards: Mapping[str, float],
           meta: Mapping[str, Any]) -> None:  # fmt: skip
-    """Close an episode; its group is ready when this was the last one it waited for."""
+    """Close an episode. Its group becomes ready if this was the last missing one."""
     if row["outcome"] not in set(Outcome):
         raise PoolError(f"episode {id}: outcome {row['outcome']!r} is not one of {', '.join(Outcome)}: correct it")
     row = {**row, "reward": number(f"episode {id}: reward", row["reward"])}
@@ -199,7 +199,7 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
         text(f"episode {id}: cause", row["cause"])
     named = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
     closing = json.loads(json.dumps({"rewards": named, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
-    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # before the episode, as a fetch locks them
+    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # lock the group before the episode, as a fetch does
     episode = locked(db, id)
     assert group is not None
     if episode["state"] == "closed":
@@ -225,7 +225,7 @@ _SHAPES = (
 
 
 def _summary(db: sa.Connection, seq: int) -> dict[str, Any]:
-    """What :func:`~clawgym.pool.samples.samples_of` will make of the episode: a fetch decides without its ids."""
+    """Counts of the episode's training sequences by role, so that a fetch does not have to read its ids."""
     c = turns.c
     found = db.execute(
         sa.select(c.parent, c.role, c.flaw, c.n_sampled, c.policy_version)

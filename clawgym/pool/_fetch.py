@@ -1,7 +1,8 @@
-"""Batches: which groups a step of a consumer gets, and what becomes of them. Its transactions go one after the other.
+"""Batches: choose the groups for a step of a consumer, and acknowledge, renew or release them.
 
-Invariants: a group is in one batch at most; once acked it is consumed for ever; the same step of the same consumer gets
-the same batch until it is released, or lost to somebody else after its lease ran out.
+The transactions run one after another. Invariants: a group is in at most one batch; once acknowledged it is consumed. A
+consumer gets the same batch for the same step until the batch is released, or given to another consumer after its lease
+has expired.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from clawgym.pool._episodes import TRAINABLE_ROLES
 from clawgym.pool._pack import from_json, text, to_json
 from clawgym.pool._schema import batches, episodes, groups
 
-__all__ = ["Wanted", "ack", "claim", "release", "renew", "worth_trying"]
+__all__ = ["FetchRequest", "ack", "claim", "release", "renew", "may_claim"]
 
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a consumer asks for; see :meth:`~clawgym.pool.Pool.fetch`."""
+class FetchRequest:
+    """A consumer's request; see :meth:`~clawgym.pool.Pool.fetch`."""
 
     consumer: str
     step: int
@@ -48,8 +49,8 @@ class Wanted:
             raise ValueError(f"roles {self.roles} cannot be trained: choose among {', '.join(TRAINABLE_ROLES)}")
 
 
-def worth_trying(db: sa.Connection, now: float, want: Wanted) -> bool:
-    """Whether a claim may succeed now: a cheap look before taking the write lock."""
+def may_claim(db: sa.Connection, now: float, want: FetchRequest) -> bool:
+    """Whether a claim may succeed now: a cheap check before taking the write lock."""
     g = groups.c
     ready = sa.select(g.seq).where(g.channel == want.channel, g.state == "ready").limit(want.groups)
     due = sa.select(g.seq).where(g.state == "open", g.deadline <= now).limit(1)
@@ -57,8 +58,8 @@ def worth_trying(db: sa.Connection, now: float, want: Wanted) -> bool:
     return len(db.execute(ready).all()) >= want.groups or any(db.execute(q).first() for q in (due, expired))
 
 
-def claim(db: sa.Connection, now: float, want: Wanted) -> sa.RowMapping | None:
-    """The row of the batch for this step, made now if there is none and enough groups are ready."""
+def claim(db: sa.Connection, now: float, want: FetchRequest) -> sa.RowMapping | None:
+    """The row of the batch for this step. Made now if there is none and enough groups are ready; otherwise None."""
     known = _batch(db, want.consumer, want.step, missing_ok=True)
     if known is not None:
         roles = json.dumps(sorted(want.roles))
@@ -99,7 +100,7 @@ def claim(db: sa.Connection, now: float, want: Wanted) -> sa.RowMapping | None:
 
 
 def ack(db: sa.Connection, consumer: str, step: int) -> None:
-    """Consume the groups of a batch for ever."""
+    """Mark the groups of a batch as consumed."""
     row = _held(db, consumer, step)
     if row["state"] != "acked":
         _lease(db, row, row["lease_until"])
@@ -108,7 +109,7 @@ def ack(db: sa.Connection, consumer: str, step: int) -> None:
 
 
 def renew(db: sa.Connection, now: float, consumer: str, step: int, lease_seconds: float) -> float:
-    """Extend a lease; returns until when."""
+    """Extend a lease. Returns its new end."""
     row = _held(db, consumer, step)
     if row["state"] == "acked":
         raise PoolError(f"step {step} of {consumer}: acked already: there is nothing to renew")
@@ -117,7 +118,7 @@ def renew(db: sa.Connection, now: float, consumer: str, step: int, lease_seconds
 
 
 def release(db: sa.Connection, consumer: str, step: int) -> None:
-    """Give the groups of a batch back, to whoever fetches next."""
+    """Release the groups of a batch for the next fetch."""
     row = _batch(db, consumer, step)
     assert row is not None
     if row["state"] == "acked":
@@ -138,14 +139,14 @@ def _held(db: sa.Connection, consumer: str, step: int) -> sa.RowMapping:
     assert row is not None
     if row["state"] != "acked" and not _intact(db, row):
         raise PoolError(
-            f"step {step} of {consumer}: its lease ran out and its groups were given to somebody else: throw away what "
-            "was learnt from them, and fetch again"
+            f"step {step} of {consumer}: its lease expired and its groups were given to another consumer: discard what "
+            "was trained on them, and fetch again"
         )
     return row
 
 
 def _intact(db: sa.Connection, row: sa.RowMapping) -> bool:
-    """Whether all groups of a batch are still its own; holds them until the transaction ends."""
+    """Whether the batch still owns all of its groups; locks them until the transaction ends."""
     g = groups.c
     own = sa.select(g.seq).where(g.batch == row["seq"], g.state.in_(("leased", "ready"))).with_for_update()
     return len(db.execute(own).all()) == len(from_json(row["contents"]))
@@ -165,7 +166,7 @@ def _give_back(db: sa.Connection, row: sa.RowMapping) -> None:
 
 
 def _free(db: sa.Connection, row: sa.RowMapping) -> None:
-    """The groups of a batch are ready again, at the place that they had."""
+    """Make the groups of a batch ready again, at their old position."""
     own = groups.c.batch == row["seq"], groups.c.state == "leased"
     seqs = list(db.scalars(sa.select(groups.c.seq).where(*own).with_for_update()))
     db.execute(groups.update().where(groups.c.seq.in_(seqs)).values(state="ready"))
@@ -180,16 +181,17 @@ def _expire(db: sa.Connection, now: float) -> None:
 
 
 def _ripen(db: sa.Connection, now: float, channel: str) -> None:
-    """A group at its deadline waits no longer."""
+    """Make groups ready whose deadline has passed."""
     g = groups.c
     due = (g.state == "open") & (g.deadline <= now) & (g.channel == channel)
     db.execute(groups.update().where(due).values(state="ready", ready_at=g.deadline))
 
 
-def _choose(db: sa.Connection, want: Wanted) -> list[tuple[int, dict[str, list[int]]]] | None:
-    """The groups for one batch, each with the fates of its episodes, first ready first; ``None`` if too few are ready.
+def _choose(db: sa.Connection, want: FetchRequest) -> list[tuple[int, dict[str, list[int]]]] | None:
+    """The groups for one batch, earliest ready first, each with the fates of its episodes. None if too few are ready.
 
-    What can never be delivered is dropped on the way."""
+    Groups that can never be delivered are dropped.
+    """
     g = groups.c
     taken: list[tuple[int, dict[str, list[int]]]] = []
     after = (float("-inf"), 0)
@@ -229,7 +231,7 @@ def _members(db: sa.Connection, seqs: list[int]) -> dict[int, list[sa.RowMapping
     return found
 
 
-def _fate(member: sa.RowMapping, want: Wanted) -> str:
+def _fate(member: sa.RowMapping, want: FetchRequest) -> str:
     if member["state"] == "open":
         return "late"
     if member["outcome"] == "infra":
@@ -259,5 +261,5 @@ def _mark(db: sa.Connection, fates: dict[str, list[int]]) -> None:
 
 
 def delivered(row: Any) -> list[tuple[int, list[int]]]:
-    """(group, its delivered episodes) of a batch, in order."""
+    """(group, delivered episodes) pairs of a batch, in order."""
     return [(seq, fates["delivered"]) for seq, fates in from_json(row["contents"])]

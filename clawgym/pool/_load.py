@@ -1,4 +1,4 @@
-"""Reading: episodes, their turns, batches, counts. Nothing here changes anything."""
+"""Read episodes, turns, batches and counts, without changing anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TURN = [c for c in turns.c if c.name != "n_sampled"]
 
 
 def row(db: sa.Connection, id: str) -> sa.RowMapping:
-    """The row of an episode, with the id of its group. Raises :class:`PoolError` for no id, and an unknown one."""
+    """The row of an episode, with the id of its group. Raises :class:`PoolError` for an invalid or unknown id."""
     text("episode id", id)
     found = db.execute(_JOINED.where(episodes.c.id == id)).mappings().first()
     if found is None:
@@ -36,7 +36,7 @@ def row(db: sa.Connection, id: str) -> sa.RowMapping:
 
 
 def pooled(found: Any) -> PooledEpisode:
-    """The record of such a row."""
+    """The record for a row of :func:`row`."""
     closing = {"rewards": {}, "meta": {}} if found["closing"] is None else from_json(found["closing"])
     return PooledEpisode(
         **{name: found[name] for name in _SAME},
@@ -47,14 +47,14 @@ def pooled(found: Any) -> PooledEpisode:
 
 
 def page(db: sa.Connection, after: int, size: int, where: Mapping[str, Any]) -> list[tuple[int, PooledEpisode]]:
-    """Episodes behind ``after``, each with its number."""
+    """Episodes after the number ``after``, each with its number."""
     narrow = [episodes.c[name] == value for name, value in where.items()]
     query = _JOINED.where(episodes.c.seq > after, *narrow).order_by(episodes.c.seq).limit(size)
     return [(found["seq"], pooled(found)) for found in db.execute(query).mappings()]
 
 
 def turns_of(db: sa.Connection, names: Mapping[int, str]) -> dict[int, tuple[Turn, ...]]:
-    """The turns of the episodes with these numbers (and ids). Raises :class:`PoolError` if one was changed since."""
+    """The turns of the episodes (number -> id). Raises :class:`PoolError` if a stored turn was modified."""
     found: dict[int, list[Turn]] = {seq: [] for seq in names}
     for some in _pieces(list(names)):
         query = sa.select(*_TURN).where(turns.c.episode_seq.in_(some)).order_by(turns.c.episode_seq, turns.c["index"])
@@ -86,7 +86,7 @@ def about_turn_rewards(db: sa.Connection, seq: int) -> dict[str, dict[int, dict[
 
 
 def batch(db: sa.Connection, claimed: Any) -> Batch:
-    """A claimed batch with everything in it."""
+    """A claimed batch with its groups, episodes and samples."""
     roles = json.loads(claimed["roles"])
     wanted = delivered(claimed)
     seqs = [seq for _, members in wanted for seq in members]
@@ -109,7 +109,7 @@ def batch(db: sa.Connection, claimed: Any) -> Batch:
 
 
 def group_states(db: sa.Connection, channel: str) -> dict[str, str]:
-    """Id and state of each group of a channel."""
+    """Id -> state of each group of a channel."""
     g = groups.c
     return {
         row.id: row.state for row in db.execute(sa.select(g.id, g.state).where(g.channel == channel).order_by(g.seq))
@@ -161,6 +161,6 @@ def stats(db: sa.Connection) -> dict[str, Any]:
 
 
 def _pieces(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Few enough at once for any database's limit on parameters."""
+    """Split ``values`` into pieces within any database's limit on parameters."""
     for start in range(0, len(values), _AT_ONCE):
         yield values[start : start + _AT_ONCE]

@@ -1,7 +1,7 @@
-"""How a turn lies in a row: ids as little-endian int32, log-probs exact, the rest as one JSON document.
+"""Encode a turn as a database row: ids as little-endian int32, exact log-probs, the rest as one JSON document.
 
-Invariant: ``unpack(pack(turn)) == turn`` to the bit for everything that JSON can carry, and a row that was changed
-since it was written is refused.
+Invariant: ``unpack(pack(turn)) == turn``, bit for bit, for everything that JSON can represent. A row that was modified
+after it was written is refused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from clawgym.records import Role, Turn
 __all__ = ["document_of", "from_document", "from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
 
 LARGEST_DOCUMENT = 256 * 2**20
-"""Bytes of one document, decompressed; nothing larger is stored."""
+"""Most bytes of one decompressed document."""
 _LARGE = 512
-"""Documents above this many bytes are compressed."""
+"""Documents with more bytes than this are compressed."""
 _ROLES = frozenset(get_args(Role))
 _COLUMNS = (
     "parent", "role", "flaw", "policy_version", "finish_reason", "malformed_calls",
@@ -33,7 +33,7 @@ _IN_DOCUMENT = tuple(f.name for f in fields(Turn) if f.name not in _COLUMNS)
 
 
 def text(where: str, value: object) -> str:
-    """``value`` if every database can hold it as text, else :class:`PoolError` naming ``where``."""
+    """``value`` if every database can store it as text. Otherwise raises :class:`PoolError`, which names ``where``."""
     if not isinstance(value, str) or "\0" in value:
         raise PoolError(f"{where}: {value!r} is not text without NUL: correct it")
     try:
@@ -58,7 +58,7 @@ def _read(code: str, data: bytes) -> list[Any]:
 
 
 def pack_ids(where: str, ids: Sequence[int]) -> bytes:
-    """int32, little-endian. Raises :class:`PoolError` for what is no token id."""
+    """Encode as little-endian int32. Raises :class:`PoolError` for invalid token ids."""
     try:
         packed = array("i", ids)
     except (TypeError, OverflowError) as error:
@@ -73,7 +73,7 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
 
 
 def _pack_floats(where: str, values: Sequence[float]) -> bytes:
-    """A letter, then float32 where that is exact (most engines compute in it), else float64."""
+    """A type code, then float32 if that is exact (most engines compute in it), else float64."""
     try:
         single, double = array("f", values), array("d", values)
     except (TypeError, OverflowError) as error:
@@ -101,7 +101,7 @@ def _squeezed(plain: bytes) -> bytes:
 
 
 def _plain(data: bytes) -> bytes:
-    """Raises :class:`PoolError` for what decompresses to more than any document here has."""
+    """Decompress a document. Raises :class:`PoolError` beyond :data:`LARGEST_DOCUMENT`."""
     if data[:1] != b"x":
         return data
     unpacker = zlib.decompressobj()
@@ -114,7 +114,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def to_json(where: str, value: Any) -> bytes:
-    """JSON as bytes, compressed when large. Raises :class:`PoolError` for what JSON cannot carry."""
+    """JSON as bytes, compressed if large. Raises :class:`PoolError` for what JSON cannot represent."""
     return _squeezed(_plain_json(where, value))
 
 
@@ -123,7 +123,7 @@ def from_json(data: bytes) -> Any:
 
 
 def _digest(episode: str, index: int, row: Any, plain: bytes) -> bytes:
-    """SHA-256 of everything in a turn; of its document before compression, which not every machine does alike."""
+    """SHA-256 of a whole turn, with its document uncompressed, as compression differs between machines."""
     head = json.dumps([episode, index, *(row[name] for name in _COLUMNS[:6])])
     digest = hashlib.sha256(head.encode())
     for part in (*(row[name] for name in _COLUMNS[6:]), plain):
@@ -133,17 +133,17 @@ def _digest(episode: str, index: int, row: Any, plain: bytes) -> bytes:
 
 
 def document_of(turn: Turn) -> dict[str, Any]:
-    """The fields without a column of their own, where they are not empty."""
+    """The non-empty fields that have no column of their own."""
     return {name: v for name in _IN_DOCUMENT if (v := getattr(turn, name))}
 
 
 def from_document(document: dict[str, Any]) -> dict[str, Any]:
-    """These fields, as :class:`Turn` takes them."""
+    """The fields of a document as arguments of :class:`Turn`."""
     return {name: tuple(v) if isinstance(v, list) else v for name, v in document.items()}
 
 
 def pack(episode: str, index: int, turn: Turn) -> dict[str, Any]:
-    """The columns of one turn. Raises :class:`PoolError` naming the field that cannot be stored."""
+    """The columns of one turn. Raises :class:`PoolError`, which names the field that cannot be stored."""
     where = f"episode {episode}, turn {index}"
     if turn.parent is not None and not 0 <= turn.parent < index:
         raise PoolError(f"{where}: parent {turn.parent} does not come before it: name an earlier turn")

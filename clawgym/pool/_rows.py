@@ -30,12 +30,12 @@ _TEXT = ("response_text", "completion_text", "response", "completion", "output",
 
 
 def first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The value of the first of ``names`` that is there, or ``None``."""
+    """The value of the first of ``names`` in the row, or None."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def id_list(value: Any) -> list[Any] | None:
-    """A list of numbers, from a list or an array; ``None`` for anything else (texts, messages)."""
+    """A list of numbers, from a list or array; None for anything else (texts, messages)."""
     if isinstance(value, np.ndarray):
         return value.tolist() if value.ndim == 1 else None
     if isinstance(value, list | tuple) and not any(isinstance(item, str | Mapping | list) for item in value):
@@ -44,7 +44,7 @@ def id_list(value: Any) -> list[Any] | None:
 
 
 def _ids_under(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any] | None, list[str]]:
-    """The ids under the first name that holds some; and what is there but is no list of ids."""
+    """The ids under the first name that has some, and complaints about values that are not lists of ids."""
     wrong = []
     for name in names:
         if row.get(name) is None:
@@ -58,7 +58,7 @@ def _ids_under(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any] 
 
 
 def _logprobs(row: Mapping[str, Any]) -> tuple[list[Any] | None, list[str]]:
-    """Numbers; or the objects of OpenAI's format, which hold a ``logprob`` each."""
+    """The log-probs: numbers, or objects of OpenAI's format with a ``logprob`` each."""
     value = first(row, _LOGPROBS)
     if isinstance(value, Mapping):
         value = value.get("content") or value.get("token_logprobs")
@@ -71,7 +71,7 @@ def _logprobs(row: Mapping[str, Any]) -> tuple[list[Any] | None, list[str]]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose ids lie one level deeper: ``prompt: {token_ids}, response: {token_ids, logprobs}``, ``choices``,
+    """Flatten a row with nested ids: ``prompt: {token_ids}, response: {token_ids, logprobs}``, ``choices``,
     ``metrics``."""
     out = dict(row)
     prompt, response = row.get("prompt"), row.get("response")
@@ -94,7 +94,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split(row: Mapping[str, Any], whole: list[Any], mask: list[Any] | None) -> tuple[Any, Any, Any, list[str]]:
-    """Prompt, response and mask of a row that holds both in one list."""
+    """Split a row with prompt and response in one list into prompt, response and mask."""
     length = row.get("response_length")
     if isinstance(length, int) and 0 <= length <= len(whole):
         start = len(whole) - length
@@ -112,7 +112,7 @@ def _split(row: Mapping[str, Any], whole: list[Any], mask: list[Any] | None) -> 
 
 
 def turn_of(row: Mapping[str, Any]) -> TraceTurn:
-    """What a row says about one model call, or about one row of training."""
+    """Parse a row with one model call, or one training sequence."""
     row = _flat(row)
     mask = id_list(first(row, _MASK))
     logprobs, wrong = _logprobs(row)
@@ -145,7 +145,7 @@ def turn_of(row: Mapping[str, Any]) -> TraceTurn:
 
 
 def _unpadded(row: Mapping[str, Any], prompt: Any, response: Any, mask: Any, logprobs: Any) -> tuple[Any, ...]:
-    """verl's tensors come with an ``attention_mask`` that says which places are padding: these are no claim."""
+    """Remove padding, which verl's tensors mark in an ``attention_mask``."""
     attention: Any = id_list(row.get("attention_mask"))
     if attention is None or prompt is None or response is None or len(attention) != len(prompt) + len(response):
         return prompt, response, mask, logprobs

@@ -1,7 +1,7 @@
 """The tables, the same on SQLite and PostgreSQL.
 
-Rules: what is asked for often lies in narrow columns before the wide ones; every query that runs at each step has an
-index; times are seconds since 1970 by the clock of the database.
+Rules: frequently used narrow columns come before wide ones. Every query that runs at each step has an index. Times are
+seconds since 1970 by the clock of the database.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sqlalchemy import (
 __all__ = ["VERSION", "batches", "episodes", "groups", "images", "meta", "metadata", "turn_rewards", "turns"]
 
 VERSION = 2
-"""Of the tables. A pool of another version is refused."""
+"""Version of the tables. Pools of other versions are refused."""
 
 metadata = MetaData()
-_KEY = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only for INTEGER
+_KEY = BigInteger().with_variant(Integer, "sqlite")  # SQLite only numbers rows automatically for INTEGER
 
 meta = Table(
     "clawgym_pool",
@@ -52,7 +52,7 @@ groups = Table(
     Column("deadline", Float(53)),
     Column("opened_at", Float(53), nullable=False),
     Column("ready_at", Float(53)),
-    Column("batch", _KEY),  # the last one that took it
+    Column("batch", _KEY),  # the last batch that contained it
     Index("groups_by_readiness", "channel", "state", "ready_at", "seq"),
     Index("groups_by_deadline", "state", "deadline"),
     Index("groups_by_batch", "batch"),
@@ -70,8 +70,8 @@ episodes = Table(
     Column("outcome", String),
     Column("cause", String),
     Column("reward", Float(53)),
-    Column("trainable", Boolean),  # what a person or a program decided; NULL: nothing
-    Column("fate", String),  # what became of it: delivered, or why not; NULL: not yet decided
+    Column("trainable", Boolean),  # decided by curation; NULL: undecided
+    Column("fate", String),  # delivered, or why not; NULL: not decided yet
     Column("opened_at", Float(53), nullable=False),
     Column("closed_at", Float(53)),
     Column("n_samples", Integer),
@@ -91,7 +91,7 @@ episodes = Table(
     Index("episodes_by_group", "group_seq"),
     Index("episodes_by_task", "task_id", "seq"),
     Index("episodes_by_state", "state", "seq"),
-    # Everything that stats sums up, so that it reads this and not the rows.
+    # Covers everything that stats sums up, so that it does not read the rows.
     Index("episodes_counted", "channel", "state", "outcome", "fate", "n_turns", "n_flawed", "n_samples", "n_trained"),
 )
 
@@ -121,7 +121,7 @@ turn_rewards = Table(
     Column("name", String, primary_key=True),
     Column("index", Integer, primary_key=True, autoincrement=False),
     Column("value", Float(53), nullable=False),
-    Column("about", LargeBinary),  # JSON: who gave it and why; NULL: nothing was said
+    Column("about", LargeBinary),  # JSON: provenance of the reward; NULL: none
 )
 
 images = Table(

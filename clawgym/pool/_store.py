@@ -1,7 +1,7 @@
-"""The database under a pool: opening it, transactions, its clock, and what its errors mean.
+"""The database of a pool: opening it, transactions, its clock, and explaining its errors.
 
-Invariant: a write transaction holds the database's write lock from its first statement (SQLite), or locks the rows it
-read before it changes them (PostgreSQL), so nothing is decided on what somebody else is changing.
+Invariant: a write transaction holds the database's write lock from its first statement (SQLite), or locks the rows that
+it reads before it changes them (PostgreSQL). So no decision is based on rows that another process is changing.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ except ImportError as error:
 
 from clawgym.pool import _schema
 
-__all__ = ["Store", "Trouble"]
+__all__ = ["Store", "DatabaseFailure"]
 
 _R = TypeVar("_R")
 _BUSY_SECONDS = 60.0
 _TRIES = 8
 LARGEST_CELL = 512 * 2**20
-"""Bytes of one row of SQLite."""
+"""Most bytes of one row in SQLite."""
 _FOREIGN = sa.text("SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1")
 _APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
 _MAKING, _LEASING = 0x436C617747796D01, 0x436C617747796D02  # PostgreSQL's advisory locks; any two numbers
 
 
-class Trouble(PoolError):
-    """The database itself failed, whatever it was asked: full disk, lock held, connection lost."""
+class DatabaseFailure(PoolError):
+    """The database failed independently of the request: a full disk, a held lock, a lost connection."""
 
 
 class Store:
-    """One database. Threads may share it; a forked process may not."""
+    """One database. Thread-safe; not usable in a forked process."""
 
     def __init__(self, where: str | Path) -> None:
         self._pid = os.getpid()
-        self._writing = threading.Lock()  # threads wait here, not in SQLite's sleeping loop
+        self._writing = threading.Lock()  # threads wait here rather than in SQLite's polling loop
         self.postgres = isinstance(where, str) and where.startswith("postgresql://")
         if self.postgres:
             self._engine = _postgres(str(where))
@@ -87,21 +87,24 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """One transaction that sees one state."""
+        """A read transaction, which sees one consistent state."""
         self._same_process()
         with self._explained(), self._engine.connect() as db, db.begin():
             yield db
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """One transaction that is durable when it ends without an error, and undone when it does not."""
+        """A write transaction: durable when it ends without an error, otherwise rolled back."""
         self._same_process()
         with self._explained(), self._alone(), self._writer.connect() as db, db.begin():
             yield db
 
     def retried(self, work: Callable[[sa.Connection], _R], *, leasing: bool = False) -> _R:
-        """What ``work(db)`` gives in one write transaction, done anew when the database asks for that (deadlock, two at
-        the same key). Those that change leases (``leasing``) go one after the other."""
+        """Run ``work(db)`` in a write transaction and return its result.
+
+        It is retried after deadlocks and concurrent inserts of the same key. Transactions that change leases
+        (``leasing``) run one after another.
+        """
         for attempt in range(_TRIES):
             try:
                 with self.write() as db:
@@ -115,12 +118,12 @@ class Store:
         raise AssertionError  # pragma: no cover
 
     def _lock(self, db: sa.Connection, number: int) -> None:
-        """One at a time until the transaction ends; SQLite's write lock does that already."""
+        """Take an advisory lock until the transaction ends; SQLite's write lock makes it unnecessary there."""
         if self.postgres:
             db.execute(sa.text(f"SELECT pg_advisory_xact_lock({number})"))
 
     def now(self, db: sa.Connection) -> float:
-        """Seconds since 1970. Several machines go by the clock of their server."""
+        """Seconds since 1970, by the clock of the database server, if there is one."""
         if self.postgres:
             return float(db.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
         return time.time()
@@ -153,14 +156,14 @@ class Store:
             yield
         except exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            kind = PoolError if isinstance(error, exc.IntegrityError) else Trouble
+            kind = PoolError if isinstance(error, exc.IntegrityError) else DatabaseFailure
             raise kind(f"{self.name}: {_advice(str(cause).strip())}") from error
 
 
 def _sqlite(path: Path) -> sa.Engine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what agents said is nobody else's business
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # transcripts must not be readable by other users
     except OSError as error:
         raise PoolError(f"{path}: {error.strerror}: give a file that can be written") from error
     engine = sa.create_engine(
@@ -174,10 +177,10 @@ def _sqlite(path: Path) -> sa.Engine:
     def _connected(connection: sqlite3.Connection, _: object) -> None:
         for pragma in (
             "journal_mode=WAL",  # readers never wait for the writer
-            "synchronous=NORMAL",  # a commit survives our death; the machine's, up to the last checkpoint
+            "synchronous=NORMAL",  # commits survive a crash of the process, not always a power failure
             "foreign_keys=ON",
             "journal_size_limit=67108864",
-            "trusted_schema=OFF",  # a file of others runs no functions by its schema
+            "trusted_schema=OFF",  # the schema of an untrusted file must not run functions
             "cell_size_check=ON",
         ):
             connection.execute(f"PRAGMA {pragma}")
@@ -202,7 +205,7 @@ def _postgres(where: str) -> sa.Engine:
 
 
 def _again(error: BaseException | None) -> bool:
-    """Whether the same transaction may work at once."""
+    """Whether the same transaction may succeed if repeated at once."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
     return isinstance(error, exc.IntegrityError) or state in ("40001", "40P01")
 

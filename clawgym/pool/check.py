@@ -1,8 +1,8 @@
-"""The ledger's rule: is what a trace says about its tokens exact?
+"""Check whether the tokens recorded in a trace are exact.
 
-One rule for our own episodes and for other people's trace files. Three answers: ``exact`` (nothing contradicts it,
-and nothing is missing), ``unproved`` (something is missing, or looks made up), ``broken`` (it contradicts itself).
-Pure: no files, no network. What the rule cannot see is listed in ``docs/pool.md``.
+The same check applies to ClawGym's own episodes and to trace files of other tools. Results: ``exact`` (no
+contradiction, nothing missing), ``unproved`` (something is missing, or looks made up), ``broken`` (it contradicts
+itself). Pure functions, without files and network. ``docs/pool.md`` lists what the check cannot detect.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ import numpy as np
 
 from clawgym.records import Role, Turn, prompt_ids
 
-__all__ = ["Finding", "TraceTurn", "Verdict", "Words", "check", "trace_of"]
+__all__ = ["TraceFinding", "TraceTurn", "TraceVerdict", "TokenizerLike", "check", "trace_of"]
 
 MAX_ID = 2**31 - 1
 RUN = 8
-"""So many equal log-probs in a row are no coincidence."""
+"""Least number of equal log-probs in a row that cannot be a coincidence."""
 SLACK = 8
-"""A chat template may end a prompt with so many ids (``<think>``) that it leaves out of the history."""
+"""Most ids at the end of a prompt (such as ``<think>``) that a chat template may omit from the history."""
 _ROLES = frozenset(get_args(Role))
 
 
 @dataclass(frozen=True)
 class TraceTurn:
-    """One model call, or one row of training, as a trace recorded it; ``None`` where it recorded nothing."""
+    """One model call, or one training sequence, as recorded in a trace. None: not recorded."""
 
     prompt: Sequence[int] | None = None
-    """All ids that the engine was given."""
+    """All ids of the prompt."""
     response: Sequence[int] | None = None
-    """What came after the prompt."""
+    """All ids after the prompt."""
     mask: Sequence[int] | None = None
-    """(len(response),) 1 where an id was sampled; ``None``: everywhere."""
+    """(len(response),): 1 where an id was sampled; None: everywhere."""
     logprobs: Sequence[float] | None = None
     """One per sampled id, or one per id of ``response``."""
     parent: int | None = None
-    """Which turn it continues, where ``declared``."""
+    """Index of the turn that it continues, if ``declared``."""
     declared: bool = False
-    """The trace says which turn it continues, or that it continues none."""
+    """Whether the trace says which turn it continues, or that it continues none."""
     role: str = "main"
     versions: Sequence[Any] = ()
-    """Of the policy: one, or one per id of ``response``."""
+    """Policy versions: one, or one per id of ``response``."""
     flaw: str | None = None
     text: Sequence[str] | None = None
     """Texts that the decoded sample must contain."""
     greedy: bool = False
-    """It was sampled (nearly) without chance: log-probs of 0 are right."""
+    """Whether it was sampled (almost) deterministically, so that log-probs of 0 are plausible."""
     problems: tuple[str, ...] = ()
-    """What its reader found that cannot be: broken."""
+    """Contradictions found by the reader of the trace, which make it broken."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that keeps an episode from being exact, or (``note``) that is worth knowing."""
+class TraceFinding:
+    """One reason why an episode is not exact, or a note."""
 
     turn: int | None
     level: Literal["broken", "unproved", "note"]
@@ -67,18 +67,18 @@ class Finding:
 
 
 @dataclass
-class Verdict:
-    """What the rule says of one episode."""
+class TraceVerdict:
+    """The result of the check of one episode."""
 
     episode: str
     turns: int = 0
     sampled: int = 0
-    """Sampled ids."""
+    """Number of sampled ids."""
     branches: int = 0
-    """Turns that continue no earlier one; 1 for an episode without branches."""
+    """Number of turns that continue no earlier one; 1 for an episode without branches."""
     reencoded: int = 0
-    """Sampled ids that came back as other ids in a later prompt."""
-    findings: list[Finding] = field(default_factory=list)
+    """Number of sampled ids that are different ids in a later prompt."""
+    findings: list[TraceFinding] = field(default_factory=list)
 
     @property
     def status(self) -> Literal["exact", "unproved", "broken"]:
@@ -86,21 +86,21 @@ class Verdict:
         return "broken" if "broken" in levels else "unproved" if "unproved" in levels else "exact"
 
     def add(self, turn: int | None, level: Literal["broken", "unproved", "note"], code: str, text: str) -> None:
-        self.findings.append(Finding(turn, level, code, text))
+        self.findings.append(TraceFinding(turn, level, code, text))
 
 
-class Words(Protocol):
-    """A tokenizer, as far as the rule needs one."""
+class TokenizerLike(Protocol):
+    """The parts of a tokenizer that the check uses."""
 
     size: int
-    """One more than the highest id."""
+    """The highest id plus 1."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
     def encode(self, text: str) -> Sequence[int]: ...
 
 
 def trace_of(turns: Sequence[Turn]) -> list[TraceTurn]:
-    """Turns of our own, for :func:`check`."""
+    """Convert ClawGym's own turns for :func:`check`."""
     made = []
     for index, turn in enumerate(turns):
         reply = turn.reply
@@ -124,9 +124,9 @@ def trace_of(turns: Sequence[Turn]) -> list[TraceTurn]:
     return made
 
 
-def check(episode: str, turns: Sequence[TraceTurn], words: Words | None = None) -> Verdict:
-    """Apply the rule to the turns of one episode, in the order in which they were made."""
-    verdict = Verdict(episode, len(turns))
+def check(episode: str, turns: Sequence[TraceTurn], words: TokenizerLike | None = None) -> TraceVerdict:
+    """Check the turns of one episode, in the order of their calls."""
+    verdict = TraceVerdict(episode, len(turns))
     if not turns:
         verdict.add(None, "note", "empty", "no turn was recorded")
     kept: list[tuple[int, np.ndarray, np.ndarray]] = []  # index, prompt, prompt and response
@@ -165,9 +165,9 @@ def check(episode: str, turns: Sequence[TraceTurn], words: Words | None = None) 
 
 
 def _array(values: Iterable[Any]) -> np.ndarray | None:
-    """(n,) int64, or ``None`` if something in it is no token id."""
+    """(n,) int64; None if a value is not a token id."""
     values = list(values)
-    if set(map(type, values)) <= {int}:  # quick, for long prompts
+    if set(map(type, values)) <= {int}:  # fast path for long prompts
         good = not values or (min(values) >= 0 and max(values) <= MAX_ID)
         return np.array(values, dtype=np.int64) if good else None
     good = all(isinstance(v, Integral) and not isinstance(v, bool) and 0 <= int(v) <= MAX_ID for v in values)
@@ -175,9 +175,9 @@ def _array(values: Iterable[Any]) -> np.ndarray | None:
 
 
 def _ids(
-    verdict: Verdict, index: int, turn: TraceTurn, words: Words | None
+    verdict: TraceVerdict, index: int, turn: TraceTurn, words: TokenizerLike | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Prompt, response and the sampled places of the response; or ``None``, with the reason."""
+    """Prompt, response and the mask of sampled ids; None, with a finding, if they are invalid."""
     if turn.response is None or turn.prompt is None:
         what = "token ids" if turn.response is None and turn.prompt is None else (
             "sampled ids" if turn.response is None else "ids of the prompt")  # fmt: skip
@@ -201,11 +201,11 @@ def _ids(
     return prompt, response, np.array(mask, dtype=bool)
 
 
-def _versions(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -> None:
+def _versions(verdict: TraceVerdict, index: int, turn: TraceTurn, mask: np.ndarray) -> None:
     versions = list(turn.versions)
     if not versions:
         verdict.add(index, "note", "version", "no policy version")
-    elif len(versions) == len(mask) and len(mask) > 1:  # one per id: constant in each piece that was sampled
+    elif len(versions) == len(mask) and len(mask) > 1:  # one per id: constant within each sampled run
         pieces = groupby(zip(mask.tolist(), versions, strict=True), key=lambda pair: pair[0])
         if any(bit and _different(version for _, version in piece) > 1 for bit, piece in pieces):
             verdict.add(index, "broken", "version", "more than one policy version in one turn")
@@ -216,12 +216,12 @@ def _versions(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -
 
 
 def _different(versions: Iterable[Any]) -> int:
-    """How many different ones there are; what somebody else's file has for a version may be any JSON."""
+    """The number of different versions, which may be any JSON in an untrusted file."""
     return len({version if isinstance(version, Hashable) else repr(version) for version in versions})
 
 
-def _logprobs(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -> np.ndarray | None:
-    """(sampled,) the log-probs of the sampled ids; or ``None``, with the reason."""
+def _logprobs(verdict: TraceVerdict, index: int, turn: TraceTurn, mask: np.ndarray) -> np.ndarray | None:
+    """(sampled,) the log-probs of the sampled ids; None, with a finding, if they are invalid."""
     count = int(mask.sum())
     if turn.logprobs is None:
         if count:
@@ -239,9 +239,9 @@ def _logprobs(verdict: Verdict, index: int, turn: TraceTurn, mask: np.ndarray) -
     return np.array(values, dtype=np.float64)
 
 
-def _padded(verdict: Verdict, series: Sequence[tuple[int, np.ndarray]]) -> None:
-    """Log-probs that no model gave. A certain token has exactly 0, but such tokens come anywhere in a turn."""
-    ends, before = [0], []  # lengths of the runs of 0: at the end of each turn, and before
+def _padded(verdict: TraceVerdict, series: Sequence[tuple[int, np.ndarray]]) -> None:
+    """Find log-probs that are padding. A certain token has a log-prob of 0 too, but those occur anywhere in a turn."""
+    ends, before = [0], []  # lengths of runs of 0 at the end of each turn, and elsewhere
     for index, values in series:
         runs = [(value, sum(1 for _ in run)) for value, run in groupby(values.tolist())]
         same = max((length for value, length in runs if value < -1e-5), default=0)
@@ -264,16 +264,20 @@ def _padded(verdict: Verdict, series: Sequence[tuple[int, np.ndarray]]) -> None:
         verdict.add(None, "unproved", "padding", text)
 
 
-def _edges(verdict: Verdict, index: int, prompt: np.ndarray) -> None:
+def _edges(verdict: TraceVerdict, index: int, prompt: np.ndarray) -> None:
     for edge, name in ((prompt[:RUN], "begins"), (prompt[-RUN:], "ends")):
         if len(edge) == RUN and (edge == edge[0]).all():
             verdict.add(index, "unproved", "padding", f"the prompt {name} with {RUN} times id {edge[0]}: padded")
 
 
 def _history(
-    verdict: Verdict, index: int, turn: TraceTurn, prompt: np.ndarray, kept: list[tuple[int, np.ndarray, np.ndarray]]
+    verdict: TraceVerdict,
+    index: int,
+    turn: TraceTurn,
+    prompt: np.ndarray,
+    kept: list[tuple[int, np.ndarray, np.ndarray]],
 ) -> None:
-    """Whether the prompt continues an earlier turn, and how much of an earlier sample came back as other ids."""
+    """Check whether the prompt continues an earlier turn, and count sampled ids that are different in it."""
     if turn.declared and turn.parent is not None:
         above = next((whole for number, _, whole in kept if number == turn.parent), None)
         if above is None:
@@ -282,7 +286,7 @@ def _history(
             verdict.add(index, "broken", "history", f"continues turn {turn.parent}, which is no prefix of its prompt")
         return
     common = [_common(prompt, whole) for _, _, whole in kept]
-    # What it continues whole; and what it continues further than that, but not to the end.
+    # The turn that it continues completely; and one that it continues further, but not to its end.
     full = max((same for same, (_, _, whole) in zip(common, kept, strict=True) if same == len(whole)), default=0)
     best, lost, of = 0 if turn.declared else full, 0, None
     for same, (number, before, whole) in zip(common, kept, strict=True):
@@ -306,9 +310,9 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _decoded(
-    verdict: Verdict, index: int, turn: TraceTurn, response: np.ndarray, sampled: np.ndarray, words: Words
+    verdict: TraceVerdict, index: int, turn: TraceTurn, response: np.ndarray, sampled: np.ndarray, words: TokenizerLike
 ) -> bool:
-    """Compare with the recorded text; returns whether the sample is what its own text encodes to."""
+    """Compare with the recorded text. Returns whether encoding the decoded sample gives the same ids."""
     ids = sampled.tolist()
     decoded = words.decode(response.tolist())
     for part in turn.text or ():

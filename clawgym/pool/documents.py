@@ -1,7 +1,7 @@
-"""Episodes as documents that other tools read: ATIF transcripts, and chat messages for supervised training.
+"""Convert episodes to documents for other tools and back: ATIF transcripts, and chat messages for supervised training.
 
-Invariant: ids go into a document as they were stored; what comes from a document of others is trained only where the
-ledger's rule finds it exact, and marked with a flaw where it does not.
+Invariant: documents contain the stored ids. Turns from a document can only be trained on if :mod:`clawgym.pool.check`
+finds them exact; all others get a flaw.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[ToolCall]:
 
 
 def _steps(turns: Sequence[Turn], when: str) -> Iterator[Step]:
-    """The transcript in the order of the turns; each turn ends with one step of the agent."""
+    """The transcript in the order of the turns; each turn ends with an agent step."""
     results: dict[str, Observation] = {}
     for turn in reversed(turns):
         for message in turn.messages:
@@ -72,7 +72,7 @@ def _steps(turns: Sequence[Turn], when: str) -> Iterator[Step]:
 
 
 def atif_of(episode: PooledEpisode, turns: Sequence[Turn]) -> dict[str, Any]:
-    """The episode as an ATIF document: a step of the agent for each turn, with whole prompts (quadratic in length)."""
+    """The episode as an ATIF document, with an agent step per turn. Whole prompts make its size quadratic in length."""
     when = datetime.fromtimestamp(episode.opened_at, UTC).isoformat()
     record = Episode(
         task_id=episode.task_id,
@@ -103,7 +103,7 @@ def atif_of(episode: PooledEpisode, turns: Sequence[Turn]) -> dict[str, Any]:
 def conversations_of(
     episode: PooledEpisode, turns: Sequence[Turn], tools: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Chat messages of each branch of the main agent, in OpenAI form; ``tools`` maps a hash to its definitions."""
+    """OpenAI chat messages of each branch of the main agent; ``tools`` maps a hash to tool definitions."""
     shapes = [Shape(turn.parent, turn.role, None, bool(turn.reply)) for turn in turns]
     for path in paths_of(shapes):
         messages: list[Mapping[str, Any]] = []
@@ -120,7 +120,7 @@ def conversations_of(
 
 
 def turns_from_atif(document: Mapping[str, Any]) -> list[Turn]:
-    """The turns of an ATIF document: proved ones with their ids, the others with their texts and a flaw."""
+    """The turns of an ATIF document: exact ones with their ids, the others with their texts and a flaw."""
     messages: list[Mapping[str, Any]] = []
     said: list[tuple[list[Mapping[str, Any]], Mapping[str, Any]]] = []
     rows: list[TraceTurn] = []
@@ -193,7 +193,7 @@ def _proved(
 
 
 def turns_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """One turn for each message of the assistant: texts, and no ids."""
+    """One turn for each assistant message, with texts and without ids."""
     turns: list[Turn] = []
     fresh: list[Mapping[str, Any]] = []
     for message in messages:

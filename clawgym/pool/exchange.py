@@ -1,7 +1,6 @@
-"""Episodes out of a pool into files, and back.
+"""Export episodes of a pool to files, and import them.
 
-Invariants: a file appears whole or not at all; an import that was interrupted goes on when it is started again; the
-whole of a pool is never in memory.
+Invariants: files are written atomically. Run the same import again to resume it. A pool is never completely in memory.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _NO_OUTCOME = "imported without an outcome"
 
 @dataclass
 class Imported:
-    """What an import did."""
+    """The result of an import."""
 
     episodes: int = 0
     turns: int = 0
     flawed: int = 0
-    """Turns that are marked, and so never trained."""
+    """Number of turns that got a flaw, and so are never trained on."""
     known: int = 0
-    """Episodes that were there already."""
+    """Number of episodes that were in the pool already."""
 
 
 def export(
@@ -53,9 +52,9 @@ def export(
 ) -> int:
     """Write the closed episodes of a pool to ``out``, in the order in which they were opened. Returns how many.
 
-    ``parquet``: one row a turn, without loss, and rows of training; ``atif``: one ATIF document a line; ``messages``:
-    chat messages, one line for each branch of the main agent. Raises :class:`~clawgym.errors.PoolError` if the file
-    cannot be written.
+    ``parquet``: one row per turn, lossless, with training sequences; ``atif``: one ATIF document per line;
+    ``messages``: chat messages, one line per branch of the main agent. Raises :class:`~clawgym.errors.PoolError` if the
+    file cannot be written.
     """
     writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages}
     if format not in writers:
@@ -80,7 +79,7 @@ Chosen = Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A file beside ``out`` that takes its place at the end, or is removed."""
+    """Yield a file beside ``out``, which replaces ``out`` at the end, or is removed after an error."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
@@ -147,7 +146,7 @@ def _write_messages(pool: Pool, chosen: Chosen, path: Path) -> None:
 
 
 def _file(pool: Pool, name: str) -> Image | None:
-    """An image; or the definitions of tools, where whoever recorded the turn put them there."""
+    """The stored image or tool definitions with this hash; None if they were not stored."""
     try:
         return pool.image(name) if name else None
     except PoolError:
@@ -155,13 +154,15 @@ def _file(pool: Pool, name: str) -> Image | None:
 
 
 def import_(pool: Pool, file: str | Path, *, progress: Callable[[int], None] = lambda done: None) -> Imported:
-    """Read parquet of ours, ATIF documents, or chat messages into a pool.
+    """Import exported Parquet files, ATIF documents or chat messages into a pool.
 
-    Episodes keep their ids; those that are there already are passed over, so an import that was interrupted goes on
-    with the same call. Parquet of ours comes back as it was, groups included. Of other files, turns that the ledger's
-    rule does not find exact are marked with a flaw; an episode without an outcome is closed as failed and not
-    trainable. Raises :class:`~clawgym.errors.TraceError` for what is none of these,
-    :class:`~clawgym.errors.PoolError` for another episode of the same id.
+    Episodes keep their ids, and existing ones are skipped, so the same call resumes an interrupted import. Exported
+    Parquet files are restored completely, with groups. In other files, turns that :mod:`clawgym.pool.check` does not
+    find exact get a flaw, and an episode without an outcome is closed as failed and not trainable.
+
+    Raises:
+        TraceError: the file has another format.
+        PoolError: the pool has a different episode with the same id.
     """
     path = Path(file)
     done = Imported()
@@ -182,22 +183,22 @@ class _Entry:
     """One episode of a file."""
 
     opening: dict[str, Any]
-    """What :meth:`Pool.open_episode` takes."""
+    """Arguments of :meth:`Pool.open_episode`."""
     turns: Sequence[Turn]
     closing: dict[str, Any]
     """What :meth:`Pool.close_episode` takes."""
     curation: dict[str, Any] = field(default_factory=dict)
     rewards: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Of turns: name -> index -> reward."""
+    """Turn rewards: name -> index -> reward."""
     about: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """What was said about these."""
+    """Provenance of the turn rewards."""
     images: list[Image] = field(default_factory=list)
     group: dict[str, Any] | None = None
-    """What :meth:`Pool.open_group` takes."""
+    """Arguments of :meth:`Pool.open_group`."""
 
 
 def _store(pool: Pool, entry: _Entry, done: Imported) -> None:
-    """Everything about an episode before its end: from then on it may be fetched."""
+    """Store an episode completely before it is closed: from then on it may be fetched."""
     id = entry.opening["id"]
     pool.put_images(entry.images)
     if _closed(pool, id):
@@ -222,7 +223,7 @@ def _store(pool: Pool, entry: _Entry, done: Imported) -> None:
 def _closed(pool: Pool, id: str) -> bool:
     try:
         return pool.episode(id).state == "closed"
-    except PoolError:  # not there
+    except PoolError:  # not in the pool
         return False
 
 
@@ -240,7 +241,7 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
         rewards: dict[str, dict[int, float]] = {}
         said: dict[str, dict[int, Any]] = {}
         for row in rows:
-            # A file that was written before there was such a column says nothing about them.
+            # Older files do not have this column.
             for column, into in (("turn_rewards", rewards), ("about_turn_rewards", said)):
                 for name, value in json.loads(row.get(column) or "{}").items():
                     into.setdefault(name, {})[row["index"]] = value
@@ -258,7 +259,7 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
 
 
 def _line_entries(path: Path) -> Iterator[_Entry]:
-    """ATIF documents and chat messages, one a line (or one a file)."""
+    """Entries from ATIF documents and chat messages, one per line or one per file."""
     for number, row in json_rows(path):
         with readable(path, number):
             entry = _of_line(path, number, row)

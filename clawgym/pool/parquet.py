@@ -1,6 +1,6 @@
-"""Episodes as rows of parquet: one row a turn, without loss; the last turn of each row of training carries that, too.
+"""Episodes as Parquet rows: one lossless row per turn. The last turn of each training sequence also contains that.
 
-The columns are described in ``docs/pool.md``.
+``docs/pool.md`` describes the columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _pyarrow() -> Any:
 
 
 def schema() -> pa.Schema:
-    """The columns."""
+    """The Parquet schema."""
     pa = _pyarrow()
     ids, floats, text = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.string()
     image = pa.struct([("sha256", text), ("media_type", text), ("data", pa.binary())])
@@ -64,7 +64,7 @@ def rows_from(
     said: Mapping[str, Mapping[int, Any]],
     images: Iterable[Image],
 ) -> list[dict[str, Any]]:
-    """The rows of one episode; one without turns has one row, whose index is null."""
+    """The rows of one episode; an episode without turns has one row with a null index."""
     about = {name: getattr(episode, name) for name in _EPISODE}
     about |= {
         "episode": episode.id,
@@ -92,7 +92,7 @@ def rows_from(
 
 
 def turn_of(row: Mapping[str, Any]) -> Turn:
-    """The turn of a row. Raises :class:`PoolError` if it is not what was exported."""
+    """The turn of a row. Raises :class:`PoolError` if the row was modified or is invalid."""
     where = f"episode {row['episode']}, turn {row['index']}"
     try:
         columns: dict[str, Any] = {name: row[name] for name in _TURN}
@@ -112,7 +112,7 @@ def turn_of(row: Mapping[str, Any]) -> Turn:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a parquet file was written by us. Raises :class:`TraceError` if it is damaged, or of a later version."""
+    """Whether ClawGym exported the Parquet file. Raises :class:`TraceError` for a damaged file or a later version."""
     pa = _pyarrow()
     try:
         version: bytes | None = (pa.parquet.read_schema(path).metadata or {}).get(_MARK)
@@ -124,7 +124,7 @@ def is_ours(path: Path) -> bool:
 
 
 def rows_of(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, row) of any parquet file, a few hundred at a time."""
+    """Yield (number, row) of any Parquet file, reading a few hundred rows at a time."""
     pa = _pyarrow()
     number = 0
     try:
@@ -138,6 +138,6 @@ def rows_of(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int,
 
 
 def episodes_of(path: Path, columns: list[str] | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(episode, its rows) of a file of ours, in the order in which they were written."""
+    """Yield (episode, its rows) of an exported file, in the order of the file."""
     for name, rows in groupby((row for _, row in rows_of(path, columns)), key=lambda row: row["episode"]):
         yield name, list(rows)

@@ -1,7 +1,7 @@
 """The durable store of episodes and turns between collection and training.
 
-Invariants: every method is one transaction, durable when it returns, undone if it raises; what was stored of a turn is
-what comes back; a turn is stored once.
+Invariants: every method is one transaction, which is durable when the method returns and rolled back if it raises.
+Turns are returned exactly as they were stored, and each is stored once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from clawgym.pool import _store  # first: it names the extra that is missing
+from clawgym.pool import _store  # first: its error names the missing extra
 
 # isort: split
 import sqlalchemy as sa
@@ -30,10 +30,10 @@ _PAGE = 500
 
 
 class Pool:
-    """A pool in a SQLite file (``where`` is its path) or in a PostgreSQL database (``postgresql://...``).
+    """A pool in a SQLite file (``where`` is its path) or a PostgreSQL database (``postgresql://...``).
 
-    Threads may share it. Raises :class:`~clawgym.errors.PoolError` for what it refuses and for what the database
-    reports, :class:`~clawgym.errors.MissingDependency` without the extra ``pool`` (or ``postgres``).
+    Thread-safe. Raises :class:`~clawgym.errors.PoolError` for refused operations and database errors,
+    :class:`~clawgym.errors.MissingDependency` without the extra ``pool`` (or ``postgres``).
     """
 
     def __init__(self, where: str | Path) -> None:
@@ -53,9 +53,9 @@ class Pool:
         size: int,
         deadline: float | None = None,
     ) -> str:
-        """A group that waits for ``size`` episodes, or for ``deadline`` seconds from now. Returns its id.
+        """Open a group that is ready with ``size`` episodes, or after ``deadline`` seconds. Returns its id.
 
-        The same call again changes nothing.
+        Repeating the call has no effect.
         """
         return self._store.retried(
             lambda db: _episodes.open_group(db, self._store.now(db), id, channel, task_id, size, deadline)
@@ -75,9 +75,9 @@ class Pool:
         secret_sha256: str = "",
         meta: Mapping[str, Any] | None = None,
     ) -> str:
-        """A new episode, in ``group`` or a group of one. Returns its id. The same call with this id changes nothing.
+        """Open an episode, in ``group`` or in a group of its own. Returns its id. Repeating the call has no effect.
 
-        A group takes as many episodes as its size, and one more for each that ended as ``infra``.
+        A group accepts as many episodes as its size, plus one for each that ended as ``infra``.
         """
         row = {"channel": channel, "task_id": task_id, "task_hash": task_hash, "sample": sample, "seed": seed,
                "agent": agent, "secret_sha256": secret_sha256}  # fmt: skip
@@ -86,10 +86,10 @@ class Pool:
         )
 
     def append(self, turns: Sequence[tuple[str, int, Turn]], *, images: Iterable[Image] = ()) -> None:
-        """Store turns, each as (episode id, index in the episode, turn), and the images that they show: all or nothing.
+        """Store turns, each as (episode id, index in the episode, turn), and their images: all or nothing.
 
-        The index is the next one of its episode. A turn that is stored already is passed over; another one at its
-        index, and any turn after the episode was closed, is a :class:`~clawgym.errors.PoolError`.
+        The index must be the next one of its episode. A turn that is stored already is skipped. Raises
+        :class:`~clawgym.errors.PoolError` for a different turn at a stored index, or a closed episode.
         """
         given, shown = list(turns), list(images)
 
@@ -100,12 +100,12 @@ class Pool:
         self._store.retried(work)
 
     def put_images(self, images: Iterable[Image]) -> None:
-        """Store images by their hash; one that is there already is passed over."""
+        """Store images by their hash; existing ones are skipped."""
         shown = list(images)
         self._store.retried(lambda db: _episodes.put_images(db, shown))
 
     def image(self, sha256: str) -> Image:
-        """The image of this hash. Raises :class:`~clawgym.errors.PoolError` if it is not here."""
+        """The image with this hash. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
         with self._store.read() as db:
             row = db.execute(sa.select(images).where(images.c.sha256 == sha256)).mappings().first()
         if row is None:
@@ -127,7 +127,7 @@ class Pool:
         self._store.retried(lambda db: _episodes.close(db, self._store.now(db), id, row, rewards or {}, meta or {}))
 
     def revoke(self, id: str) -> None:
-        """Forget the secret of an episode: nobody can speak for it any more, though it may still be closed."""
+        """Delete the secret of an episode, so that no request can be made for it; it may still be closed."""
 
         def work(db: sa.Connection) -> None:
             seq = _episodes.locked(db, id)["seq"]
@@ -177,22 +177,25 @@ class Pool:
         lease_seconds: float = 600,
         wait: float = 0,
     ) -> Batch | None:
-        """``groups`` groups for a step of a consumer, those first that were ready first; ``None`` if so many are not
-        ready within ``wait`` seconds.
+        """Fetch the batch for a step of a consumer: ``groups`` groups, earliest ready first.
 
-        ``only`` is the id of a group: no other is given.
+        Returns None if too few are ready within ``wait`` seconds. With ``only``, the id of a group, no other group is
+        delivered.
 
-        The same consumer and step get the same batch again, acked or not, so a consumer that was killed goes on with
-        the step of its last checkpoint. Left out of a group, and counted: ``infra`` episodes, those that curation calls
-        not trainable, those without a row of training of ``roles``, and, if ``max_staleness`` is given, those with ids
-        that were sampled more than so many versions before ``policy_version`` (or by an unknown version). A group with
-        fewer than ``min_episodes`` left (or its size, if that is less) is dropped for good.
+        The same consumer and step get the same batch again, acknowledged or not, so a restarted consumer can repeat the
+        steps after its last checkpoint. Episodes are left out of their group, and counted, if they ended as ``infra``,
+        are curated as not trainable, have no training sequence of ``roles``, or, with ``max_staleness``, have ids
+        sampled more than that many versions before ``policy_version`` (or by an unknown version). A group with fewer
+        than ``min_episodes`` episodes left (or its size, if that is less) is dropped.
 
-        Others get the groups ``lease_seconds`` later unless they are acked (:meth:`ack`) or renewed by then. Raises
-        :class:`ValueError` for arguments that make no sense, :class:`~clawgym.errors.PoolError` if the step was
-        fetched before from another channel or with other roles.
+        The lease ends after ``lease_seconds``: then other consumers can get the groups, unless they were acknowledged
+        (:meth:`ack`) or the lease was renewed.
+
+        Raises:
+            ValueError: invalid arguments.
+            PoolError: the step was fetched before, from another channel or with other roles.
         """
-        want = _fetch.Wanted(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
+        want = _fetch.FetchRequest(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
                              tuple(roles), lease_seconds, only)  # fmt: skip
         end, pause = time.monotonic() + wait, 0.02
         row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
@@ -200,7 +203,7 @@ class Pool:
             time.sleep(min(pause, max(0.0, end - time.monotonic())))
             pause = min(2 * pause, 0.5)
             with self._store.read() as db:
-                worth_it = _fetch.worth_trying(db, self._store.now(db), want)
+                worth_it = _fetch.may_claim(db, self._store.now(db), want)
             if worth_it:
                 row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
         if row is None:
@@ -209,19 +212,19 @@ class Pool:
             return _load.batch(db, row)
 
     def ack(self, consumer: str, step: int) -> None:
-        """The batch of this step is learnt: it is never delivered to anybody else. To call after the checkpoint that
-        holds what was learnt is on disk; twice is no error.
+        """Acknowledge the batch of a step: its groups are consumed, and never delivered to another consumer.
 
-        Raises :class:`~clawgym.errors.PoolError` if the lease ran out and somebody else got a group of it.
+        Call it once the checkpoint that was trained on the batch is on disk. Idempotent. Raises
+        :class:`~clawgym.errors.PoolError` if the lease expired and another consumer got one of the groups.
         """
         self._store.retried(lambda db: _fetch.ack(db, consumer, step), leasing=True)
 
     def release(self, consumer: str, step: int) -> None:
-        """Give a batch back unlearnt; its groups are delivered to whoever fetches next."""
+        """Release a batch without training on it; its groups are delivered by the next fetch."""
         self._store.retried(lambda db: _fetch.release(db, consumer, step), leasing=True)
 
     def renew(self, consumer: str, step: int, lease_seconds: float = 600) -> float:
-        """Keep a batch for ``lease_seconds`` from now. Returns until when; raises as :meth:`ack` does."""
+        """Extend the lease to ``lease_seconds`` from now. Returns its end. Raises the errors of :meth:`ack`."""
 
         def work(db: sa.Connection) -> float:
             return _fetch.renew(db, self._store.now(db), consumer, step, lease_seconds)
@@ -229,7 +232,7 @@ class Pool:
         return self._store.retried(work, leasing=True)
 
     def stats(self) -> dict[str, Any]:
-        """Counts of everything, by channel; see ``docs/pool.md``. Takes milliseconds."""
+        """Counts by channel; see ``docs/pool.md``. Takes milliseconds."""
         with self._store.read() as db:
             return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
 
@@ -241,7 +244,8 @@ class Pool:
     def curate(
         self, id: str, *, trainable: bool | None = None, tags: Iterable[str] | None = None, note: str | None = None
     ) -> None:
-        """What a person or a program thinks of an episode; ``None`` changes nothing. Not trainable: never fetched."""
+        """Set the curation of an episode; None leaves a value unchanged. Episodes that are not trainable are never
+        fetched."""
         change: dict[str, Any] = {}
         if trainable is not None:
             change["trainable"] = trainable
@@ -258,12 +262,12 @@ class Pool:
         self._store.retried(work)
 
     def episode(self, id: str) -> PooledEpisode:
-        """One episode without its turns. Raises :class:`~clawgym.errors.PoolError` if it is not here."""
+        """One episode without its turns. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
         with self._store.read() as db:
             return _load.pooled(_load.row(db, id))
 
     def turns(self, id: str) -> tuple[Turn, ...]:
-        """The turns of an episode, as they were stored."""
+        """The turns of an episode."""
         with self._store.read() as db:
             seq = _load.row(db, id)["seq"]
             return _load.turns_of(db, {seq: id})[seq]
@@ -271,7 +275,7 @@ class Pool:
     def episodes(
         self, *, channel: str | None = None, state: str | None = None, task_id: str | None = None
     ) -> Iterator[PooledEpisode]:
-        """All episodes, in the order in which they were opened, a page at a time."""
+        """All episodes in the order of their opening, read a page at a time."""
         where = {"channel": channel, "state": state, "task_id": task_id}
         after = 0
         while True:
@@ -283,7 +287,7 @@ class Pool:
             after = page[-1][0]
 
     def close(self) -> None:
-        """Give the database back. Everything stored is safe without it."""
+        """Close the database connection. Everything stored is durable already."""
         self._store.close()
 
     def __enter__(self) -> Pool:

@@ -1,8 +1,8 @@
-"""Turns to rows of training.
+"""Convert turns to training sequences.
 
-Invariants: every id of a row is one that the engine was given or sampled, in that order; every sampled id is
-trained in one row only; nothing comes after a turn whose tokens are not proved. An episode without branches is
-one row.
+Invariants: a sequence consists of the ids that the engine received or sampled, in order. Every sampled id is trained on
+in one sequence only. A sequence ends before a turn whose tokens are not exact. An episode without branches is one
+sequence.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol, get_args
 
 from clawgym.records import Role, Sample, Turn
 
-__all__ = ["Path", "paths_of", "samples_of"]
+__all__ = ["TurnPath", "paths_of", "samples_of"]
 
 
 class _Node(Protocol):
-    """What the shape of a row depends on: a :class:`~clawgym.records.Turn`, or a few columns of a stored one."""
+    """The attributes that determine the sequences: of a :class:`~clawgym.records.Turn`, or of a stored row."""
 
     @property
     def parent(self) -> int | None: ...
@@ -30,17 +30,17 @@ class _Node(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """One row, as indices of turns."""
+class TurnPath:
+    """One training sequence, as indices of turns."""
 
     turns: tuple[int, ...]
     trained: frozenset[int]
-    """Those whose sampled ids are trained in this row."""
+    """The turns whose sampled ids are trained on in this sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The few facts of a turn that :func:`paths_of` looks at."""
+    """The attributes of a turn that :func:`paths_of` needs."""
 
     parent: int | None
     role: str
@@ -48,8 +48,8 @@ class Shape:
     sampled: bool
 
 
-def paths_of(turns: Sequence[_Node], *, roles: Sequence[str] = ("main",)) -> list[Path]:
-    """The rows that :func:`samples_of` makes, without their ids."""
+def paths_of(turns: Sequence[_Node], *, roles: Sequence[str] = ("main",)) -> list[TurnPath]:
+    """The sequences of :func:`samples_of`, without their ids."""
     wanted = frozenset(roles)
     if bad := wanted - (frozenset(get_args(Role)) - {"unknown"}):
         raise ValueError(f"roles {sorted(bad)} cannot be trained: choose among main, subagent, compaction")
@@ -76,22 +76,23 @@ def paths_of(turns: Sequence[_Node], *, roles: Sequence[str] = ("main",)) -> lis
         path.reverse()
         trained = frozenset(i for i in path if i not in taken and turns[i].role in wanted and turns[i].sampled)
         taken |= trained
-        paths.append(Path(tuple(path), trained))
+        paths.append(TurnPath(tuple(path), trained))
     return paths
 
 
 def samples_of(turns: Sequence[Turn], *, roles: Sequence[Role] = ("main",)) -> list[Sample]:
-    """One row for every leaf of the tree of ``turns`` (by :attr:`~clawgym.records.Turn.parent`) that ``roles`` sampled.
+    """One training sequence for every leaf of the tree of ``turns`` (by :attr:`~clawgym.records.Turn.parent`) of
+    ``roles``.
 
-    A turn with a ``flaw`` is left out with all that continues it; what came before it stays. Turns of other roles
-    are context only, and where nothing trained comes after them they are left out. An id shared by several rows
-    is trained in the first. Raises :class:`ValueError` for a role that is never trained.
+    A turn with a ``flaw`` is left out, with all turns that continue it. Turns of other roles are context only; they are
+    left out at the end of a sequence. Ids shared by several sequences are trained on in the first one. Raises
+    :class:`ValueError` for a role that cannot be trained on.
     """
     shapes = [Shape(t.parent, t.role, t.flaw, bool(t.sampled_ids)) for t in turns]
     return [_row(turns, path) for path in paths_of(shapes, roles=roles)]
 
 
-def _row(turns: Sequence[Turn], path: Path) -> Sample:
+def _row(turns: Sequence[Turn], path: TurnPath) -> Sample:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []

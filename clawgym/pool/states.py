@@ -1,4 +1,4 @@
-"""What a pool gives back: episodes, and batches of groups of episodes."""
+"""Episodes and batches, as returned by a pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Batch", "BatchEpisode", "BatchGroup", "PooledEpisode"]
 
 @dataclass(frozen=True)
 class PooledEpisode:
-    """One row of the pool's episodes; its turns are read apart (:meth:`~clawgym.pool.Pool.turns`)."""
+    """An episode in the pool, without its turns (:meth:`~clawgym.pool.Pool.turns`)."""
 
     id: str
     channel: str
     task_id: str
     task_hash: str
     group: str
-    """Its group; its own id where it was opened without one."""
+    """Id of its group; its own id if it was opened without one."""
     sample: int
     seed: int
     agent: str
@@ -29,41 +29,41 @@ class PooledEpisode:
     """``open`` or ``closed``."""
     n_turns: int
     opened_at: float
-    """Seconds since 1970, as all times here."""
+    """Seconds since 1970, like all times here."""
     closed_at: float | None = None
     outcome: str | None = None
-    """An :class:`~clawgym.records.Outcome`; ``None`` while open."""
+    """An :class:`~clawgym.records.Outcome`; None while open."""
     cause: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
     n_samples: int | None = None
-    """Rows of training of role main; ``None`` while open."""
+    """Number of training sequences of role ``main``; None while open."""
     trainable: bool | None = None
-    """What curation decided; ``None`` if nothing."""
+    """Decision of curation; None: undecided."""
     tags: tuple[str, ...] = ()
     note: str = ""
     fate: str | None = None
-    """What became of it: ``delivered``, or why it was left out (``infra``, ``curated``, ``empty``, ``stale``,
-    ``late``, ``dropped``); ``None`` while that is undecided."""
+    """``delivered``, or why it was left out (``infra``, ``curated``, ``empty``, ``stale``, ``late``, ``dropped``); None
+    while undecided."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Given when it was opened, overlaid with what was given when it was closed."""
+    """Metadata from opening, overlaid with metadata from closing."""
 
 
 @dataclass(frozen=True)
 class BatchEpisode:
-    """One episode as a trainer gets it."""
+    """An episode in a batch."""
 
     episode: PooledEpisode
     samples: tuple[Sample, ...]
-    """At least one, of the roles that were asked for."""
+    """At least one training sequence, of the requested roles."""
     turn_rewards: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Name -> index of the turn -> reward."""
 
 
 @dataclass(frozen=True)
 class BatchGroup:
-    """Episodes of one task, for an advantage within the group."""
+    """Episodes of one task, for advantages within the group."""
 
     id: str
     task_id: str
@@ -72,7 +72,7 @@ class BatchGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """What :meth:`~clawgym.pool.Pool.fetch` gives for one step of one consumer."""
+    """The batch of one step of one consumer; see :meth:`~clawgym.pool.Pool.fetch`."""
 
     consumer: str
     step: int
@@ -80,4 +80,4 @@ class Batch:
     lease_until: float
     """Seconds since 1970, by the clock of the database."""
     acked: bool = False
-    """This step was acked before: a consumer that went back to an older checkpoint gets the same batch again."""
+    """Whether the step was acknowledged before: a consumer that resumed an older checkpoint gets the same batch."""

@@ -1,4 +1,4 @@
-"""A tokenizer from a folder, for :func:`clawgym.pool.check.check`. Never reaches for a network."""
+"""Load a tokenizer for :func:`clawgym.pool.check.check` from a folder, without network access."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clawgym.errors import MissingDependency, TraceError
-from clawgym.pool.check import Words
+from clawgym.pool.check import TokenizerLike
 
 __all__ = ["load"]
 
@@ -19,7 +19,7 @@ class _Words:
             raise MissingDependency("--tokenizer needs tokenizers: pip install 'clawgym[gateway]'") from error
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # it raises plain Exception
+        except Exception as error:  # the library raises plain Exception
             raise TraceError(f"{path}: not a tokenizer ({error}): give the folder of the model") from error
         self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
@@ -30,9 +30,8 @@ class _Words:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def load(folder: str | Path) -> Words:
-    """The tokenizer in ``folder`` (its ``tokenizer.json``). Raises :class:`~clawgym.errors.TraceError` if there is
-    none."""
+def load(folder: str | Path) -> TokenizerLike:
+    """Load ``tokenizer.json`` from ``folder``. Raises :class:`~clawgym.errors.TraceError` if that fails."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise TraceError(f"{folder}: no tokenizer.json in it: give the folder of the model's tokenizer")

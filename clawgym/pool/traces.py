@@ -1,6 +1,6 @@
-"""Trace files of ours and of others, read for :func:`clawgym.pool.check.check`.
+"""Read trace files of ClawGym and other tools for :func:`clawgym.pool.check.check`.
 
-A pool; parquet; ATIF; NeMo Gym and NeMo RL rollouts; any JSON or JSON lines whose rows carry ids under a known name.
+Supported are pools, Parquet, ATIF, NeMo Gym and NeMo RL rollouts, and JSON or JSON Lines with ids under known names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Trace = tuple[str, list[TraceTurn]]
 
 
 def read_traces(source: str | Path) -> Iterator[Trace]:
-    """(name, turns) of each episode of a file, or of a pool on PostgreSQL.
+    """Yield (name, turns) of each episode of a file, or of a pool on PostgreSQL.
 
-    Raises :class:`~clawgym.errors.TraceError` naming file, line and field for what cannot be read.
+    Raises :class:`~clawgym.errors.TraceError`, which names file, line and field.
     """
     if isinstance(source, str) and source.startswith("postgresql://"):
         yield from _from_pool(source)
@@ -57,7 +57,7 @@ def _from_pool(source: str | Path) -> Iterator[Trace]:
 
 
 def _from_ours(path: Path) -> Iterator[Trace]:
-    """Our own parquet: a row that was changed, or cannot be a turn, makes its episode broken."""
+    """Read exported Parquet. A modified or invalid row makes its episode broken."""
     for name, rows in parquet.episodes_of(path):
         turns: list[Turn] = []
         try:
@@ -68,7 +68,7 @@ def _from_ours(path: Path) -> Iterator[Trace]:
 
 
 def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The lines of a file of JSON lines; or the one document, or the items of the one list, that a file holds."""
+    """The lines of a JSON Lines file, the single document of a JSON file, or the items of its list."""
     with path.open(encoding="utf-8") as file:
         try:
             for number, line in enumerate(file, 1):
@@ -97,7 +97,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def readable(path: Path, number: int) -> Iterator[None]:
-    """A row of somebody else's file is read: whatever its form does to that is a :class:`TraceError`."""
+    """Turn errors from parsing a row into a :class:`TraceError`."""
     try:
         yield
     except TraceError:
@@ -107,7 +107,7 @@ def readable(path: Path, number: int) -> Iterator[None]:
 
 
 def _from_rows(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[Trace]:
-    """Rows that are whole episodes, as they come; then the episodes whose rows were turns."""
+    """Yield the rows that are whole episodes, then the episodes whose rows are turns."""
     loose: dict[str, list[tuple[Any, int, TraceTurn]]] = {}
     for number, row in rows:
         if not isinstance(row, Mapping):
@@ -131,7 +131,7 @@ def _from_rows(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[Trace]:
 
 
 def _nested(row: Mapping[str, Any]) -> list[TraceTurn] | None:
-    """The turns of a row that is a whole episode, or ``None``."""
+    """The turns of a row that is a whole episode; None for other rows."""
     if str(row.get("schema_version", "")).startswith("ATIF-v1."):
         return _atif(row)
     response = row.get("response")
@@ -148,7 +148,7 @@ def _nested(row: Mapping[str, Any]) -> list[TraceTurn] | None:
 
 
 def _atif(document: Mapping[str, Any]) -> list[TraceTurn]:
-    """The agent's steps; ids are in their ``metrics``."""
+    """The agent steps, with ids in their ``metrics``."""
     turns = []
     for step in document.get("steps") or ():
         if isinstance(step, Mapping) and step.get("source") == "agent":
@@ -162,14 +162,14 @@ def _atif(document: Mapping[str, Any]) -> list[TraceTurn]:
 
 
 def _items(items: Sequence[Any]) -> list[TraceTurn]:
-    """NeMo Gym: the last item of each model call carries its ids."""
+    """NeMo Gym: the last item of each model call has its ids."""
     found = [item for item in items if isinstance(item, Mapping) and "generation_token_ids" in item]
     said = [item for item in items if isinstance(item, Mapping) and item.get("role") == "assistant"]
     return [turn_of({k: v for k, v in item.items() if k != "role"}) for item in found or said]
 
 
 def _message_log(log: Sequence[Any]) -> list[TraceTurn]:
-    """NeMo RL: each message with its own ids; the prompt is what came before."""
+    """NeMo RL: each message has its ids; the prompt consists of all earlier ones."""
     turns: list[TraceTurn] = []
     before: list[Any] = []
     for message in log:

@@ -1,6 +1,6 @@
-"""The asyncio face of a pool: one thread writes, and one commit carries everything that queued up meanwhile.
+"""Asynchronous writes to a pool: one thread writes, and each commit includes everything queued meanwhile.
 
-Invariant: an ``append`` returns when its turn is on disk, and not before; a bad turn fails alone.
+Invariant: ``append`` returns only when its turn is on disk. An invalid turn does not affect others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from clawgym.errors import PoolError
-from clawgym.pool._store import Trouble
+from clawgym.pool._store import DatabaseFailure
 from clawgym.pool.pool import Pool
 from clawgym.records import Image, Turn
 
@@ -21,7 +21,7 @@ __all__ = ["PoolWriter"]
 
 _R = TypeVar("_R")
 _WAITING = 256
-"""Most requests that wait for the thread; the next one waits at the door, so memory stays bounded."""
+"""Most requests in the queue; further callers wait, so memory stays bounded."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Job:
     error: BaseException | None = field(default=None)
 
     def tell(self) -> None:
-        """Wake who waits; nobody may be there any more."""
+        """Wake the caller, which may have been cancelled."""
 
         def settle() -> None:
             if not self.done.done():
@@ -46,12 +46,12 @@ class _Job:
 
         try:
             self.loop.call_soon_threadsafe(settle)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:  # the event loop is closed
             pass
 
 
 class PoolWriter:
-    """Appends turns without blocking the loop. One per pool and loop; :meth:`aclose` writes what is waiting."""
+    """Appends turns without blocking the event loop. One per pool and loop; :meth:`aclose` writes the queue."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -62,18 +62,18 @@ class PoolWriter:
         self._thread.start()
 
     async def append(self, episode: str, index: int, turn: Turn, images: Sequence[Image] = ()) -> None:
-        """Store a turn and its images; returns when they are committed. Raises as :meth:`Pool.append` does.
+        """Store a turn and its images; returns when they are committed. Raises the errors of :meth:`Pool.append`.
 
-        A caller that stops waiting does not undo it.
+        Cancelling the caller does not undo it.
         """
         await self._ask(turn=(episode, index, turn), images=tuple(images))
 
     async def run(self, function: Callable[..., _R], *args: Any, **kwargs: Any) -> _R:
-        """``function(*args, **kwargs)`` on the writer's thread, after what was asked before it."""
+        """Run ``function(*args, **kwargs)`` on the writer's thread, after all earlier requests."""
         return await self._ask(work=lambda: function(*args, **kwargs))
 
     async def aclose(self) -> None:
-        """Write what is waiting and end the thread. The pool stays open."""
+        """Write the queue and end the thread. The pool stays open."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -118,12 +118,12 @@ class PoolWriter:
 
         try:
             write(jobs)
-        except Trouble as error:  # whoever asks: it would be the same for each
+        except DatabaseFailure as error:  # it would be the same for each request
             for job in jobs:
                 job.error = error
                 job.tell()
         except Exception:
-            for job in jobs:  # all or nothing was undone: now each for itself
+            for job in jobs:  # the transaction was rolled back: now each by itself
                 _attempt(job, lambda job=job: write([job]))
         else:
             for job in jobs:

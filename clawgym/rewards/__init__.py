@@ -1,1 +1,1 @@
-"""Rewards: what a judge says of a turn, and what is made of that and the outcome. Nothing here imports torch."""
+"""Rewards: judges of turns, and combining their votes with outcomes. Importing this does not import torch."""

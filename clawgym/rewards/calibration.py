@@ -1,7 +1,7 @@
-"""Whether process rewards agree with outcomes, and what they are then worth.
+"""Measure whether process rewards agree with outcomes, and set their weight accordingly.
 
-Invariants: the unit of evidence is the episode (the turns of one episode share its outcome), so each is one row,
-whatever number of turns it has; settings are never mixed; every interval is within [0, 1] and holds its value.
+Invariants: episodes are weighted equally, whatever their number of turns, as all turns of an episode share its outcome.
+Settings are never mixed. Every interval is within [0, 1] and contains its value.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 WINDOW = 256
-"""Episodes of one setting that are looked back on."""
+"""Number of latest episodes of each setting that are used."""
 CLEAR = 0.6
-"""An AUC from which on a judge clearly agrees with outcomes: three of five pairs in the right order."""
+"""AUC from which on a judge clearly agrees with outcomes: three of five pairs in the right order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One episode: what the judge said of it, and how it ended."""
+    """The process reward and the outcome of one episode."""
 
     setting: str
-    """``terminal``, ``swe``, ...: judges are good in some and bad in others."""
+    """``terminal``, ``swe``, ...; the quality of a judge differs between settings."""
     process: float
     """Mean of the process rewards of its judged turns."""
     score: float
@@ -53,18 +53,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far process and outcome agree in the last episodes of one setting; ``None`` is what cannot be said."""
+    """How far process rewards and outcomes agree in the latest episodes of one setting. None: undefined."""
 
     episodes: int
     solved: int
     auc: float | None
-    """Chance that of a solved and an unsolved episode the judge preferred the solved one."""
+    """Probability that the judge rates a solved episode higher than an unsolved one."""
     interval: tuple[float, float]
-    """Of the AUC; (0, 1) where there is none."""
+    """95 % interval of the AUC; (0, 1) if it is undefined."""
     pearson: float | None
-    """Correlation of process and score."""
+    """Correlation of process reward and score."""
     spearman: float | None
-    """The same over ranks."""
+    """Rank correlation of process reward and score."""
 
     @property
     def weight(self) -> float:
@@ -73,7 +73,7 @@ class Calibration:
 
 
 def calibrate(episodes: Iterable[Judged], *, window: int = WINDOW) -> dict[str, Calibration]:
-    """For each setting, how far process and outcome agree in its last ``window`` of ``episodes``, oldest first."""
+    """Calibrate each setting on the last ``window`` of its ``episodes``, which are given oldest first."""
     kept: dict[str, deque[Judged]] = {}
     for episode in episodes:
         kept.setdefault(episode.setting, deque(maxlen=window)).append(episode)
@@ -102,12 +102,12 @@ def auc(scores: Sequence[float], solved: Sequence[bool]) -> float | None:
 
 
 def auc_interval(area: float, solved: int, failed: int) -> tuple[float, float]:
-    """95% interval of an AUC from its two numbers of episodes, by the error of Hanley and McNeil at its own ends.
+    """95 % interval of an AUC from the numbers of solved and failed episodes.
 
     The ends are the A with (area - A)^2 = z^2 V(A), V(A) = A (1 - A) (1 + N (1 - A) / (2 - A) + N A / (1 + A)) /
     (solved * failed), N = (solved + failed) / 2 - 1. Source: Newcombe 2006, "Confidence intervals for an effect size
-    measure based on the Mann-Whitney statistic", part 2, method 5. Unlike area +- z * error it is not empty where the
-    two are fully apart, so that one pair in the right order does not prove a judge.
+    measure based on the Mann-Whitney statistic", part 2, method 5. Unlike area +- z * error it is not empty when the
+    two groups are fully separated, so that a single pair in the right order is no proof.
     """
     if not 0 <= area <= 1 or solved < 1 or failed < 1:
         raise ValueError(f"no interval for {area} of {solved} solved and {failed} failed: give an AUC and one of each")
@@ -128,11 +128,11 @@ def auc_interval(area: float, solved: int, failed: int) -> tuple[float, float]:
 
 
 def weight(interval: tuple[float, float]) -> float:
-    """What the process term is worth, in [0, 1], given the interval of its AUC.
+    """The weight of the process reward, in [0, 1], given the interval of its AUC.
 
-    The mean over the interval of a ramp that is 0 up to an AUC of 0.5 and 1 from :data:`CLEAR` on. So it is 1 where
-    the whole interval is clear agreement, 0 where all of it is chance or worse, never falls when either end rises;
-    more evidence of a random judge takes it to 0, and no evidence at all, (0, 1), leaves 0.45.
+    It is the mean over the interval of a ramp from 0 at an AUC of 0.5 to 1 at :data:`CLEAR`. So it is 1 if the whole
+    interval is clear agreement, 0 if all of it is chance or worse, and never falls when either end rises. Without
+    evidence, (0, 1), it is 0.45; evidence for a random judge takes it to 0.
     """
     low, high = interval
     if not 0 <= low <= high <= 1:
@@ -148,12 +148,12 @@ def weight(interval: tuple[float, float]) -> float:
 
 
 def pearson(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Correlation in [-1, 1]; ``None`` for fewer than two values, or where one side does not vary."""
+    """Correlation in [-1, 1]; None for fewer than two values, or if one side is constant."""
     return _correlation(*_pair(a, b))
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """:func:`pearson` of the ranks, equals sharing the mean of theirs."""
+    """:func:`pearson` of the ranks; equal values share their mean rank."""
     x, y = _pair(a, b)
     return _correlation(_ranks(x), _ranks(y))
 
@@ -161,12 +161,20 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 def canary(
     baseline: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Difference]:
-    """How the scores of policies that do no work (attacks, cheap policies) have moved on held-out tasks.
+    """Compare the scores of exploits and other no-work policies on the held-out split, before and now.
 
-    Policy -> task -> score in [0, 1], before and now; -> policy -> difference over the tasks, positive where it is paid
-    more than before. A judge or a policy that learned to be paid for nothing shows here first: honest work can raise
-    the score of the policy in training, never theirs. :func:`risen` says which are called. Raises :class:`ValueError`
-    where policies or tasks are not the same in both.
+    Their scores should never rise: honest training raises only the score of the trained policy. A rise means that some
+    exploit earns more reward than before. :func:`risen` says which differences are significant.
+
+    Args:
+        baseline: policy -> task -> score in [0, 1], before.
+        now: the same, now.
+
+    Returns:
+        Policy -> difference over the tasks, positive if it earns more than before.
+
+    Raises:
+        ValueError: policies or tasks differ between the two.
     """
     if set(baseline) != set(now):
         raise ValueError(f"policies {sorted(set(baseline) ^ set(now))} are in one of the two only: run them again")
@@ -179,9 +187,9 @@ def canary(
 
 
 def risen(moved: Mapping[str, Difference]) -> tuple[str, ...]:
-    """The policies of :func:`canary` whose score has risen, by more than chance over all of them explains.
+    """The policies of :func:`canary` whose score has risen significantly.
 
-    The interval lies above 0, and p is below 0.05 over the number of policies (Bonferroni).
+    The interval is above 0, and p is below 0.05 divided by the number of policies (Bonferroni).
     """
     return tuple(policy for policy, d in moved.items() if d.value > 0 and d.told_apart and d.p < ALPHA / len(moved))
 
@@ -204,6 +212,6 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """1-based; equals share the mean of theirs."""
+    """Ranks from 1; equal values share their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]

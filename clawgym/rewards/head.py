@@ -1,4 +1,4 @@
-"""Judge ``head``: logistic regression on hashed words of (state, action, next state). No model, no torch.
+"""Judge ``head``: logistic regression on hashed words of (state, action, next state), without torch.
 
 Invariant: a head never judges a family of tasks whose outcomes it was trained on.
 """
@@ -27,25 +27,28 @@ from clawgym.rewards.votes import Judgement, Vote
 __all__ = ["HeadJudge", "TrainedOn", "features", "train_head"]
 
 SIZE = 2**15
-"""Weights; words are hashed to one of so many."""
+"""Number of weights; each word is hashed to one of them."""
 MARGIN = 0.1
-"""A probability nearer to 1/2 than this is the vote 0."""
+"""Probabilities closer to 1/2 than this give the vote 0."""
 _FEATURES = 1
-"""Counted up with every change of :func:`features`: a file of another one is refused."""
+"""Version of :func:`features`. Files of other versions are refused."""
 _MOST = 2000
-"""Words of each part that are looked at, from both ends."""
+"""Most words of each part; of longer parts both ends are used."""
 _WORD = re.compile(r"[^\W\d]{2,40}|\d+|[^\w\s]{1,3}")
 
 
 class TrainedOn(ClawGymError):
-    """A head was asked about a family of tasks that it was trained on."""
+    """A head was asked to judge a family of tasks that it was trained on."""
 
 
-def features(asked: Judgeable) -> tuple[np.ndarray, np.ndarray]:
-    """Places (F,) int64, each once, and values (F,) float64 of Euclidean length 1: words of the message before the
-    action, of the action, of what came after, each part for itself; how many calls failed or were malformed."""
+def features(record: Judgeable) -> tuple[np.ndarray, np.ndarray]:
+    """The features of a turn: indices (F,) int64 without duplicates, and values (F,) float64 with Euclidean norm 1.
+
+    They count words of the message before the action, of the action, and of the next state, each separately, and the
+    calls that failed or were malformed.
+    """
     counts: dict[int, float] = {}
-    for word in _words(asked):
+    for word in _words(record):
         place = zlib.crc32(word.encode("utf-8", "replace")) % SIZE
         counts[place] = counts.get(place, 0.0) + 1.0
     places = np.array(sorted(counts), dtype=np.int64)
@@ -53,13 +56,13 @@ def features(asked: Judgeable) -> tuple[np.ndarray, np.ndarray]:
     return places, values / (np.linalg.norm(values) or 1.0)
 
 
-def _words(asked: Judgeable) -> Iterator[str]:
-    yield from _in_part("s", asked.history[-1:])
-    yield from _in_part("a", [asked.action])
-    yield from _in_part("n", asked.after.messages)
-    failed = failures(asked)
-    yield from (f"! {asked.setting}", f"! failed {min(failed, 3)}", f"! malformed {min(asked.malformed_calls, 3)}")
-    yield f"! results {min(len(asked.after.messages), 3)}"
+def _words(record: Judgeable) -> Iterator[str]:
+    yield from _in_part("s", record.history[-1:])
+    yield from _in_part("a", [record.action])
+    yield from _in_part("n", record.after.messages)
+    failed = failures(record)
+    yield from (f"! {record.setting}", f"! failed {min(failed, 3)}", f"! malformed {min(record.malformed_calls, 3)}")
+    yield f"! results {min(len(record.after.messages), 3)}"
 
 
 def _in_part(part: str, messages: Sequence[Message]) -> Iterator[str]:
@@ -71,10 +74,10 @@ def _in_part(part: str, messages: Sequence[Message]) -> Iterator[str]:
 
 
 class HeadJudge:
-    """One vote on a turn: +1, 0 or -1 by the probability that such a turn belongs to a good outcome.
+    """Votes +1, 0 or -1 by the probability that the turn belongs to a good outcome.
 
-    Made by :func:`train_head` or :meth:`load`. ``families`` are those that it was trained on; asked about one of them
-    it raises :class:`TrainedOn`.
+    Made by :func:`train_head` or :meth:`load`. Raises :class:`TrainedOn` for tasks of ``families``, which it was
+    trained on.
     """
 
     name = "head"
@@ -88,21 +91,21 @@ class HeadJudge:
         about = json.dumps([_FEATURES, MARGIN, self._bias, self.families])
         self.version = hashlib.sha256(about.encode() + weights.tobytes()).hexdigest()
 
-    def probability(self, asked: Judgeable) -> float:
-        """Of a good outcome, where good and bad ones are equally frequent."""
-        places, values = features(asked)
+    def probability(self, record: Judgeable) -> float:
+        """The probability of a good outcome, if good and bad outcomes are equally frequent."""
+        places, values = features(record)
         return _sigmoid(float(values @ self._weights[places]) + self._bias)
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """One vote, with the probability as its text."""
-        if asked.family in self.families:
-            raise TrainedOn(f"this head was trained on tasks of family {asked.family!r}: train one on other families")
-        p = self.probability(asked)
+    async def judge(self, record: Judgeable) -> Judgement:
+        """One vote; its text is the probability."""
+        if record.family in self.families:
+            raise TrainedOn(f"this head was trained on tasks of family {record.family!r}: train one on other families")
+        p = self.probability(record)
         vote: Vote = 1 if p >= 0.5 + MARGIN else -1 if p <= 0.5 - MARGIN else 0
         return Judgement((vote,), (f"{p:.6f}",), self.name, self.version)
 
     def save(self, path: str | Path) -> None:
-        """Write the head to one file, which appears whole or not at all."""
+        """Write the head to a file, atomically."""
         target = Path(path)
         about = {"features": _FEATURES, "bias": self._bias, "families": self.families, "version": self.version}
         number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -116,7 +119,7 @@ class HeadJudge:
 
     @classmethod
     def load(cls, path: str | Path) -> HeadJudge:
-        """A head that :meth:`save` wrote. Raises :class:`ValueError` for anything else, or one that was changed."""
+        """Read a head that :meth:`save` wrote. Raises :class:`ValueError` for other or modified files."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
@@ -129,18 +132,18 @@ class HeadJudge:
 
 
 def train_head(examples: Sequence[tuple[Judgeable, bool]], *, l2: float = 1e-3, rounds: int = 200) -> HeadJudge:
-    """Learn from turns and whether their episodes ended well, of families of tasks other than those to be judged.
+    """Train a head on turns, each with whether its episode ended well.
 
-    Minimises the logistic loss plus ``l2``/2 |w|^2 by ``rounds`` full steps of Adagrad (Duchi et al. 2011); good and
-    bad examples weigh the same in all, however many there are of each, so a probability of 1/2 is "as often one as
-    the other". The same examples give the same head. Raises :class:`ValueError` without examples of both kinds.
+    Minimises the logistic loss plus ``l2``/2 |w|^2 by ``rounds`` full steps of Adagrad (Duchi et al. 2011). Good and
+    bad examples have the same total weight, however many there are of each. Training is deterministic. The head must
+    judge other families of tasks than those of the examples. Raises :class:`ValueError` without examples of both kinds.
     """
     good = np.array([bool(ended_well) for _, ended_well in examples])
     if not good.any() or good.all():
-        raise ValueError("a head learns from good and bad outcomes: give examples of both")
+        raise ValueError("a head is trained on good and bad outcomes: give examples of both")
     rows, places, values = [], [], []
-    for row, (asked, _) in enumerate(examples):
-        where, what = features(asked)
+    for row, (record, _) in enumerate(examples):
+        where, what = features(record)
         rows.append(np.full(len(where), row))
         places.append(where)
         values.append(what)
@@ -156,7 +159,7 @@ def train_head(examples: Sequence[tuple[Judgeable, bool]], *, l2: float = 1e-3, 
         seen_bias += error.sum() ** 2
         weights -= 0.5 * slope / np.sqrt(seen)
         bias -= 0.5 * error.sum() / math.sqrt(seen_bias)
-    return HeadJudge(weights, bias, [asked.family for asked, _ in examples])
+    return HeadJudge(weights, bias, [record.family for record, _ in examples])
 
 
 def _sigmoid(z: float) -> float:
@@ -168,6 +171,6 @@ def head_judge(file: Path) -> HeadJudge:
     """Logistic regression on hashed words of the turn, trained beforehand.
 
     Args:
-        file: what :meth:`HeadJudge.save` wrote.
+        file: a file written by :meth:`HeadJudge.save`.
     """
     return HeadJudge.load(file.expanduser())

@@ -1,8 +1,8 @@
-"""Hindsight hints: the policy with a hint in its prompt is the teacher of the policy without one.
+"""Hindsight hints: distillation from the policy with a hint in its prompt to the policy without it.
 
-Invariants: the teacher scores the ids that were sampled, never ids made of their text; its prompt is the stored ids but
-for the one message that the hint is in; where that cannot be shown, or there is no hint, there is no teacher, and the
-term of these tokens is left out, never taken for 0.
+Invariants: the teacher scores the sampled ids, never re-encoded text. Its prompt equals the stored ids except for the
+message with the hint. If that cannot be guaranteed, or there is no hint, there is no teacher, and the loss term of
+these tokens is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "NoTeacher", "Teacher", "choose", "hinted_prompt", "teach", "tools_of", "with_hint"]
 
 Choice = Literal["sequence", "token", "shortest"]
-"""Which of several hints teaches: ``sequence``, the one whose teacher's likeliest ids overlap most with the student's
-over the turn; ``token``, at each token the one that overlaps most there; ``shortest``, the one of fewest characters."""
+"""How to choose among several hints. ``sequence``: the teacher whose most likely ids overlap most with the student's
+over the whole turn. ``token``: the same at each token. ``shortest``: the hint with the fewest characters."""
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The hinted policy's log-probs of one turn's sampled ids."""
+    """The log-probabilities of one turn's S sampled ids under the hinted policy."""
 
     logprobs: np.ndarray
     """(S,) float32, at the temperature of the turn."""
@@ -40,23 +40,26 @@ class Teacher:
     top_logprobs: np.ndarray
     """(S, K) float32"""
     hint_of: np.ndarray
-    """(S,) int64 which of ``hints`` is taught at each token."""
+    """(S,) int64: index into ``hints`` of the teacher at each token."""
     hints: tuple[str, ...]
-    """Those whose prompts could be built."""
+    """The hints whose prompts could be built."""
     overlap: np.ndarray
-    """(C, S) float32 share of the student's K likeliest ids that are among the teacher's; NaN for a hint alone."""
+    """(C, S) float32: share of the student's K most likely ids that are among the teacher's; NaN with one hint."""
 
 
 @dataclass(frozen=True)
 class NoTeacher:
-    """Why a turn's term is left out: ``no-hint``, ``flaw``, ``no-sample``, ``greedy``, ``images``, ``context`` (it
-    cannot be rendered again exactly), ``not-finite``."""
+    """Why a turn has no teacher.
+
+    ``cause`` is ``no-hint``, ``flaw``, ``no-sample``, ``greedy``, ``images``, ``context`` (the prompt cannot be
+    rendered again exactly) or ``not-finite``.
+    """
 
     cause: str
 
 
 def with_hint(message: Mapping[str, Any], hint: str) -> dict[str, Any]:
-    """A user's message with ``[hint] ...`` as a paragraph of its own at its end."""
+    """A user's message with the paragraph ``[hint] ...`` appended."""
     content, said = message.get("content"), f"[hint] {hint.strip()}"
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": f"\n\n{said}"}]}
@@ -64,8 +67,7 @@ def with_hint(message: Mapping[str, Any], hint: str) -> dict[str, Any]:
 
 
 def tools_of(pool: Pool, turns: Sequence[Turn], index: int) -> list[dict[str, Any]]:
-    """The definitions of the tools that a turn had, as the gateway kept them; none where it had none, or where they
-    were not kept."""
+    """The tool definitions of a turn, as stored by the gateway; empty if there were none or they were not stored."""
     try:
         return json.loads(pool.image(turns[index].tools).data) if turns[index].tools else []
     except PoolError:
@@ -75,13 +77,13 @@ def tools_of(pool: Pool, turns: Sequence[Turn], index: int) -> list[dict[str, An
 def hinted_prompt(
     turns: Sequence[Turn], index: int, hint: str, renderer: Renderer, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[int, ...] | None:
-    """The ids of the prompt of ``turns[index]`` with ``hint`` in the last message of a user on its path; ``None`` where
-    they cannot be built exactly.
+    """The prompt ids of ``turns[index]`` with ``hint`` in the last user message on its path; None if that is
+    impossible.
 
-    Only the context of the turn that this message came with is rendered again; every other id is the stored one. It is
-    rendered without the hint, too. Where that gives the stored ids, the rendering with the hint takes their place.
-    Where it does not (tools come back with their keys in another order, a template puts the date in), it must do so
-    from the end of a message before this one on: up to there the stored ids stay.
+    Only the context that contains this message is rendered again; all other ids are the stored ones. It is also
+    rendered without the hint. If that reproduces the stored ids, they are replaced by the rendering with the hint. If
+    it does not (tools with keys in another order, a template that inserts the date), it must reproduce them from the
+    end of an earlier message on; the stored ids before that are kept.
     """
     path, above = [index], turns[index].parent
     while above is not None:
@@ -99,7 +101,7 @@ def hinted_prompt(
                 renderer.prompt(m, tools) if before is None else renderer.increment(before, m, tools)
                 for m in (messages, told)
             )
-        except (ClawGymError, KeyError, TypeError):  # the template refuses it, or a message is not the gateway's
+        except (ClawGymError, KeyError, TypeError):  # refused by the template, or not a message of the gateway
             return None
         context = _spliced(turns[at].context_ids, plain, hinted, renderer.stop_ids)
         if context is None:
@@ -113,7 +115,7 @@ def hinted_prompt(
 def _spliced(
     stored: tuple[int, ...], plain: tuple[int, ...], hinted: tuple[int, ...], ends: frozenset[int]
 ) -> tuple[int, ...] | None:
-    """``stored`` with what a hint changes in ``plain``; ``None`` where they differ within the message that has it."""
+    """``stored`` with the change from ``plain`` to ``hinted``; None if it differs within the message with the hint."""
     if plain == stored:
         return hinted
     agree = 0
@@ -122,8 +124,8 @@ def _spliced(
     same = 0
     while same < min(len(hinted), len(plain)) and hinted[same] == plain[same]:
         same += 1
-    # A tokenizer cuts a text at its special tokens before it does anything else: what follows one depends on nothing
-    # before it. So the last end of a message that all three share is where they can be joined.
+    # A tokenizer first splits a text at special tokens, so the ids after one do not depend on the text before it. So
+    # the sequences can be joined at the last end of a message that all three share.
     for cut in range(min(same, len(plain)) - 1, len(plain) - agree - 1, -1):
         if plain[cut] in ends:
             return (*stored[: len(stored) - (len(plain) - cut)], *hinted[cut:])
@@ -133,10 +135,10 @@ def _spliced(
 def choose(
     student: Scored, candidates: Sequence[Scored], how: Choice = "sequence", *, lengths: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which candidate teaches each token (S,), and all overlaps (C, S); of equals the first.
+    """Choose the teacher of each token: indices (S,) and the overlaps (C, S) of the C candidates. Ties: the first.
 
-    The overlap at a token is |top-K of the student and of the candidate| / K. ``lengths`` (C,) are those of the hints,
-    for ``shortest``. Raises :class:`ValueError` for no candidates, other shapes, or a choice that nobody knows.
+    The overlap at a token is |top-K of the student and of the candidate| / K. ``lengths`` (C,) are the lengths of the
+    hints, for ``shortest``. Raises :class:`ValueError` for no candidates, other shapes, or an unknown choice.
     """
     if how not in ("sequence", "token", "shortest"):
         raise ValueError(f"choice {how!r} is not known: choose sequence, token or shortest")
@@ -165,10 +167,10 @@ async def teach(
     top_k: int = 20,
     how: Choice = "sequence",
 ) -> Teacher | NoTeacher:
-    """The teacher of ``turns[index]`` by its candidate ``hints``, or why there is none.
+    """Score ``turns[index]`` with each of its candidate ``hints``. Returns the teacher, or why there is none.
 
-    ``scorer`` is the policy itself; it reads the prompt of each hint and, where there is more than one, the prompt as
-    it was. ``tools`` are those that the turn had (:func:`tools_of`). Raises what the scorer raises.
+    ``scorer`` is the policy itself. It scores the prompt with each hint and, with more than one hint, the original
+    prompt. ``tools`` are the turn's tools (:func:`tools_of`). Raises the errors of the scorer.
     """
     turn = turns[index]
     asked = turn.sampling.get("temperature")

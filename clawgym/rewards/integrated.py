@@ -1,10 +1,10 @@
-"""Rewards of turns, made of the outcome of the episode and of what judges say of each turn.
+"""Rewards of turns, computed from the outcome of the episode and the judge's votes on each turn.
 
     R_t = O + (1 / m) * sum_i r_t^(i),   O = 2 * score - 1,   r in {+1, 0, -1}
 
-(OpenClaw-RL, arXiv 2603.10165, the integrated reward), over the m *valid* votes of the turn. Invariants: a zero is a
-vote and is counted; an invalid vote is no vote; a turn without a valid vote has R_t = O, never less; the parts stay
-beside the sum, so that a trainer can normalise them apart (``clawgym.trainers.algorithms.integrated_advantages``).
+(OpenClaw-RL, arXiv 2603.10165, the integrated reward), over the m *valid* votes of the turn. Invariants: zeros count as
+votes, invalid votes do not. A turn without a valid vote has R_t = O. The parts are stored beside the sum, so that a
+trainer can normalise them separately (``clawgym.trainers.algorithms.integrated_advantages``).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _VOTES = (-1, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TurnReward:
-    """The reward of one turn, and what it is made of."""
+    """The reward of one turn, with its parts."""
 
     outcome: float
     """O, in [-1, 1]: the same for all turns of an episode."""
     votes: tuple[int | None, ...]
-    """As the judge gave them: +1, 0, -1, or ``None`` for one that could not be read."""
+    """The judge's votes: +1, 0, -1, or None if invalid."""
     process: float | None
-    """Mean of the valid votes, in [-1, 1]; ``None`` where there is none."""
+    """Mean of the valid votes, in [-1, 1]; None without any."""
     integrated: float
-    """R_t, in [-2, 2]: outcome and process, without penalties."""
+    """R_t, in [-2, 2]: outcome plus process, without penalties."""
     penalties: Mapping[str, float] = field(default_factory=dict)
-    """Name -> what it takes off, 0 or less (``clawgym.rewards.penalties``)."""
+    """Name -> penalty, 0 or less (``clawgym.rewards.penalties``)."""
 
     @property
     def total(self) -> float:
-        """R_t with the penalties."""
+        """R_t plus the penalties."""
         return self.integrated + math.fsum(self.penalties.values())
 
 
 def outcome_of(score: float) -> float:
-    """O = 2 * score - 1, in [-1, 1], of a score in [0, 1]; a fraction of the checks stays a fraction.
+    """O = 2 * score - 1, in [-1, 1], for a score in [0, 1], which may be partial.
 
-    Raises :class:`ValueError` for what is no score: an episode that was not graded has no outcome, and is left out.
+    Raises :class:`ValueError` for other values: an episode without a grade has no outcome and must be left out.
     """
     if not 0 <= score <= 1:
         raise ValueError(f"score {score!r} is not in [0, 1]: leave out an episode that was not graded")
@@ -54,19 +54,17 @@ def process_of(votes: Sequence[int | None], *, count_zeros: bool = True) -> floa
     """Mean of the valid votes, in [-1, 1]; ``None`` where there is none.
 
     ``count_zeros=False`` leaves zeros out of the mean, as the reference implementation does: then +1, 0, 0 is 1
-    instead of 1/3, and a turn of which all votes are 0 has none. Raises :class:`ValueError` for a vote that is none
-    of +1, 0, -1 and ``None``.
+    instead of 1/3, and a turn with zeros only has no process reward. Raises :class:`ValueError` for invalid votes.
     """
     valid = [vote for vote in _checked(votes) if vote or (count_zeros and vote is not None)]
     return math.fsum(valid) / len(valid) if valid else None
 
 
 def majority(votes: Sequence[int | None]) -> int | None:
-    """The vote that most valid votes agree in, for binary RL (one reward in {+1, -1} per turn, no outcome) only.
+    """The majority of the valid votes, for binary RL only (one reward in {+1, -1} per turn, no outcome).
 
-    A tie for the first place is 0: the judge does not know, and a reward of 0 pushes nowhere. Without a valid vote
-    ``None``: the turn is unscored and is no part of a batch. An integrated reward takes the mean instead, which keeps
-    how sure the votes are.
+    A tie is 0, which has no effect on training. Without a valid vote it is None: the turn is unscored and not part of a
+    batch. The integrated reward uses the mean instead, which keeps the certainty of the votes.
     """
     counts = Counter(vote for vote in _checked(votes) if vote is not None).most_common(2)
     if not counts:
@@ -81,9 +79,9 @@ def turn_reward(
     count_zeros: bool = True,
     penalties: Mapping[str, float] | None = None,
 ) -> TurnReward:
-    """R_t of one turn of an episode of ``score`` (in [0, 1]), with its parts.
+    """R_t, with its parts, of one turn of an episode with the given ``score`` in [0, 1].
 
-    Raises :class:`ValueError` as :func:`outcome_of` and :func:`process_of` do, and for a penalty above 0.
+    Raises :class:`ValueError` for an invalid score or vote, and for a penalty above 0.
     """
     for name, value in (penalties or {}).items():
         if not value <= 0:
@@ -102,8 +100,8 @@ def turn_rewards(
 ) -> dict[int, TurnReward]:
     """:func:`turn_reward` of each of ``turns``, by its index in the episode.
 
-    A turn that ``votes`` does not name was not judged: R_t = O. Raises :class:`ValueError` for votes on a turn that is
-    not among ``turns``: they would be lost, or be another turn's.
+    A turn without an entry in ``votes`` was not judged: R_t = O. Raises :class:`ValueError` for votes on a turn that is
+    not in ``turns``.
     """
     turns = list(turns)
     if strange := sorted(set(votes) - set(turns)):

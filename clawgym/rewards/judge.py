@@ -1,8 +1,7 @@
-"""Judging beside the rollouts.
+"""Judge turns concurrently with rollouts.
 
-Invariants: nobody waits for a judge but who asked for its judgements; a turn whose judge failed or was late is left
-unscored and counted, never 0; when a :class:`JudgePool` is closed, or its caller cancelled, nothing of it runs on.
-Nothing here depends on what is logged.
+Invariants: rollouts never wait for a judge. A turn whose judge failed or was late stays unscored and is counted, never
+scored 0. When a :class:`JudgePool` is closed, or its caller is cancelled, no call continues.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ __all__ = ["JudgePool"]
 
 
 class JudgePool:
-    """Asks ``judge`` about turns, at most ``concurrency`` at once, each for at most ``deadline`` seconds.
+    """Runs ``judge`` on turns, at most ``concurrency`` at once, each for at most ``deadline`` seconds.
 
-    The deadline begins when a turn's own call begins, not while it waits for its place. A context manager; belongs to
-    the event loop that uses it.
+    The deadline of a turn starts with its call, not while it waits in the queue. An asynchronous context manager that
+    belongs to one event loop.
     """
 
     def __init__(self, judge: Judge, *, concurrency: int = 16, deadline: float = 120.0) -> None:
         if concurrency < 1 or not deadline > 0:
             raise ValueError(f"concurrency={concurrency}, deadline={deadline}: both must be positive: correct them")
         self.unscored: Counter[str] = Counter()
-        """Turns that got no judgement, by cause: ``late``, ``budget``, ``http-<status>``, ``engine`` (no answer),
-        ``next-state`` (nothing came after), ``invalid`` (no vote of it is one), ``no-judgement`` (the judge gave
-        something else), else the name of the error's class."""
+        """Number of turns without a score, by cause: ``late``, ``budget``, ``http-<status>``, ``engine`` (no answer),
+        ``next-state`` (nothing followed the turn), ``invalid`` (no valid vote), ``no-judgement`` (the judge returned
+        something else), or the name of the exception's class."""
         self.scored = 0
-        """Turns with at least one valid vote."""
+        """Number of turns with at least one valid vote."""
         self._judge = judge
         self._deadline = deadline
         self._room = asyncio.Semaphore(concurrency)
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def judge(self, asked: Judgeable) -> Judgement | None:
-        """The judgement of one turn; ``None`` where it could not be had in time."""
+    async def judge(self, record: Judgeable) -> Judgement | None:
+        """Judge one turn. None if the judge failed or was late."""
         async with self._room:
             try:
                 async with asyncio.timeout(self._deadline):
-                    judgement = await self._judge.judge(asked)
+                    judgement = await self._judge.judge(record)
                 if not isinstance(judgement, Judgement):
                     self.unscored["no-judgement"] += 1
                     return None
-                json.dumps(judgement.about(), allow_nan=False)  # the pool must be able to keep it
+                json.dumps(judgement.about(), allow_nan=False)  # it must be JSON for the pool
                 score = judgement.score
-            except Exception as error:  # whatever a judge does, the rollouts go on
+            except Exception as error:  # no error of a judge may stop the rollouts
                 self.unscored[_cause(error)] += 1
                 return None
         if score is None:
@@ -76,19 +75,25 @@ class JudgePool:
         judged: Collection[int] = (),
         within: float | None = None,
     ) -> dict[int, Judgement]:
-        """Index of the turn -> judgement, for the turns that have a next state and are not ``judged`` already.
+        """Judge the turns of an episode that have a next state.
 
-        The other arguments are those of :func:`~clawgym.rewards.states.judgeables`; the pictures of turns in a pool are
-        ``{sha: pool.image(sha) for turn in turns for sha in turn.images}``. Turns that could not be judged are
-        absent; asking again with those that were as ``judged`` tries the rest. ``within`` bounds all of it, in seconds,
-        waiting for places included: what was judged by then is given back, the rest is cancelled and ``late``.
+        The arguments not listed here are those of :func:`~clawgym.rewards.states.judgeables`. The images of turns in a
+        pool are ``{sha: pool.image(sha) for turn in turns for sha in turn.images}``.
+
+        Args:
+            judged: indices of turns to skip, because they have a judgement already.
+            within: time limit for the whole episode, in seconds, including waiting in the queue. Turns not judged by
+                then are cancelled and counted as ``late``.
+
+        Returns:
+            Index of the turn -> judgement, without the turns that could not be judged.
         """
-        asked = judgeables(task, episode, id=id, setting=setting, outcome=outcome, images=images)
+        records = judgeables(task, episode, id=id, setting=setting, outcome=outcome, images=images)
         turns = episode.turns if isinstance(episode, Episode) else episode
-        if nothing := sum(turn.role == "main" for turn in turns) - len(asked):
+        if nothing := sum(turn.role == "main" for turn in turns) - len(records):
             self.unscored["next-state"] += nothing
-        asked = [one for one in asked if one.turn not in judged]
-        tasks = {one.turn: asyncio.create_task(self.judge(one)) for one in asked}
+        records = [record for record in records if record.turn not in judged]
+        tasks = {record.turn: asyncio.create_task(self.judge(record)) for record in records}
         late: list[asyncio.Task[Judgement | None]] = []
         try:
             if tasks:
@@ -105,8 +110,7 @@ class JudgePool:
     def submit(
         self, task: Task | str, episode: Episode | Sequence[Turn], **about: Any
     ) -> asyncio.Task[dict[int, Judgement]]:
-        """:meth:`judge_episode`, begun now, beside whatever else runs; the result is there to be awaited. Cancelled by
-        :meth:`aclose`."""
+        """Start :meth:`judge_episode` in the background, and return its task. :meth:`aclose` cancels it."""
         if self._closed:
             raise RuntimeError("this pool of judges is closed: make a new one")
         return self._started(self.judge_episode(task, episode, **about))
@@ -118,12 +122,12 @@ class JudgePool:
         return running
 
     async def settled(self) -> None:
-        """Wait for everything that was submitted."""
+        """Wait until all submitted episodes are judged."""
         while self._running:
             await asyncio.wait(self._running)
 
     async def aclose(self) -> None:
-        """Cancel what runs, and wait until it has ended."""
+        """Cancel all running judgements, and wait until they have ended."""
         self._closed = True
         for running in self._running:
             running.cancel()

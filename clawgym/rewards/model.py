@@ -1,7 +1,7 @@
-"""Judge ``model``: a model behind any engine votes, m times, and may write hints.
+"""Judge ``model``: a model behind any engine gives m votes on a turn, and can write hints.
 
-Invariants: what is judged is data (:mod:`clawgym.rewards._prompt`); a vote that could not be had is invalid, never 0;
-only where none could be had the whole judgement fails.
+Invariants: the judged text is data (:mod:`clawgym.rewards._prompt`). A failed vote is invalid, never 0. The whole
+judgement fails only if all votes fail.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["ModelJudge", "policy_engine"]
 
 _VOLATILE = ("adaptations", "client", "host", "prices_usd_per_million")
-"""In an engine's receipt, but not of the model."""
+"""Fields of an engine's entry in the run manifest that do not describe the model."""
 
 
 class ModelJudge:
-    """Asks ``engine`` for ``votes`` verdicts on each turn, all at once, and for ``hints`` candidate hints.
+    """Asks ``engine`` for ``votes`` verdicts on each turn, concurrently, and for ``hints`` candidate hints.
 
-    Each call has a seed of its own, made of ``seed``, episode, turn and number. With ``pictures`` the screens go along:
-    for a model that sees. ``weights`` names the weights behind the engine where its receipt does not (the policy's
-    version); it is part of :attr:`version`. The engine stays the caller's to close.
+    Each call has its own seed, derived from ``seed``, episode, turn and number. With ``pictures`` the prompt includes
+    screenshots, for models with vision. ``weights`` names the weights behind the engine if the engine does not (the
+    policy's version); it is part of :attr:`version`. The caller closes the engine.
     """
 
     name = "model"
@@ -67,15 +67,18 @@ class ModelJudge:
         shown = [render(replace(EXAMPLE, setting=setting), "0") for setting in get_args(Setting)]
         about = [model, weights, shown, render(EXAMPLE, "0", hint=True), temperature, max_tokens, pictures]
         self.version = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
-        """Hex SHA-256 of model, prompts and settings; not of seed and number of votes."""
+        """Hex SHA-256 of model, prompts and settings, without the seed and the number of votes."""
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """Raises the first error if no vote could be had at all, and no hint either. A vote that failed beside others
-        is invalid, with an empty text; one whose answer was cut off is invalid."""
-        marker = new_marker(asked)
-        calls = [self._ask(asked, marker, number) for number in range(self._votes)]
-        calls += [self._ask(asked, marker, number, hint=True) for number in range(self._hints)]
-        answers = await asyncio.gather(*calls, return_exceptions=True)  # so that none runs on when one fails
+    async def judge(self, record: Judgeable) -> Judgement:
+        """Judge one turn.
+
+        A failed vote is invalid and has an empty text; a truncated answer is invalid too. Raises the first error if all
+        votes failed and there is no hint.
+        """
+        marker = new_marker(record)
+        calls = [self._ask(record, marker, number) for number in range(self._votes)]
+        calls += [self._ask(record, marker, number, hint=True) for number in range(self._hints)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)  # waits for all, even if one fails
         votes, hints = answers[: self._votes], answers[self._votes :]
         failed = [answer for answer in votes if isinstance(answer, BaseException)]
         accepted = tuple(h for answer in hints if (h := hint_of(_whole(answer), marker)) is not None)
@@ -90,9 +93,9 @@ class ModelJudge:
             hint_texts=tuple(map(_written, hints)),
         )
 
-    async def _ask(self, asked: Judgeable, marker: str, number: int, *, hint: bool = False) -> Completion:
-        seed = int(fraction_of(self._seed, asked.episode, asked.turn, number, hint) * 2**31)
-        messages = render(asked, marker, hint=hint, pictures=self._pictures)
+    async def _ask(self, record: Judgeable, marker: str, number: int, *, hint: bool = False) -> Completion:
+        seed = int(fraction_of(self._seed, record.episode, record.turn, number, hint) * 2**31)
+        messages = render(record, marker, hint=hint, pictures=self._pictures)
         return await self._engine.complete(messages, sampling=replace(self._sampling, seed=seed))
 
 
@@ -101,16 +104,16 @@ def _written(answer: Completion | BaseException) -> str:
 
 
 def _whole(answer: Completion | BaseException) -> str:
-    """The text of an answer that came to its own end: the last line of another one is not its last word."""
+    """The text of a complete answer; empty if it was truncated."""
     return "" if isinstance(answer, BaseException) or answer.finish_reason != "stop" else answer.text
 
 
 @asynccontextmanager
 async def policy_engine(gateway: Gateway, *, channel: str = "judge") -> AsyncIterator[OpenAIEngine]:
-    """The policy behind ``gateway`` as the engine of a judge.
+    """The policy behind ``gateway``, as an engine for a judge.
 
-    What it says is recorded in the pool under ``channel``, which no trainer fetches, so it never trains on its own
-    verdicts. To open for each step of training: a session remembers what was said in it.
+    Its answers are recorded in the pool under ``channel``, which no trainer fetches, so the policy is never trained on
+    its own verdicts. Open it for each training step, as a session accumulates history.
     """
     if channel == "train":
         raise ValueError("channel 'train' is trained on: choose another one")
@@ -125,16 +128,16 @@ async def policy_engine(gateway: Gateway, *, channel: str = "judge") -> AsyncIte
 
 @judges.register("model")
 class EndpointJudge(ModelJudge):
-    """A model behind an OpenAI-compatible endpoint votes, and may write hints.
+    """A model behind an OpenAI-compatible endpoint as a judge.
 
     Args:
-        model: the model, as its endpoint names it.
-        base_url: the endpoint.
+        model: the model's name at the endpoint.
+        base_url: URL of the endpoint.
         votes: verdicts on each turn.
-        hints: candidate hints of each turn.
-        max_tokens: of one answer.
-        pictures: show the model the screens, too.
-        concurrency: turns that are judged at once.
+        hints: candidate hints for each turn.
+        max_tokens: most tokens of one answer.
+        pictures: include screenshots in the prompt.
+        concurrency: turns judged at once.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class EndpointJudge(ModelJudge):
         pictures: bool = False,
         concurrency: int = 16,
     ) -> None:
-        # The time limit of a turn runs while its calls wait for a place at the engine: there is one for each.
+        # The deadline of a turn includes waiting for the engine, so the engine must accept all calls at once.
         limits = RateLimits(concurrent=concurrency * (votes + hints))
         engine = OpenAIEngine(model, base_url=base_url, limits=limits)
         super().__init__(engine, votes=votes, hints=hints, max_tokens=max_tokens, pictures=pictures)
@@ -160,14 +163,14 @@ class EndpointJudge(ModelJudge):
 
 @judges.register("policy")
 class PolicyJudge:
-    """The policy as its own judge: each turn in a session of its own, which nobody trains on.
+    """The policy as its own judge, in sessions that are not trained on.
 
     Args:
-        gateway: where the policy is sampled.
+        gateway: the gateway of the policy.
         votes: verdicts on each turn.
-        hints: candidate hints of each turn.
-        max_tokens: of one answer.
-        pictures: show the policy the screens, too.
+        hints: candidate hints for each turn.
+        max_tokens: most tokens of one answer.
+        pictures: include screenshots in the prompt.
     """
 
     name = "policy"
@@ -184,8 +187,8 @@ class PolicyJudge:
             "pictures": pictures,
         }
 
-    async def judge(self, asked: Judgeable) -> Judgement:
+    async def judge(self, record: Judgeable) -> Judgement:
         """See :class:`~clawgym.rewards.votes.Judge`."""
         weights = str(getattr(self._gateway.engine, "policy_version", ""))
         async with policy_engine(self._gateway) as engine:
-            return await ModelJudge(engine, weights=weights, **self._about).judge(asked)
+            return await ModelJudge(engine, weights=weights, **self._about).judge(record)

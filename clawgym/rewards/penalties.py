@@ -1,7 +1,7 @@
-"""Penalties on form: calls that cannot be read, and answers that run on. Pure, and off unless given a weight.
+"""Penalties on form: malformed calls and overlong answers. Pure functions; off unless given a weight.
 
-Invariant: a penalty is 0 or less, is of the whole episode, and stays beside the outcome by its name. None sets a reward
-to 0: that would punish most where there was most to lose.
+Invariant: a penalty is 0 or less, applies to the whole episode, and is stored by name beside the outcome. It is added
+to the reward; setting the reward to 0 instead would punish the best episodes most.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ __all__ = ["malformed_share", "overlong", "penalties"]
 
 
 def malformed_share(turns: Sequence[Turn]) -> float:
-    """Share of the turns of role main in which at least one tool call could not be read, in [0, 1]; 0 without turns."""
+    """Share of the turns with role ``main`` that have a malformed tool call, in [0, 1]; 0 without turns."""
     main = [turn for turn in turns if turn.role == "main"]
     return sum(turn.malformed_calls > 0 for turn in main) / len(main) if main else 0.0
 
 
 def overlong(length: int, *, longest: int, slack: int) -> float:
-    """Soft overlong punishment, in [-1, 0]: 0 up to ``longest - slack``, then falling evenly to -1 at ``longest``.
+    """Soft overlong punishment, in [-1, 0]: 0 up to ``longest - slack``, then falling linearly to -1 at ``longest``.
 
     ``length``, ``longest`` (L_max) and ``slack`` (L_cache, 1 to ``longest``) in tokens.
-    Source: DAPO (arXiv 2503.14476), equation 13. Raises :class:`ValueError` for bounds that do not fit.
+    Source: DAPO (arXiv 2503.14476), equation 13. Raises :class:`ValueError` for invalid bounds.
     """
     if not 0 < slack <= longest:
         raise ValueError(f"slack {slack} of longest {longest}: give 1 to {longest} tokens of slack")
@@ -38,10 +38,17 @@ def penalties(
     longest: int | None = None,
     slack: int | None = None,
 ) -> dict[str, float]:
-    """The penalties of one episode by name, each times its weight; none for a weight of 0.
+    """The weighted penalties of one episode, by name; those with weight 0 are left out.
 
-    ``malformed``: weight of :func:`malformed_share`. ``length``: weight of :func:`overlong`, of the ids that the turns
-    of role main sampled, all together. Raises :class:`ValueError` for a weight below 0 and a length without bounds.
+    Args:
+        turns: the turns of the episode; only those with role ``main`` count.
+        malformed: weight of :func:`malformed_share`.
+        length: weight of :func:`overlong`, applied to the total number of sampled ids.
+        longest: bound of ``length``, in tokens.
+        slack: bound of ``length``, in tokens.
+
+    Raises:
+        ValueError: a weight is negative, or ``length`` has no bounds.
     """
     for name, weight in (("malformed", malformed), ("length", length)):
         if not weight >= 0:

@@ -1,6 +1,6 @@
-"""Judges without a model: what the results of tools say by themselves, and a judge made worse on purpose.
+"""Judges without a model: one that reads tool results, and one that makes another judge worse on purpose.
 
-Invariant: the same turn gets the same vote, always.
+Invariant: both are deterministic.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from clawgym.rewards.votes import Judge, Judgement, Vote
 __all__ = ["DegradedJudge", "RuleJudge", "failures", "fraction_of", "went_wrong"]
 
 _RULES = 1
-"""Counted up with every change of what :func:`went_wrong` says."""
-# Of a command's result only the last line is the tool's; the rest is the command's own output.
+"""Version of :func:`went_wrong`."""
+# Only the last line of a command's result is from the tool; the rest is the command's output.
 _EXIT_NOTE = re.compile(r"\[exit code (-?\d+)(?:;[^\n]*)?\]\Z")
 _EXIT_WORDS = re.compile(r"\(?Command exited with code (-?\d+)\.?\)?\Z")
 
 
-def failures(asked: Judgeable) -> int:
-    """How many results say that their calls failed (:func:`went_wrong`). Results are the messages of tools; and, in a
-    shell, those of the user after a step without calls, which agents that write commands as text are answered by."""
-    by_text = asked.setting in ("terminal", "swe") and not asked.action.get("tool_calls")
+def failures(record: Judgeable) -> int:
+    """The number of results that report a failure (:func:`went_wrong`).
+
+    Results are the messages of tools. In a shell setting they are also the user's messages after a step without calls:
+    agents that write commands as text get their results that way.
+    """
+    by_text = record.setting in ("terminal", "swe") and not record.action.get("tool_calls")
     results = ("tool", "function", "user") if by_text else ("tool", "function")
-    return sum(went_wrong(message) for message in asked.after.messages if message.get("role") in results)
+    return sum(went_wrong(message) for message in record.after.messages if message.get("role") in results)
 
 
 def went_wrong(result: Message) -> bool:
-    """Whether a result says that its call failed: an exit code that is not 0, or an error of the tool itself.
+    """Whether a result reports that its call failed: a non-zero exit code, or an error of the tool.
 
-    Read are the marks that the tools here and OpenClaw's put there themselves: ``[error: ...]`` around the whole,
-    ``[exit code N; ...]`` or ``Command exited with code N`` as the last line, JSON with ``status`` ``error`` or a true
-    ``isError``.
+    It recognises the formats of ClawGym's and OpenClaw's tools: ``[error: ...]`` as the whole result, ``[exit code N;
+    ...]`` or ``Command exited with code N`` as the last line, and JSON with ``status`` ``error`` or a true ``isError``.
     """
     content = result.get("content")
     if isinstance(content, list):
@@ -59,10 +61,10 @@ def went_wrong(result: Message) -> bool:
 
 @judges.register("rule")
 class RuleJudge:
-    """-1 for a malformed call or a call that failed (one of several is enough); else what ``progress`` says; else 0.
+    """Votes -1 if any call was malformed or failed; otherwise as ``progress`` says, or 0 without it.
 
-    ``progress`` maps a :class:`~clawgym.rewards.states.Judgeable` to +1, 0, -1 or ``None``, the same each time;
-    ``rule`` names it, and is part of the version.
+    ``progress`` deterministically maps a :class:`~clawgym.rewards.states.Judgeable` to +1, 0, -1 or None. ``rule`` is
+    its name, which is part of the version.
     """
 
     name = "rule"
@@ -73,27 +75,27 @@ class RuleJudge:
         self._progress = progress
         self.version = hashlib.sha256(f"rule {_RULES} {rule}".encode()).hexdigest()
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """One vote, with its reason as the text."""
-        failed = failures(asked)
-        if asked.malformed_calls:
-            vote, why = -1, f"{asked.malformed_calls} malformed calls"
+    async def judge(self, record: Judgeable) -> Judgement:
+        """One vote; its text is the reason."""
+        failed = failures(record)
+        if record.malformed_calls:
+            vote, why = -1, f"{record.malformed_calls} malformed calls"
         elif failed:
             vote, why = -1, f"{failed} calls failed"
         elif self._progress is not None:
-            vote, why = self._progress(asked), "progress rule"
+            vote, why = self._progress(record), "progress rule"
         else:
             vote, why = 0, "nothing failed"
         return Judgement((vote,), (why,), self.name, self.version)
 
 
 class DegradedJudge:
-    """An exact judge whose AUC against the truth is ``auc``: it says the opposite at some turns.
+    """Inverts the votes of an exact judge at some turns, so that its AUC becomes ``auc``.
 
-    Each turn is flipped (all its votes, +1 <-> -1; 0 stays) with probability p = 1 - auc, by a hash of ``seed``,
-    episode and turn. Of a true +1 and a true -1 the ranks are right if neither is flipped, (1 - p)^2, and tied if one
-    is, 2 p (1 - p): AUC = (1 - p)^2 + p (1 - p) = 1 - p. So 1.0 changes nothing, 0.5 knows nothing, 0.0 is always
-    wrong. Exact means +1 and -1 as the truth is; a judge that is not has less to lose.
+    All votes of a turn are inverted (0 stays 0) with probability p = 1 - auc, by a hash of ``seed``, episode and turn.
+    A true +1 and a true -1 are ranked correctly if neither is inverted, (1 - p)^2, and tied if one is, 2 p (1 - p): AUC
+    = (1 - p)^2 + p (1 - p) = 1 - p. So 1.0 changes nothing, 0.5 is random, 0.0 is always wrong. An exact judge votes +1
+    or -1 as the truth is; a less exact one loses less.
     """
 
     def __init__(self, judge: Judge, auc: float, *, seed: int = 0) -> None:
@@ -109,16 +111,16 @@ class DegradedJudge:
     def version(self) -> str:
         return hashlib.sha256(f"degraded {self.auc!r} {self._seed} {self._judge.version}".encode()).hexdigest()
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """What the judge says, or the opposite."""
-        judgement = replace(await self._judge.judge(asked), judge=self.name, version=self.version)
-        if fraction_of(self._seed, asked.episode, asked.turn) >= self._flipped:
+    async def judge(self, record: Judgeable) -> Judgement:
+        """The judge's votes, inverted at some turns."""
+        judgement = replace(await self._judge.judge(record), judge=self.name, version=self.version)
+        if fraction_of(self._seed, record.episode, record.turn) >= self._flipped:
             return judgement
         opposite: dict[Vote, Vote] = {1: -1, 0: 0, -1: 1, None: None}
         return replace(judgement, votes=tuple(opposite[vote] for vote in judgement.votes))
 
 
 def fraction_of(*what: object) -> float:
-    """A number in [0, 1) that depends on ``what`` alone."""
+    """A pseudo-random number in [0, 1), determined by ``what``."""
     digest = hashlib.blake2b(json.dumps(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,6 +1,6 @@
-"""Log-probabilities of ids that were sampled, by a model that reads them again. Ids in, numbers out; no text.
+"""Log-probabilities of sampled ids under a model. It works on ids only, never on text.
 
-torch is imported when a score is asked for.
+torch is imported at the first score.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ __all__ = ["Scored", "Scorer", "TorchScorer"]
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model gives to S sampled ids, in nats, over the whole vocabulary."""
+    """Log-probabilities of S sampled ids, in nats, normalised over the whole vocabulary."""
 
     logprobs: np.ndarray
     """(S,) float32"""
     top_ids: np.ndarray
-    """(S, K) int64: the likeliest ids at each place, the likeliest first."""
+    """(S, K) int64: the most likely ids at each position, in descending order."""
     top_logprobs: np.ndarray
     """(S, K) float32"""
 
 
 class Scorer(Protocol):
-    """A model that reads ids."""
+    """A model that scores ids."""
 
     async def score(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
     ) -> Scored:
-        """log softmax(logits / temperature) at each of ``sampled_ids`` after ``prompt_ids``."""
+        """log softmax(logits / temperature) at each of ``sampled_ids`` after ``prompt_ids``, with the ``top_k`` ids."""
         ...
 
 
 class TorchScorer:
     """Scores with a causal language model of transformers in this process.
 
-    One forward pass reads prompt and sample; logits are made at the S sampled places only, and the log-softmax of
-    ``chunk`` places at a time, in float32. The module is run as it is, in evaluation mode, without gradients, one score
-    at a time, on a thread: nobody else may change it or train it meanwhile. It may be the module that an engine samples
-    from, while that samples nothing (``Gateway.weights_change``, or the engine's ``update_weights``).
+    One forward pass processes prompt and sample. Logits are computed at the S sampled positions only, and the
+    log-softmax of ``chunk`` positions at a time, in float32. The module runs on a thread, one score at a time, in
+    evaluation mode and without gradients; it must not be changed or trained meanwhile. It may be the module of an
+    engine, while that does not sample (``Gateway.weights_change``, or the engine's ``update_weights``).
     """
 
     def __init__(self, model: torch.nn.Module, *, chunk: int = 512) -> None:
@@ -59,15 +59,17 @@ class TorchScorer:
     async def score(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
     ) -> Scored:
-        """See :class:`Scorer`; NaN for more ids than the model was made for. Raises :class:`ValueError` for no prompt,
-        no sample, or a temperature that is not above 0."""
+        """See :class:`Scorer`. NaN if there are more ids than the model's maximum length.
+
+        Raises :class:`ValueError` for an empty prompt or sample, or a temperature of 0 or less.
+        """
         if not prompt_ids or not sampled_ids or not temperature > 0:
             raise ValueError(
                 f"{len(prompt_ids)} ids of prompt, {len(sampled_ids)} sampled, temperature {temperature}: all must be "
                 "positive: give the turn as it was sampled"
             )
         async with self._alone:
-            # Shielded: a forward pass cannot be stopped, and the next one waits until it has ended.
+            # Shielded: a forward pass cannot be interrupted, and the next one waits for its end.
             work = asyncio.ensure_future(
                 asyncio.to_thread(self._score, tuple(prompt_ids), tuple(sampled_ids), top_k, temperature)
             )
@@ -89,7 +91,7 @@ class TorchScorer:
         model.eval()
         try:
             with torch.inference_mode():
-                # The sample is predicted from the place before it on; what follows its last id is nobody's business.
+                # Sampled ids are predicted at the position before each; the last position is not needed.
                 ids = torch.tensor([prompt + sampled], device=device)
                 logits = model(input_ids=ids, use_cache=False, logits_to_keep=count + 1).logits[0, -count - 1 : -1]
                 chosen = torch.tensor(sampled, device=device)

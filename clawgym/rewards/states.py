@@ -1,8 +1,8 @@
-"""What came after each turn, and what a judge is shown of it. Pure functions of the record.
+"""The next state of each turn, and the input of a judge. Pure functions of the recorded turns.
 
-Invariants: a next state belongs to the turn that it followed in the tree of turns, by that turn's index; all results of
-a turn's calls are in it; where a record can be read in two ways, or nothing came after a turn, it has no next state
-and is not scored. Only turns of the main agent have one.
+Invariants: a next state belongs to the turn that it followed in the tree of turns, and contains the results of all
+calls of that turn. If the record is ambiguous, or nothing followed a turn, the turn has no next state and is not
+scored. Only turns of the main agent have one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _SAYS = frozenset({"user", "tool", "function"})
 
 @dataclass(frozen=True)
 class NextState:
-    """What followed one turn."""
+    """What followed a turn."""
 
     turn: int
-    """Index in its episode."""
+    """Index of the turn in its episode."""
     messages: tuple[Message, ...] = ()
-    """Results of tools and words of the user, in chat form, up to the next words of an assistant."""
+    """Tool results and user messages, up to the next assistant message."""
     outcome: str | None = None
-    """Of the last turn, where the caller lets a judge see it: what the verifier found."""
+    """The verifier's result as text; only for the last turn, and only if the caller shows it to the judge."""
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Hex SHA-256 of its pictures, in order."""
+        """Hex SHA-256 of its images, in order."""
         return tuple(_pictures(self.messages))
 
 
 @dataclass(frozen=True)
 class Judgeable:
-    """One turn as a judge is asked about it."""
+    """One turn, as the input of a judge."""
 
     episode: str
     turn: int
@@ -50,31 +50,31 @@ class Judgeable:
     task: str
     """The instruction; may be empty in a chat."""
     history: tuple[Message, ...]
-    """Everything before the action, in order."""
+    """All messages before the action, in order."""
     action: Message
-    """The assistant's message that is judged."""
+    """The assistant's message to judge."""
     after: NextState
     malformed_calls: int = 0
     images: Mapping[str, Image] = field(default_factory=dict)
-    """By digest: the pictures whose data are at hand."""
+    """SHA-256 -> image, for the images whose data is available."""
     family: str = ""
-    """Of the task (``metadata["category"]``)."""
+    """The task's family (``metadata["category"]``)."""
 
     @property
     def screen_before(self) -> str | None:
-        """Hex SHA-256 of the last picture that was shown before the action."""
+        """Hex SHA-256 of the last image before the action."""
         return next(iter(reversed(list(_pictures(self.history)))), None)
 
 
 def next_states(
     turns: Sequence[Turn], *, steps: Sequence[Step] = (), outcome: str | None = None
 ) -> dict[int, NextState]:
-    """Index of a turn -> what came after it, for the finished turns of role ``main`` that something came after.
+    """Index of a turn -> its next state, for the finished turns with role ``main`` that have one.
 
-    What came after a turn is what the first main turn that continues it was given anew. Where none does (a history
-    that opened a branch, or that was compacted), it is looked for after the same reply in the prompt of a later branch,
-    and taken if there is one such reply only. The last turn's results are in ``steps``, the transcript, alone: they
-    are taken if its last entry made the same calls. ``outcome`` is added to the last turn.
+    The next state of a turn consists of the new messages of the first main turn that continues it. If none does (the
+    history branched or was compacted), the same reply is searched in the prompts of later branches; the messages after
+    it are used if the reply occurs only once. The results of the last turn are only in the transcript ``steps``, and
+    are used if its last entry made the same calls. ``outcome`` is added to the last turn.
     """
     main = [index for index, turn in enumerate(turns) if turn.role == "main"]
     finished = [index for index in main if turns[index].finish_reason not in _UNFINISHED and turns[index].reply]
@@ -97,7 +97,7 @@ def next_states(
 
 
 def _heard(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What users and tools say before an assistant speaks."""
+    """The messages of users and tools before the next assistant message."""
     heard: list[Message] = []
     for message in messages:
         if message.get("role") == "assistant":
@@ -108,7 +108,7 @@ def _heard(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _replayed(turns: Sequence[Turn], finished: Sequence[int], index: int) -> tuple[Message, ...]:
-    """What follows the reply of ``index`` in the first later branch whose prompt has it."""
+    """What follows the reply of turn ``index`` in the first later branch whose prompt contains it."""
     for later in range(index + 1, len(turns)):
         turn = turns[later]
         if turn.role != "main" or turn.parent is not None:
@@ -124,16 +124,16 @@ def _replayed(turns: Sequence[Turn], finished: Sequence[int], index: int) -> tup
 
 
 def _same(stored: Message, shown: Message) -> bool:
-    from clawgym.gateway.stitch import same_reply  # late: it comes with the gateway's extra, as do such records
+    from clawgym.gateway.stitch import same_reply  # imported late: it needs the gateway's dependencies
 
     try:
         return same_reply({"content": None, **stored}, {"content": None, **shown}) is not None
-    except (KeyError, TypeError, AttributeError, ValueError):  # a message that no gateway wrote
+    except (KeyError, TypeError, AttributeError, ValueError):  # not a message written by the gateway
         return False
 
 
 def _observed(turn: Turn, steps: Sequence[Step]) -> tuple[Message, ...]:
-    """What the transcript's last entry saw, if it is this turn's."""
+    """The observations of the transcript's last step, if it belongs to this turn."""
     step = next((step for step in reversed(steps) if step.source == "agent"), None)
     if step is None or not step.observations or step.message.strip() != _text(turn.reply.get("content")).strip():
         return ()
@@ -175,7 +175,7 @@ def _pictures(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def outcome_words(episode: Episode) -> str | None:
-    """What the verifier found, for a judge; ``None`` where it is unknown or our fault."""
+    """The verifier's result as text for a judge; None if it is unknown, or after an infrastructure error."""
     result = episode.result
     if episode.outcome is Outcome.INFRA or result is None:
         return None
@@ -187,8 +187,8 @@ def outcome_words(episode: Episode) -> str | None:
 
 
 def setting_of(task: Task | str) -> Setting:
-    """By what the task brings: a desktop, tools, a repository whose tests are protected; else a shell. A text is a
-    chat."""
+    """The setting of a task: ``gui`` with a desktop, ``toolcall`` with tools, ``swe`` with protected tests, else
+    ``terminal``. A text is ``chat``."""
     if isinstance(task, str):
         return "chat"
     if task.desktop is not None:
@@ -207,11 +207,18 @@ def judgeables(
     outcome: bool = False,
     images: Mapping[str, Image] | None = None,
 ) -> list[Judgeable]:
-    """The turns that can be judged, in order.
+    """The turns of an episode that can be judged, in order.
 
-    ``task`` may be a text: the instruction, or nothing. ``id`` names the episode (default: its key). ``outcome`` lets
-    the judge see what the verifier found, at the last turn. ``images`` are the pictures of the turns by digest (those
-    of an episode's transcript are added).
+    Args:
+        task: the task, or its instruction, which may be empty.
+        episode: the episode, or its turns.
+        id: id of the episode; by default its key.
+        setting: by default that of the task (:func:`setting_of`).
+        outcome: show the verifier's result to the judge, at the last turn.
+        images: images of the turns by SHA-256; those of an episode's transcript are added.
+
+    Raises:
+        ValueError: an unknown setting, or ``outcome`` without an episode.
     """
     if setting is not None and setting not in get_args(Setting):
         raise ValueError(f"setting {setting!r} is not one of {', '.join(get_args(Setting))}: choose one of them")
@@ -244,7 +251,7 @@ def judgeables(
 
 
 def _history(turns: Sequence[Turn], index: int) -> list[Message]:
-    """The messages of the path to ``index``, without its reply."""
+    """The messages on the path to the turn ``index``, without its reply."""
     parts: list[Sequence[Message]] = [turns[index].messages]
     parent = turns[index].parent
     while parent is not None:

@@ -1,7 +1,7 @@
-"""What a judge says of one turn, and how its words become a vote.
+"""The judge protocol, judgements of turns, and parsing votes from a judge's text.
 
-Invariant: a vote is what the judge's own last line says, and nothing else: an answer without such a line, or one that
-was cut off, is no vote (``None``), never 0.
+Invariant: only the last line of the judge's answer is its vote. An answer without such a line, or a truncated one, is
+invalid (None), never 0.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from clawgym.rewards.states import Judgeable
 __all__ = ["LONGEST_HINT", "SHORTEST_HINT", "Judge", "Judgement", "Vote", "hint_of", "rewards_of", "verdict_of"]
 
 Vote = Literal[-1, 0, 1] | None
-"""``None``: invalid."""
+"""None: invalid."""
 
 SHORTEST_HINT, LONGEST_HINT = 12, 800
-"""Characters of a hint that is taken."""
+"""Least and most characters of an accepted hint."""
 
 _VERDICT = re.compile(r"Verdict: (\+1|0|-1)")
 _VOTES: dict[str, Vote] = {"+1": 1, "0": 0, "-1": -1}
@@ -28,20 +28,20 @@ _VOTES: dict[str, Vote] = {"+1": 1, "0": 0, "-1": -1}
 
 @dataclass(frozen=True)
 class Judgement:
-    """The votes on one turn, with everything that tells where they come from."""
+    """The m votes on one turn, with their provenance."""
 
     votes: tuple[Vote, ...]
     """(m,)"""
     texts: tuple[str, ...]
-    """(m,) what the judge wrote for each; empty where it wrote nothing."""
+    """(m,) the judge's text for each vote; empty without one."""
     judge: str
-    """Its name."""
+    """Name of the judge."""
     version: str
     """Hex digest of the judge: model, prompts and settings, or weights."""
     hints: tuple[str, ...] = ()
-    """Candidates that were accepted, in the order of their calls (:func:`hint_of`)."""
+    """The accepted candidate hints, in the order of their calls (:func:`hint_of`)."""
     hint_texts: tuple[str, ...] = ()
-    """What the judge wrote for each candidate, accepted or not."""
+    """The judge's text for each candidate hint, accepted or not."""
 
     def __post_init__(self) -> None:
         if len(self.votes) != len(self.texts):
@@ -52,16 +52,16 @@ class Judgement:
 
     @property
     def score(self) -> float | None:
-        """Mean of the valid votes, zeros included, in [-1, 1]; ``None`` where no vote is valid."""
+        """Mean of the valid votes, including zeros, in [-1, 1]; None without a valid vote."""
         return process_of(self.votes)
 
     def about(self) -> dict[str, Any]:
-        """All of it as plain data, for :meth:`~clawgym.pool.Pool.set_turn_rewards`."""
+        """As JSON data, for :meth:`~clawgym.pool.Pool.set_turn_rewards`."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> Judgement:
-        """The judgement that :meth:`about` wrote. Raises :class:`ValueError` for anything else."""
+        """Read the result of :meth:`about`. Raises :class:`ValueError` for anything else."""
         try:
             plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in about.items()}
             return cls(**plain)
@@ -71,23 +71,39 @@ class Judgement:
 
 @runtime_checkable
 class Judge(Protocol):
-    """Votes on one turn."""
+    """Judges turns. A judge of your own is one class, registered by name::
+
+    @clawgym.registry.judges.register("brief")
+    class BriefJudge:
+        name = "brief"
+        version = "1"
+
+        async def judge(self, record: Judgeable) -> Judgement:
+            words = len(str(record.action.get("content") or "").split())
+            return Judgement((1 if words <= 50 else -1,), (f"{words} words",), self.name, self.version)
+    """
 
     name: str
 
     @property
     def version(self) -> str:
-        """Hex digest: two judges of one version mean the same."""
+        """Hex digest of everything that determines its votes; equal versions are interchangeable."""
         ...
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        """Raises :class:`~clawgym.errors.ClawGymError` where it cannot be had; then the turn stays unscored."""
+    async def judge(self, record: Judgeable) -> Judgement:
+        """Judge one turn.
+
+        Raises:
+            ClawGymError: the judge failed; the turn stays unscored.
+        """
         ...
 
 
 def verdict_of(text: str) -> Vote:
-    """The vote in the last line of ``text`` that is not empty: exactly ``Verdict: +1``, ``Verdict: 0`` or
-    ``Verdict: -1``, blanks around it aside. Anything else is ``None``; never raises."""
+    """The vote in the last non-empty line of ``text``: ``Verdict: +1``, ``Verdict: 0`` or ``Verdict: -1``.
+
+    None for anything else. Never raises.
+    """
     for line in reversed(text.split("\n")):
         if line := line.strip():
             found = _VERDICT.fullmatch(line)
@@ -96,10 +112,10 @@ def verdict_of(text: str) -> Vote:
 
 
 def hint_of(text: str, marker: str) -> str | None:
-    """The hint in a judge's answer, or ``None`` where it is not accepted.
+    """The hint in a judge's answer; None if it is not accepted.
 
-    Accepted is one passage between ``<hint MARKER>`` and ``</hint MARKER>``, of :data:`SHORTEST_HINT` to
-    :data:`LONGEST_HINT` characters without the blanks around it, in an answer whose last line is ``Verdict: +1``.
+    A hint is accepted if it is the only passage between ``<hint MARKER>`` and ``</hint MARKER>``, has
+    :data:`SHORTEST_HINT` to :data:`LONGEST_HINT` characters, and the last line of the answer is ``Verdict: +1``.
     """
     before, opened, rest = text.partition(f"<hint {marker}>")
     passage, closed, after = rest.partition(f"</hint {marker}>")
@@ -112,11 +128,11 @@ def hint_of(text: str, marker: str) -> str | None:
 def rewards_of(
     judgements: Mapping[int, Judgement], *, by_majority: bool = False, count_zeros: bool = True
 ) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
-    """Scores, and where they come from, by turn, as :meth:`~clawgym.pool.Pool.set_turn_rewards` takes them.
+    """Scores and judgements by turn, as arguments of :meth:`~clawgym.pool.Pool.set_turn_rewards`.
 
-    ``by_majority``: the vote that most agree in, for binary RL (:func:`~clawgym.rewards.integrated.majority`), instead
-    of their mean, for which ``count_zeros`` is that of :func:`~clawgym.rewards.integrated.process_of`. A turn without a
-    valid vote is left out: it is unscored, not 0."""
+    The score is the mean of the votes (:func:`~clawgym.rewards.integrated.process_of`), or with ``by_majority`` their
+    majority (:func:`~clawgym.rewards.integrated.majority`), for binary RL. Turns without a valid vote are left out.
+    """
     given = {
         n: majority(j.votes) if by_majority else process_of(j.votes, count_zeros=count_zeros)
         for n, j in judgements.items()

@@ -33,9 +33,9 @@ class ComplaintJudge:
         """Hex digest of all texts that count as thanks or complaints."""
         return hashlib.sha256(json.dumps([THANKS, _HINTS], sort_keys=True).encode()).hexdigest()
 
-    async def judge(self, asked: Judgeable) -> Judgement:
+    async def judge(self, record: Judgeable) -> Judgement:
         """One vote, with the user's answer as its text."""
-        said = " ".join(str(m.get("content") or "") for m in asked.after.messages if m.get("role") == "user")
+        said = " ".join(str(m.get("content") or "") for m in record.after.messages if m.get("role") == "user")
         places = {complaint: said.find(complaint) for complaint in _HINTS}
         heard = sorted((place, complaint) for complaint, place in places.items() if place >= 0)
         vote: Vote = -1 if heard else 1 if THANKS in said else 0

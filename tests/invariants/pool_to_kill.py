@@ -92,7 +92,7 @@ def consume(where: str, name: str, folder: Path, lease: float) -> None:
         try:
             pool.ack(name, len(learnt) - 1)  # the checkpoint says that it was learnt; the pool may not know yet
         except PoolError as error:  # the lease ran out while nobody ran: what was learnt is thrown away
-            if "somebody else" not in str(error) and "not fetched" not in str(error):
+            if "another consumer" not in str(error) and "not fetched" not in str(error):
                 raise
             learnt.pop()
     while True:
@@ -107,7 +107,7 @@ def consume(where: str, name: str, folder: Path, lease: float) -> None:
         try:
             pool.ack(name, step)
         except PoolError as error:
-            if "somebody else" not in str(error):
+            if "another consumer" not in str(error):
                 raise
             learnt.pop()
             lost += 1
