@@ -24,7 +24,7 @@ ALLOWED: dict[str, int] = {
     "Entry": 3,
     "Failure": 2,
     "Finding": 2,
-    "Learner": 2,
+    "Learner": 3,
     "Malformed": 2,
     "Screen": 2,
     "Server": 2,
