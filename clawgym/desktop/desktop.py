@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from clawgym.desktop.actions import Action
-from clawgym.desktop.screen import Screen
+from clawgym.desktop.screen import DesktopScreen
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
 from clawgym.sandbox.protocol import Sandbox
@@ -90,7 +90,7 @@ def desktop_env() -> dict[str, str]:
 class RunningDesktop:
     """A desktop; see :meth:`start`. The sandbox has :func:`desktop_files` at :data:`FILES_DIR`."""
 
-    def __init__(self, sandbox: Sandbox, screen: Screen) -> None:
+    def __init__(self, sandbox: Sandbox, screen: DesktopScreen) -> None:
         self.sandbox = sandbox
         self.screen = screen
         self._clicked = 0.0, 0, 0
@@ -125,10 +125,10 @@ class RunningDesktop:
         return cls(sandbox, screen)
 
     @staticmethod
-    async def _connected(sandbox: Sandbox, deadline: float, patience: float) -> Screen:
+    async def _connected(sandbox: Sandbox, deadline: float, patience: float) -> DesktopScreen:
         while True:
             try:
-                return await Screen.open(await sandbox.connect(_PORT))
+                return await DesktopScreen.open(await sandbox.connect(_PORT))
             except SandboxDied:
                 raise
             except SandboxError as error:
@@ -146,7 +146,7 @@ class RunningDesktop:
         await self.screen.settle(max(0.1, deadline - time.monotonic()), _DRAWN)
 
     async def picture(self, *, pointer: bool = True) -> np.ndarray:
-        """See :meth:`Screen.picture`."""
+        """See :meth:`DesktopScreen.picture`."""
         return await self.screen.picture(pointer=pointer)
 
     async def act(self, action: Action) -> None:

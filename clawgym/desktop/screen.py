@@ -13,7 +13,7 @@ from clawgym.desktop._keys import keysym_of
 from clawgym.desktop._x11 import Rectangle, XClient
 from clawgym.errors import SandboxDied, SandboxError
 
-__all__ = ["BUTTONS", "Screen"]
+__all__ = ["BUTTONS", "DesktopScreen"]
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "up": 4, "down": 5, "back": 6, "forward": 7}
 """Names of pointer buttons; steps of the wheel are buttons too."""
@@ -29,7 +29,7 @@ _BACKGROUND = 0x3A6EA5
 """Colour of an empty desktop: red, green, blue."""
 
 
-class Screen:
+class DesktopScreen:
     """A connection to the X server of a sandbox, and a copy of its screen; see :meth:`open`."""
 
     def __init__(self, client: XClient) -> None:
@@ -47,7 +47,7 @@ class Screen:
         """The latest screenshot and its number, for the live view."""
 
     @classmethod
-    async def open(cls, sock: socket.socket) -> Screen:
+    async def open(cls, sock: socket.socket) -> DesktopScreen:
         """Connect. Raises :class:`SandboxDied`; then the socket is closed."""
         client = await XClient.connect(sock)
         try:

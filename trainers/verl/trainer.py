@@ -42,7 +42,7 @@ from clawgym.trainers.credit import Attempt, figures_of, scores_of, taught_advan
 from clawgym.trainers.verl.formulas import NAME, token_votes
 from clawgym.trainers.verl.rows import attempts_of, beside, imitation_of, padded
 from clawgym.trainers.verl.timeline import Span
-from clawgym.trainers.verl.worker import RATE, DetachedLearner, Learner
+from clawgym.trainers.verl.worker import RATE, ColocatedLearner, DetachedLearner
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -143,7 +143,7 @@ class _Async(_Waiting, ReplayBufferAsync): ...
 class _Ours(PPOTrainer):
     """What is ours in each of verl's trainers."""
 
-    learner: ClassVar[type[Any]] = Learner
+    learner: ClassVar[type[Any]] = ColocatedLearner
 
     def __init__(self, config: DictConfig, owner: Owner) -> None:
         self.owner = owner

@@ -15,7 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from clawgym.trainers.verl.formulas import loss
 
-__all__ = ["RATE", "DetachedLearner", "Learner"]
+__all__ = ["RATE", "DetachedLearner", "ColocatedLearner"]
 
 RATE = "clawgym_rate"
 """Of a batch: the rate that it is learnt at. verl's schedules know no budget."""
@@ -36,8 +36,8 @@ class _Learns:
         return None if output is None else output.cpu()
 
 
-class Learner(_Learns, ActorRolloutRefWorker):
-    """Learns and samples by turns."""
+class ColocatedLearner(_Learns, ActorRolloutRefWorker):
+    """Trains and samples alternately on the same GPUs."""
 
 
 class DetachedLearner(_Learns, DetachActorWorker):
