@@ -171,6 +171,17 @@ def test_every_outcome_has_a_row(tmp_path: Path, outcome: Outcome):
     assert len(page.data) == len(rows)
 
 
+def test_episode_that_a_model_judged_is_marked(tmp_path: Path):
+    task = Task("t", "Do it.", VerifierSpec("grader", grader="rubric"))
+    result = VerifierResult({"a": 1.0}, 1.0, 1.0, None, judged_by=f"rubric ({ATTACK})")
+    with RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("s", (task,)))) as run:
+        run.record(Episode(task.id, task.content_hash, 0, 0, "a", Outcome.SOLVED, result=result))
+        page = Page(render_report(run))
+    marks = [attrs for tag, attrs in page.elements if tag == "span" and attrs.get("class") == "mark"]
+    assert [str(mark["title"]).partition(" (")[0] for mark in marks] == ["Judged by a model: rubric"]
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path):
     RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("none", ()))).close()
     assert write_report(tmp_path / "run").read_text().startswith("<!doctype html>")

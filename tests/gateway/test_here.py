@@ -16,6 +16,8 @@ from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
 from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
+from clawgym.pool.documents import conversations_of
+from clawgym.records import Episode, Outcome, VerifierResult
 from clawgym.rollout.collect import collect_episode, collect_here
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import terminal_basic
@@ -77,6 +79,22 @@ async def test_an_episode_is_settled_whatever_is_done_when_it_has_finished(
         (episode,) = pool.episodes()
         assert episode.state != "open"
         assert episode.reward is not None
+
+
+async def test_pool_says_that_a_model_judged(model_folder: Path, tmp_path: Path) -> None:
+    engine = ScriptedEngine(model_folder, lambda prompt, number: "yes")
+    with Pool(tmp_path / "p.db") as pool:
+        async with Gateway(engine, pool) as gateway:
+            for judge in ("", "rubric (judge-1)"):
+                opened = await gateway.open_session()
+                asked = [{"role": "user", "content": "Is it?"}]
+                await SessionEngine(gateway, opened).complete(asked, sampling=Sampling())
+                result = VerifierResult({"a": 1.0}, 1.0, 1.0, None, judged_by=judge)
+                await gateway.settle(opened.id, Episode("t", "h", 0, 0, "a", Outcome.SOLVED, result=result))
+        code, judged = pool.episodes()
+        assert (code.meta.get("judged_by"), judged.meta["judged_by"]) == (None, "rubric (judge-1)")
+        rows = [next(conversations_of(one, pool.turns(one.id), {})) for one in (code, judged)]
+        assert [row.get("judged_by") for row in rows] == [None, "rubric (judge-1)"]
 
 
 async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path) -> None:

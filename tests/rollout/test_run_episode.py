@@ -16,7 +16,8 @@ import pytest
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, TaskError, UnsupportedTask
-from clawgym.records import Fault, GradingMode, Limits, Outcome, TaskFile
+from clawgym.records import Fault, GradingMode, Limits, Outcome, Submission, TaskFile, VerifierSpec
+from clawgym.registry import graders
 from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
@@ -260,3 +261,19 @@ async def test_cancelling_leaves_no_box(backend: Backend) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not boxes(backend)
+
+
+async def test_grader_whose_model_is_gone_is_an_error_of_the_endpoint(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        name, version, model = "gone", "1", "judge-1"
+
+        async def grade(self, submission: Submission) -> dict[str, float]:
+            raise EngineError("connection refused: start the endpoint")
+
+    monkeypatch.setitem(graders._here, "gone", Gone)
+    made = task(verifier=VerifierSpec("grader", grader="gone"))
+    episode = await run_episode(made, NoopAgent(), backend, seed=0)
+    assert (episode.outcome, episode.fault, episode.result) == (Outcome.INFRA, Fault.ENDPOINT, None)
+    assert "start the endpoint" in episode.error
