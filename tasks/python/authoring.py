@@ -17,8 +17,7 @@ from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task, TaskFile, TaskSet, VerifierSpec
 from clawgym.tasks.formats._files import check_files as check_paths
 from clawgym.tasks.formats._files import check_task_id
-from clawgym.tasks.packs import Split
-from clawgym.tasks.packs.seeded import split_of
+from clawgym.tasks.packs.seeded import Split, split_of
 from clawgym.tasks.python._source import call_script, check_files, check_source
 from clawgym.verifiers.scan import scan_checker
 from clawgym.verifiers.stock import stock_reward_sh
