@@ -41,7 +41,7 @@ CHECK = (
     "cli/test_cli.py::test_the_demo_ranks_three_agents_and_trains_a_model",
     "cli/test_openclaw.py",
     "cli/test_verify.py",
-    "engines/test_folders.py::test_what_lies_about_its_size_takes_no_memory",
+    "engines/test_folders.py::test_wrong_sizes_in_settings_take_no_memory",
     "engines/test_transformers.py::test_it_ends_with_the_interpreter",
     "engines/test_transformers.py::test_no_memory_fails_one_request_not_the_engine",
     "engines/test_vllm_real.py",

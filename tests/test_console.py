@@ -1,4 +1,4 @@
-"""The one console: whatever text it is given, the terminal gets no control character but those of rich's own styles."""
+"""The console: for any text, the terminal gets no control characters except those of rich's styles."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_nothing_printed_holds_a_control_character(text: str):
 
 
 @given(TEXTS)
-def test_a_terminal_gets_styles_of_ours_alone(text: str):
+def test_terminal_gets_only_own_styles(text: str):
     shown = printed(Text(text, style="red"), Text(text, style="link http://evil"), terminal=True)
     assert not hidden(STYLES.sub("", shown))
 
@@ -100,7 +100,7 @@ def test_strings_are_no_markup():
         assert f"{text}\\x1bc\\x9b" in out.getvalue()
 
 
-def test_values_for_pages():
+def test_visible_value_escapes_nested_strings():
     assert visible_value({"a\x1b": ["b\u202e", ("c\n\x07", 1, None)]}) == {
         r"a\x1b": [r"b\u202e", ["c\n\\x07", 1, None]]
     }
@@ -128,7 +128,7 @@ H = "\x1b]0;x\x07\x9b\u202e\ud800\nFORGED"
         "import argparse; argparse.ArgumentParser(prog='x').parse_args([H])",
     ],
 )
-def test_what_others_print_is_escaped(code: str):
+def test_output_of_libraries_is_escaped(code: str):
     done = subprocess.run([sys.executable, "-c", OTHERS + code], capture_output=True, timeout=60)
     shown = (done.stdout + done.stderr).decode()
     assert r"\x1b]0;x\x07\x9b\u202e\ud800" in shown

@@ -1,4 +1,4 @@
-"""Checkpoints on the Hub: what is uploaded, what never is, and the real client against a Hub of our own."""
+"""Pushing checkpoints to the Hub, with the real client against a local Hub."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def push(run: Path, *more: str) -> Any:
 # -- what is in it
 
 
-def test_a_model_its_tokenizer_and_what_the_run_says_are_uploaded_and_nothing_else(run: Path) -> None:
+def test_only_model_tokenizer_and_run_information_are_uploaded(run: Path) -> None:
     with plan_push(read_checkpoint(run)) as plan:
         assert names(plan) == WEIGHTS | MADE
         assert plan.checkpoint.step == 2
@@ -75,7 +75,7 @@ def test_a_model_its_tokenizer_and_what_the_run_says_are_uploaded_and_nothing_el
     assert read_checkpoint(run, "4").folder == read_checkpoint(run, "000004").folder
 
 
-def test_the_card_says_what_was_made_of_what(run: Path, tmp_path: Path) -> None:
+def test_card_names_base_model_and_training_data(run: Path, tmp_path: Path) -> None:
     with plan_push(read_checkpoint(run)) as plan:
         text = plan.card
         files = {upload.path: upload.source for upload in plan.uploads if isinstance(upload.source, bytes)}
@@ -99,7 +99,7 @@ def test_the_card_says_what_was_made_of_what(run: Path, tmp_path: Path) -> None:
     assert entry.notes == "held-out split, 95 % interval 0.525 to 0.725, 200 episodes, 1 samples, ClawGym 0.1.0"
 
 
-def test_what_was_measured_greedy_is_told_from_what_was_sampled(run: Path, tmp_path: Path) -> None:
+def test_greedy_and_sampled_scores_are_distinguished(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     row = {"step": 2, "task_set": "ClawGym-Bench", "split": "held-out", "low": 0.4, "high": 0.6}
     with (copy / "evaluations.jsonl").open("a") as file:
@@ -133,7 +133,7 @@ def test_an_interval_has_two_ends(run: Path, tmp_path: Path, ends: dict[str, Any
     assert b"interval" not in made
 
 
-def test_what_else_lies_beside_a_model_stays_here(run: Path, tmp_path: Path) -> None:
+def test_other_files_beside_the_model_are_not_uploaded(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     folder = read_checkpoint(copy).folder
     for name in ("optimizer.pt", "notes.txt", "model.safetensors.tmp", ".hidden"):
@@ -156,7 +156,7 @@ def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lor
         assert "LoRA adapter" in plan.card
 
 
-def test_what_came_from_the_hub_is_named_as_there(lora: Path, model_folder: Path, tmp_path: Path) -> None:
+def test_models_from_the_hub_keep_their_name(lora: Path, model_folder: Path, tmp_path: Path) -> None:
     there = shutil.copytree(model_folder, tmp_path / "models--team--tiny-model/snapshots/0123abcd")
     copy = shutil.copytree(lora, tmp_path / "run")
     settings = copy / "checkpoints/000002/adapter/adapter_config.json"
@@ -169,7 +169,7 @@ def test_what_came_from_the_hub_is_named_as_there(lora: Path, model_folder: Path
         assert not plan.notes
 
 
-def test_a_merged_model_says_what_the_adapted_one_says(lora: Path, model_folder: Path, tmp_path: Path) -> None:
+def test_merged_model_computes_the_same_as_the_adapted_one(lora: Path, model_folder: Path, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -216,7 +216,7 @@ def test_nothing_secret_is_uploaded(config: dict, model_folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "model.safetensors", "chat_template.jinja"])
-def test_nor_in_any_file_of_the_model(name: str, run: Path, tmp_path: Path) -> None:
+def test_nothing_secret_in_model_files_is_uploaded(name: str, run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     copy = tmp_path / "run"
@@ -235,7 +235,7 @@ def test_nor_in_any_file_of_the_model(name: str, run: Path, tmp_path: Path) -> N
 @given(
     st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789", min_size=24, max_size=40), st.sampled_from(["{}", "x={}"])
 )
-def test_a_token_is_seen_wherever_it_stands(tail: str, around: str) -> None:
+def test_tokens_are_found_anywhere(tail: str, around: str) -> None:
     text = f"first\n{around.format('hf_' + tail)}\nlast"
     (found,) = find_secrets("notes.txt", text)
     assert found == "notes.txt, line 2: looks like a Hugging Face token"
@@ -254,12 +254,12 @@ def test_ordinary_settings_are_no_secrets(settings: dict[str, str]) -> None:
         st.from_regex(r"[a-z0-9_.]{1,8}", fullmatch=True).filter(lambda x: set(x) != {"."}), min_size=1, max_size=5
     )
 )
-def test_of_an_absolute_path_its_last_name_is_left(parts: list[str]) -> None:
+def test_absolute_paths_are_replaced_by_their_last_name(parts: list[str]) -> None:
     assert portable(f"see /{'/'.join(parts)} there") == f"see {parts[-1]} there"
     assert portable(f"https://example.org/{'/'.join(parts)}") == f"https://example.org/{'/'.join(parts)}"
 
 
-def test_what_is_not_whole_is_refused(run: Path, tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     weights = copy / "checkpoints/000002/model/model.safetensors"
@@ -286,7 +286,7 @@ def test_what_is_not_whole_is_refused(run: Path, tmp_path: Path) -> None:
 # -- uploaded
 
 
-def test_a_push_is_one_commit_and_the_same_again_is_none(hub: Hub, run: Path) -> None:
+def test_push_makes_one_commit_and_repeating_it_none(hub: Hub, run: Path) -> None:
     argv = [sys.executable, "-c", "from clawgym.cli import main; main()", "push", "checkpoint", str(run)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -304,7 +304,7 @@ def test_a_push_is_one_commit_and_the_same_again_is_none(hub: Hub, run: Path) ->
     assert len(hub.uploads) == 1
 
 
-def test_a_push_that_failed_goes_on(hub: Hub, lora: Path) -> None:
+def test_failed_push_is_resumed(hub: Hub, lora: Path) -> None:
     hub.refuse = ["POST /api/models/somebody/my-lora/commit"]  # amid: the weights are there, the commit is not
     assert "run the same command again" in str(push(lora).exception)
     repo = hub.repos[f"{USER}/my-lora"]
@@ -318,7 +318,7 @@ def test_a_push_that_failed_goes_on(hub: Hub, lora: Path) -> None:
     assert len(hub.uploads) == 1, "uploaded twice"
 
 
-def test_what_an_earlier_push_left_goes_and_what_others_put_there_stays(hub: Hub, lora: Path) -> None:
+def test_files_of_an_earlier_push_are_deleted_and_others_kept(hub: Hub, lora: Path) -> None:
     assert push(lora, "--repo", "team/it").exit_code == 0
     repo = hub.repos["team/it"]
     repo.files["NOTES.md"] = repo.files[".gitattributes"] = b"mine"
@@ -328,7 +328,7 @@ def test_what_an_earlier_push_left_goes_and_what_others_put_there_stays(hub: Hub
     assert len(repo.commits) == 3
 
 
-def test_public_is_said(hub: Hub, run: Path) -> None:
+def test_public_repository_needs_the_option(hub: Hub, run: Path) -> None:
     assert push(run, "--public").exit_code == 0
     repo = hub.repos[f"{USER}/my-run"]
     assert not repo.private
@@ -338,7 +338,7 @@ def test_public_is_said(hub: Hub, run: Path) -> None:
     assert not repo.private
 
 
-def test_who_is_not_known_is_told_what_to_do(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_token_error_says_what_to_do(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "set HF_TOKEN" in str(push(run).exception)
     assert hub.repos == {}

@@ -72,7 +72,7 @@ def test_order_does_not_matter(groups, random):
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
-def test_one_sample_a_task_is_plain_wilson(results):
+def test_one_sample_per_task_gives_wilson(results):
     estimate = rate([[r] for r in results])
     assert estimate is not None
     assert (estimate.low, estimate.high) == wilson(sum(results) / len(results), len(results))
@@ -98,7 +98,7 @@ def test_independent_samples_narrow_the_interval():
 
 
 @pytest.mark.parametrize(("k", "spread"), [(1, 0.0), (4, 0.2), (4, 1.0)])
-def test_the_intervals_cover_the_truth_about_as_often_as_they_say(k: int, spread: float):
+def test_intervals_have_their_nominal_coverage(k: int, spread: float):
     """Tasks differ in difficulty; the true rate must lie in about 95% of the intervals."""
     generator = np.random.default_rng(1)
     covered = {"rate": 0, "mean": 0}
@@ -144,13 +144,13 @@ def test_impossible_counts_are_refused(bad):
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
-def test_all_of_k_is_never_likelier_than_one_of_k(case):
+def test_pass_hat_k_is_at_most_pass_at_k(case):
     n, c = case
     assert all(pass_hat_k(n, c, k) <= pass_at_k(n, c, k) + 1e-12 for k in range(1, n + 1))
 
 
 @given(st.lists(unit, min_size=2, max_size=30), st.randoms())
-def test_resampling_gives_the_same_digits_in_any_order(values, random):
+def test_bootstrap_does_not_depend_on_the_order(values, random):
     shuffled = values[:]
     random.shuffle(shuffled)
     assert bootstrap(values) == bootstrap(shuffled)
@@ -202,7 +202,7 @@ def test_pass_k_is_unbiased(n: int, k: int):
 
 
 @pytest.mark.parametrize(("tasks", "k", "spread"), [(40, 1, 1.0), (40, 4, 0.5), (100, 1, 0.0)])
-def test_equal_runs_are_seldom_told_apart(tasks: int, k: int, spread: float):
+def test_equal_runs_rarely_differ_significantly(tasks: int, k: int, spread: float):
     assert simulation.false_positives(400, tasks, k, 0.4, spread) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 

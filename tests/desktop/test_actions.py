@@ -1,4 +1,4 @@
-"""What a hand can do: arguments are checked, whatever they are, and come out in pixels of the screen."""
+"""Arguments of ``computer_use`` are checked and converted to pixels of the screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ names = st.sampled_from(["coordinate", "start_coordinate", "text", "keys", "amou
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(names, anything))
-def test_whatever_is_asked_is_an_action_on_the_screen_or_an_error_that_says_why(kind: str, more: dict) -> None:
+def test_any_arguments_give_an_action_on_the_screen_or_an_error(kind: str, more: dict) -> None:
     try:
         action = parse({"action": kind, **more}, WIDTH, HEIGHT)
     except SandboxError:
@@ -39,7 +39,7 @@ def test_whatever_is_asked_is_an_action_on_the_screen_or_an_error_that_says_why(
 
 
 @given(st.floats(0, 1000), st.floats(0, 1000))
-def test_thousandths_are_the_same_place_on_every_screen(x: float, y: float) -> None:
+def test_relative_coordinates_scale_with_the_screen(x: float, y: float) -> None:
     for width, height in [(800, 600), (1024, 768), (1920, 1080)]:
         action = parse({"action": "mouse_move", "coordinate": [x, y], "unit": "relative"}, width, height)
         assert action.x is not None
@@ -75,14 +75,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("arguments", GOOD)
-def test_what_is_good_is_good_for_the_schema_too(arguments: dict[str, Any]) -> None:
+def test_valid_actions_fit_the_schema(arguments: dict[str, Any]) -> None:
     parse(arguments, WIDTH, HEIGHT)
     jsonschema.validate(arguments, schema(WIDTH, HEIGHT)["function"]["parameters"])
     json.dumps(schema(WIDTH, HEIGHT))
 
 
 @pytest.mark.parametrize(("arguments", "why"), BAD)
-def test_what_is_wrong_is_said(arguments: dict[str, Any], why: str) -> None:
+def test_invalid_actions_are_explained(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(SandboxError, match=why):
         parse(arguments, WIDTH, HEIGHT)
 
@@ -105,7 +105,7 @@ def test_names_of_keys() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(800, 600), (1024, 768), (3, 2)])
-def test_the_model_is_told_the_last_pixel_that_there_is(width: int, height: int) -> None:
+def test_schema_names_the_last_pixel(width: int, height: int) -> None:
     told = json.dumps(schema(width, height))
     assert f"x from 0 (left) to {width - 1}, y from 0 (top) to {height - 1}" in told
     action = parse({"action": "left_click", "coordinate": [width - 1, height - 1]}, width, height)

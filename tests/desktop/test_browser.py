@@ -1,4 +1,4 @@
-"""The browser's pipe against browsers that lie: every lie ends in an error of ours, soon, and without much memory."""
+"""The browser's pipe against hostile browsers: every violation ends in a sandbox error, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def honest(value: Any) -> Answer:
     return answer
 
 
-async def test_a_browser_that_tells_the_truth() -> None:
+async def test_honest_browser() -> None:
     async with browser(honest("[1, 2, 3, 4.0]")) as made:
         assert await made.bounding_box("#a") == (1, 2, 3, 4)
     nodes = [
@@ -99,7 +99,7 @@ async def test_a_browser_that_tells_the_truth() -> None:
         b'{"id": 1' + b" " * (1 << 20),
     ],
 )
-async def test_messages_that_are_none(said: bytes) -> None:
+async def test_invalid_messages_end_the_browser(said: bytes) -> None:
     async with browser(lambda message: said) as made:
         async with asyncio.timeout(5):
             with pytest.raises(SandboxDied, match="begin the episode again"):
@@ -109,14 +109,14 @@ async def test_messages_that_are_none(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 3, "", "{", "[1, 2, 3]", "[1e999, 1, 1, 1]", "[" * 60_000, {"a": 1}])
-async def test_places_that_are_none(value: Any) -> None:
+async def test_invalid_positions_end_the_browser(value: Any) -> None:
     async with browser(honest(value)) as made:
         with pytest.raises(SandboxError, match="no element"):
             await made.bounding_box("#a")
 
 
 @pytest.mark.parametrize("nodes", [None, {}, [None], ["x"], [{"nodeId": []}, 3]])
-async def test_trees_that_are_none(nodes: Any) -> None:
+async def test_invalid_trees_end_the_browser(nodes: Any) -> None:
     async with browser(honest(nodes)) as made:
         with pytest.raises(SandboxDied, match="tree"):
             await made.tree()
@@ -133,7 +133,7 @@ async def test_a_tree_without_end_is_cut() -> None:
         assert await made.tree() == []
 
 
-async def test_no_page_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_page_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.1)
     none = [{"type": "iframe"}, 3, {"type": "page", "url": "devtools://x"}]
     async with browser(lambda message: {"targetInfos": none}) as made:
@@ -151,7 +151,7 @@ _JSON = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(messages=st.lists(_JSON, min_size=1, max_size=4), named=st.booleans())
-def test_nothing_but_our_errors(messages: list[Any], named: bool) -> None:
+def test_only_sandbox_errors_are_raised(messages: list[Any], named: bool) -> None:
     def answer(message: dict[str, Any]) -> bytes:
         said = [{**m, "id": message["id"]} if named and isinstance(m, dict) else m for m in messages]
         return b"".join(json.dumps(each).encode() + b"\0" for each in said)

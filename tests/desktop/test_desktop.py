@@ -1,4 +1,4 @@
-"""Real desktops: what is done is seen, and what is seen is what is there."""
+"""Real desktops: actions have their effect, and screenshots are exact."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_desktop_that_is_killed(backend: Backend) -> None:
             await do(desktop, action="left_click", coordinate=[1, 1])
 
 
-async def test_programs_that_are_not_there_or_open_nothing(backend: Backend) -> None:
+async def test_programs_that_are_missing_or_open_no_window(backend: Backend) -> None:
     with pytest.raises(SandboxUnavailable, match="no-such-editor"):
         async with running(Desktop(programs=(("no-such-editor",),)), backend):
             pass
@@ -90,7 +90,7 @@ async def test_programs_that_are_not_there_or_open_nothing(backend: Backend) -> 
             await desktop.run([("sleep", "60")], 3)
 
 
-def test_what_is_no_desktop_is_refused() -> None:
+def test_tasks_without_a_desktop_are_refused() -> None:
     for wrong in ({"width": 10}, {"page": "/x"}):
         with pytest.raises(Exception, match="desktop"):
             Desktop(**wrong)  # type: ignore[arg-type]

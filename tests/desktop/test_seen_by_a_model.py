@@ -1,4 +1,4 @@
-"""What a model sees of a desktop: the pictures of the transcript, byte for byte, also in gateway and ledger."""
+"""A model gets the screenshots of the transcript, byte for byte, also through the gateway."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_an_endpoint_gets_every_picture(fake_openai: FakeOpenAI, backend: 
     assert "use one of" in fake_openai.requests[-1]["messages"][-1]["content"]
 
 
-async def test_the_ledger_has_what_the_model_was_shown(backend: Backend, tmp_path: Path) -> None:
+async def test_recorded_turns_have_the_images_that_the_model_saw(backend: Backend, tmp_path: Path) -> None:
     parts = "{% for part in message.content %}{{ part.text or '<picture>' }}{% endfor %}"
     shown = f"{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{parts}{{% endif %}}"
     template = models.CHATML.replace("'\\n' + message.content", f"'\\n' }}}}{shown}{{{{ ''")

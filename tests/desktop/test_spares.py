@@ -1,4 +1,4 @@
-"""Desktops made ahead: nobody waits for one that stands, nobody shares one, none is left."""
+"""Desktops started in advance: none is awaited twice, shared or leaked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_next_one_stands_already(backend: Backend) -> None:
+async def test_next_desktop_is_ready(backend: Backend) -> None:
     async with spares_of(backend) as spares:
         first = await spares.create(PLAIN)
         mine = spares.claim(first)
@@ -61,7 +61,7 @@ async def test_the_next_one_stands_already(backend: Backend) -> None:
             await sandbox.close()
 
 
-async def test_what_is_no_desktop_is_made_below(backend: Backend) -> None:
+async def test_other_sandboxes_come_from_the_wrapped_backend(backend: Backend) -> None:
     async with spares_of(backend) as spares:
         sandbox = await spares.create(SandboxSpec())
         assert spares.claim(sandbox) is None
@@ -69,7 +69,7 @@ async def test_what_is_no_desktop_is_made_below(backend: Backend) -> None:
         await sandbox.close()
 
 
-async def test_at_most_so_many_are_kept(backend: Backend) -> None:
+async def test_number_of_spares_is_bounded(backend: Backend) -> None:
     async with spares_of(backend, 1) as spares:
         before = len(backend.sandboxes)  # type: ignore[attr-defined]
         made = [await spares.create(spec) for spec in (PLAIN, WEB, PLAIN)]

@@ -1,4 +1,4 @@
-"""Desktops that are seen while they run."""
+"""Watching desktops while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site in one sandbox, its browser on a desktop in another: seen, driven and graded."""
+"""A site in one sandbox and its browser on a desktop in another: played and graded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FILES = dataclasses.replace(
 """No caret is in sight, which would blink."""
 
 
-async def test_the_solution_solves_it_and_pictures_are_in_the_transcript(backend: Backend) -> None:
+async def test_solution_solves_the_task_with_screenshots_in_the_transcript(backend: Backend) -> None:
     episode = await run_episode(colours(), OracleAgent(), backend, seed=0)
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert episode.final_message == "sent"
@@ -102,13 +102,13 @@ async def test_an_element_that_is_not_there_is_an_observation(backend: Backend) 
     assert "give [x, y]" in episode.steps[1].observations[0].content
 
 
-async def test_doing_nothing_does_not(backend: Backend) -> None:
+async def test_doing_nothing_does_not_solve_the_task(backend: Backend) -> None:
     nothing = ScriptAgent(json.dumps(RIGHT[-1:]).encode())
     episode = await run_episode(colours(), nothing, backend, seed=0)
     assert (episode.outcome, episode.result and episode.result.official) == (Outcome.FAILED, 0.0)
 
 
-async def test_the_page_is_waited_for_read_and_not_left(backend: Backend) -> None:
+async def test_page_is_awaited_read_and_not_left(backend: Backend) -> None:
     made = colours()
     sandbox = await backend.create(sandbox_spec(made))
     tools = await open_tools(made, sandbox, backend)

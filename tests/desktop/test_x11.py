@@ -1,4 +1,4 @@
-"""The X client against servers that lie: every lie ends in an error of ours, soon, and without much memory."""
+"""The X client against hostile servers: every violation ends in a sandbox error, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def client(hello: bytes, answer: Callable[[bytes], bytes] = lambda request
         theirs.close()
 
 
-async def test_a_server_that_tells_the_truth() -> None:
+async def test_honest_server() -> None:
     pixels = bytes(range(48))
 
     def answer(request: bytes) -> bytes:
@@ -77,7 +77,7 @@ async def test_a_server_that_tells_the_truth() -> None:
         HELLO.replace(struct.pack("<BBB5x", 24, 32, 32), struct.pack("<BBB5x", 24, 16, 32)),
     ],
 )
-async def test_greetings_that_are_none(hello: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_greetings_end_the_connection(hello: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_x11, "_REPLY_SECONDS", 1.0)
     with pytest.raises(SandboxDied, match="begin the episode again"):
         async with client(hello + b"\0" * 4 if hello else b"\0" * 7):
@@ -94,7 +94,7 @@ async def test_greetings_that_are_none(hello: bytes, monkeypatch: pytest.MonkeyP
         struct.pack("<BBHI24x", 35, 0, 1, 0xFFFFFF),  # an event of any length
     ],
 )
-async def test_answers_that_do_not_fit(answer: bytes) -> None:
+async def test_invalid_answers_end_the_connection(answer: bytes) -> None:
     async with client(HELLO, lambda request: answer) as made:
         with pytest.raises(SandboxDied):
             await made.image(Rectangle(0, 0, 4, 3))
@@ -102,13 +102,13 @@ async def test_answers_that_do_not_fit(answer: bytes) -> None:
             await made.synchronise()
 
 
-async def test_a_refusal_is_of_one_request() -> None:
+async def test_refused_request_does_not_affect_others() -> None:
     async with client(HELLO, lambda request: struct.pack("<BBH28x", 0, 3, 1)) as made:
         with pytest.raises(SandboxError, match="refused"):
             await made.synchronise()
 
 
-async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_x11, "_REPLY_SECONDS", 0.2)
     async with client(HELLO) as made:
         with pytest.raises(SandboxDied, match="does not answer"):
@@ -117,7 +117,7 @@ async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 @settings(max_examples=25)
 @given(st.binary(max_size=200))
-def test_noise(noise: bytes) -> None:
+def test_random_bytes_end_the_connection(noise: bytes) -> None:
     async def run() -> None:
         async with client(HELLO, lambda request: noise + bytes(-len(noise) % 32)) as made:
             with contextlib.suppress(SandboxError):

@@ -1,4 +1,4 @@
-"""The scripted servers, for every test of this room."""
+"""The scripted servers."""
 
 from .fake_openai import fake_openai
 from .fake_sglang import fake_sglang

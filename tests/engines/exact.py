@@ -1,4 +1,4 @@
-"""What a plain forward pass says, to compare the engine with."""
+"""A plain forward pass, to compare the engine with."""
 
 from __future__ import annotations
 

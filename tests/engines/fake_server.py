@@ -1,4 +1,4 @@
-"""What the scripted servers have in common: a loopback port, a script of faults, and how to die and come back."""
+"""Common code of the scripted servers: a loopback port, a script of faults, stopping and restarting."""
 
 from __future__ import annotations
 

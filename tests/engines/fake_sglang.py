@@ -1,4 +1,4 @@
-"""A server that speaks as SGLang's does, for the adapter's tests: real log-probs of a toy model."""
+"""A server with SGLang's wire format, with real log-probs of a toy model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM's OpenAI server does, for the adapter's tests: real log-probs of a toy model."""
+"""A server with the wire format of vLLM's OpenAI server, with real log-probs of a toy model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading completions from an endpoint that cannot be trusted."""
+"""Parsing completions of an untrusted endpoint."""
 
 from __future__ import annotations
 

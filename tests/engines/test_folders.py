@@ -1,4 +1,4 @@
-"""Folders of models that somebody else made: nothing in them is run, followed out, or larger than its weights."""
+"""Untrusted model folders: no code is run, no link followed out, and memory is bounded by the weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refused(folder: Path, match: str = "") -> None:
 
 
 def test_a_good_folder_is_loaded(folder: Path) -> None:
-    """The tests below could not tell otherwise."""
+    """Otherwise the tests below would prove nothing."""
     load(folder)
 
 
@@ -240,8 +240,8 @@ print(json.dumps(told))
 
 
 @pytest.mark.timeout(170)
-def test_what_lies_about_its_size_takes_no_memory(folder: Path) -> None:
-    """In a process of its own: it would go down otherwise, or take this one with it."""
+def test_wrong_sizes_in_settings_take_no_memory(folder: Path) -> None:
+    """In a process of its own, as a failure would exhaust the memory."""
     made = {name: Path(shutil.copytree(folder, folder.parent / name)) for name in (*SIZES, *TOKENIZERS)}
     for name, settings in SIZES.items():
         if name == "a number of 4,000 digits":

@@ -49,7 +49,7 @@ async def test_no_minute_holds_more_tokens_than_allowed():
     assert (await rate.acquire(1e9)).tokens == 1e9  # larger than the limit: alone, but not stuck
 
 
-async def test_a_pause_holds():
+async def test_pause_delays_all_requests():
     rate, clock = limiter()
     rate.pause(7)
     rate.pause(3)

@@ -56,7 +56,7 @@ async def test_pieces_come_as_they_are_sent(fake_openai: FakeOpenAI, engine) -> 
     }
 
 
-async def test_whatever_is_asked_for_is_passed_on_but_the_model(fake_openai: FakeOpenAI, engine) -> None:
+async def test_all_parameters_except_the_model_are_passed_on(fake_openai: FakeOpenAI, engine) -> None:
     asked = {
         "model": "other",
         "n": 1,
@@ -171,7 +171,7 @@ async def test_budgets_hold(fake_openai: FakeOpenAI, engine) -> None:
     assert (await collect(engine()))[-1] == Delta(finish_reason="stop")
 
 
-async def test_a_reader_that_leaves_ends_the_request_and_frees_its_place(fake_openai: FakeOpenAI, engine) -> None:
+async def test_closed_stream_ends_the_request_and_frees_its_slot(fake_openai: FakeOpenAI, engine) -> None:
     fake_openai.script.append(streamed(*[chunk(content="x")] * 100, pause=0.02))
     e = engine(limits=RateLimits(concurrent=1))
     async with aclosing(e.stream(BODY)) as deltas:

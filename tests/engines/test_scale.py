@@ -1,4 +1,4 @@
-"""Which log-probs a server gives, from two answers of it."""
+"""Finding out from two answers which log-probs a server returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_logits_are_told_apart(logits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("values", [[], [-0.5], [-math.inf, -1.0], [math.nan, -1.0], [-1.7] * TOP])
-def test_what_says_nothing_is_unknown(values: list[float]) -> None:
+def test_uninformative_answers_give_unknown(values: list[float]) -> None:
     assert scale_of(values, values) == "unknown"
 
 

@@ -88,7 +88,7 @@ async def test_the_servers_own_version_of_the_weights_counts(fake_sglang: FakeSG
     assert not caught.value.retryable
 
 
-async def test_what_is_stripped_is_named_at_the_first_call(fake_sglang: FakeSGLang, engine) -> None:
+async def test_stripped_fields_are_named_at_the_first_call(fake_sglang: FakeSGLang, engine) -> None:
     fake_sglang.strip = frozenset({"output_token_logprobs"})
     with pytest.raises(TokenIdsStripped, match="output_token_logprobs") as caught:
         await engine().ready()

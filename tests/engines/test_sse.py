@@ -1,4 +1,4 @@
-"""Event streams: the events depend on the bytes, not on how they were cut."""
+"""Event streams: events depend on the bytes, not on how they were split."""
 
 from __future__ import annotations
 

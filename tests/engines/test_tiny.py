@@ -1,4 +1,4 @@
-"""The tiny model: a complete folder, the same each time, whose template appends and never rewrites."""
+"""The tiny model: a complete, deterministic folder, whose template only appends to histories."""
 
 from __future__ import annotations
 
@@ -165,10 +165,8 @@ def test_sizes_that_no_model_has_and_kernels_from_elsewhere_are_refused(
 
 
 @pytest.mark.parametrize(("share", "refused"), [(7.9, False), (8.1, True), (8.9, True)])
-def test_a_description_of_more_than_the_files_can_hold_makes_nothing(
-    share: float, refused: bool, tmp_path: Path
-) -> None:
-    """A weight takes a bit at least."""
+def test_description_larger_than_the_files_is_refused(share: float, refused: bool, tmp_path: Path) -> None:
+    """Each weight takes at least one bit."""
     from transformers import AutoModelForCausalLM
 
     folder = make_tiny_model(tmp_path / "tiny")

@@ -1,4 +1,4 @@
-"""The transformers engine: what it samples is what a plain forward pass says, however requests meet."""
+"""The transformers engine samples exactly as a plain forward pass, however requests are batched."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_logprobs_are_those_of_a_plain_forward(
         assert_exact(plain, prompt, got, temperature)
 
 
-async def test_what_is_cut_from_the_choice_stays_in_the_logprob(engine: TransformersEngine, plain: Any) -> None:
+async def test_log_probs_ignore_top_k_and_top_p(engine: TransformersEngine, plain: Any) -> None:
     prompt = prompt_of(12)
     few, half, both = await asyncio.gather(
         sampled(engine, prompt, top_k=3, max_tokens=50),
@@ -153,7 +153,7 @@ async def test_small_settings_change_nothing_that_is_sampled(
         await narrow.aclose()
 
 
-async def test_a_seed_means_the_same_ids_whoever_else_is_there(engine: TransformersEngine) -> None:
+async def test_seed_gives_the_same_ids_in_any_batch(engine: TransformersEngine) -> None:
     prompt = prompt_of(30)
     alone = await sampled(engine, prompt, seed=7, max_tokens=40)
     others = [sampled(engine, prompt_of(n, 1), max_tokens=3 * n) for n in range(1, 20)]
@@ -209,7 +209,7 @@ async def test_tokens_come_as_they_are_sampled(engine: TransformersEngine) -> No
         ([1], {"json_schema": {}}, "does not constrain"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(
+async def test_invalid_requests_are_refused(
     engine: TransformersEngine, prompt: list[int], wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EngineError, match=message) as caught:
@@ -223,7 +223,7 @@ async def test_images_are_refused(engine: TransformersEngine) -> None:
         await anext(aiter(engine.generate([1], Sampling(), images=[Image("0" * 64, b"")])))
 
 
-async def test_a_closed_iterator_frees_its_place(folder: Path, plain: Any) -> None:
+async def test_closed_iterator_frees_its_memory(folder: Path, plain: Any) -> None:
     engine = TransformersEngine(folder, max_batch=2)
     try:
         left = [engine.generate(prompt_of(9, i), Sampling()) for i in range(5)]  # to the end of the window
@@ -245,7 +245,7 @@ async def test_a_closed_iterator_frees_its_place(folder: Path, plain: Any) -> No
         await engine.aclose()
 
 
-async def test_nothing_grows(folder: Path) -> None:
+async def test_memory_does_not_grow(folder: Path) -> None:
     engine = TransformersEngine(folder, kv_tokens=2000)
     try:
         for round_ in range(20):
@@ -264,7 +264,7 @@ async def test_nothing_grows(folder: Path) -> None:
         await engine.aclose()
 
 
-async def test_closing_ends_whoever_waits(folder: Path) -> None:
+async def test_closing_ends_waiting_requests(folder: Path) -> None:
     engine = TransformersEngine(folder, max_batch=1)
     waiting = [asyncio.ensure_future(sampled(engine, prompt_of(3, i))) for i in range(3)]
     await until(lambda: engine.occupancy()["running"] == 1)

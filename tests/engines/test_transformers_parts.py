@@ -1,4 +1,4 @@
-"""Properties of what the transformers engine is made of: choosing a token, and keeping prefixes."""
+"""Properties of parts of the transformers engine: sampling a token, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def softmax(row: list[float], temperature: float) -> list[float]:
 
 @settings(deadline=None)
 @given(row=LOGITS, temperature=st.sampled_from([0.3, 1.0, 3.0]))
-def test_ids_come_as_often_as_they_should(row: list[float], temperature: float) -> None:
+def test_sampled_frequencies_match_probabilities(row: list[float], temperature: float) -> None:
     count = 500
     grid = [(i + 0.5) / count for i in range(count)]
     ids, logprobs = chosen(row, grid, temperature=temperature)
@@ -48,7 +48,7 @@ def test_ids_come_as_often_as_they_should(row: list[float], temperature: float) 
 
 @settings(deadline=None)
 @given(row=LOGITS, top_k=st.integers(0, 9), top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]))
-def test_cuts_keep_the_likeliest_and_no_others(row: list[float], top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_keep_only_the_most_likely_ids(row: list[float], top_k: int, top_p: float) -> None:
     want = softmax(row, 1.0)
     order = sorted(range(len(row)), key=lambda i: -want[i])
     kept = order[: top_k or len(row)]
@@ -77,7 +77,7 @@ def test_temperature_0_takes_the_likeliest(row: list[float], uniform: float) -> 
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_none_are_not_hidden(bad: float) -> None:
+def test_nan_logits_give_nan_log_probs(bad: float) -> None:
     _, logprobs = sample(torch.tensor([[0.0, bad], [0.0, 1.0]]), [1.0, 1.0], [0, 0], [1.0, 1.0], [0.5, 0.5])
     assert math.isnan(logprobs[0])
     assert math.isfinite(logprobs[1])
@@ -126,7 +126,7 @@ ACTION = st.one_of(
 
 @settings(deadline=None, max_examples=200)
 @given(actions=st.lists(ACTION, max_size=25))
-def test_what_is_found_was_computed_from_these_ids(actions: list[Any]) -> None:
+def test_cached_blocks_were_computed_from_the_same_ids(actions: list[Any]) -> None:
     store = PrefixStore()
     roots = [store.root(), store.root()]
     added: list[tuple[int, list[int]]] = []
@@ -153,7 +153,7 @@ def test_what_is_found_was_computed_from_these_ids(actions: list[Any]) -> None:
         assert BLOCK * len(reachable) == store.tokens
 
 
-def test_what_was_used_last_stays() -> None:
+def test_most_recently_used_blocks_are_kept() -> None:
     store = PrefixStore()
     root = store.root()
     common, left, right = [1] * 64, [2] * 32, [3] * 32

@@ -1,4 +1,4 @@
-"""Weights and adapters that change while the transformers engine runs: no stream mixes two versions."""
+"""Changing weights and adapters while the transformers engine runs: no stream mixes two versions."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_weights_that_do_not_fit_change_nothing(
     assert_exact(plain[0], PROMPT, got)
 
 
-async def test_a_change_that_fails_halfway_closes_the_door_until_weights_are_set(
+async def test_failed_weight_change_blocks_requests_until_weights_are_set(
     engine: TransformersEngine, folders: list[Path], plain: list[Any]
 ) -> None:
     def half(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The vision engine: what it samples is what the model says of these ids and these images."""
+"""The vision engine samples exactly as the model does for the same ids and images."""
 
 from __future__ import annotations
 

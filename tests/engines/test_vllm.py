@@ -127,7 +127,7 @@ async def test_the_window_is_the_default_limit_and_is_never_passed(engine) -> No
         ("raw", Sampling(max_tokens=4, temperature=0.0), False),
     ],
 )
-async def test_log_probs_are_those_of_the_contract_or_none(
+async def test_log_probs_are_exact_or_left_out(
     fake_vllm: FakeVLLM, engine, caplog: pytest.LogCaptureFixture, mode: str, sampling: Sampling, given: bool
 ) -> None:
     fake_vllm.mode = mode
@@ -233,7 +233,7 @@ async def test_a_server_that_takes_no_adapters_is_told_apart(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids", "logprobs"])
 @pytest.mark.parametrize("streams_only", [False, True])
-async def test_what_is_stripped_is_named_at_the_first_call(
+async def test_stripped_fields_are_named_at_the_first_call(
     fake_vllm: FakeVLLM, engine, field: str, streams_only: bool
 ) -> None:
     fake_vllm.strip, fake_vllm.strip_streams_only = frozenset({field}), streams_only
@@ -339,7 +339,7 @@ async def test_a_stream_that_breaks_later_is_not_begun_again(fake_vllm: FakeVLLM
     assert len(fake_vllm.requests) == before + 1
 
 
-async def test_an_answer_that_is_whole_survives_what_comes_after_it(fake_vllm: FakeVLLM, engine) -> None:
+async def test_errors_after_a_complete_answer_are_ignored(fake_vllm: FakeVLLM, engine) -> None:
     e = engine()
     await e.ready()
     fake_vllm.faults.append(Fault(error_after=6))
@@ -361,7 +361,7 @@ async def test_time_limits(fake_vllm: FakeVLLM, engine) -> None:
     assert not caught.value.retryable
 
 
-async def test_requests_wait_for_an_upstream_that_died_and_look_at_it_anew(fake_vllm: FakeVLLM, engine) -> None:
+async def test_requests_wait_for_a_restarted_server_and_probe_it_again(fake_vllm: FakeVLLM, engine) -> None:
     e = engine(patience=20.0)
     await sample(e)
     assert e.scale == "raw"
@@ -376,7 +376,7 @@ async def test_requests_wait_for_an_upstream_that_died_and_look_at_it_anew(fake_
     assert e.scale == "scaled"
 
 
-async def test_an_upstream_that_stays_away(fake_vllm: FakeVLLM, engine) -> None:
+async def test_server_that_stays_down_is_an_error(fake_vllm: FakeVLLM, engine) -> None:
     await fake_vllm.stop()
     e = engine(patience=0.4)
     with pytest.raises(EngineError, match="no connection") as caught:
@@ -398,7 +398,7 @@ async def test_closing_the_iterator_stops_the_sampling(fake_vllm: FakeVLLM, engi
     check(await sample(e))
 
 
-async def test_many_streams_at_once_share_one_look(fake_vllm: FakeVLLM, engine) -> None:
+async def test_concurrent_streams_share_one_probe(fake_vllm: FakeVLLM, engine) -> None:
     e = engine()
     prompts = [(i % 30, 2, 3) for i in range(100)]
     answers = await asyncio.gather(*(sample(e, prompt=p) for p in prompts))

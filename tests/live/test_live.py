@@ -1,4 +1,4 @@
-"""Watching: who may, what is told, and that nothing is left."""
+"""The live view: access, contents, and clean-up."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tell(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_another_process_is_seen_until_it_has_nothing_more_and_leaves_nothing(runtime: Path) -> None:
+def test_other_process_is_listed_until_it_ends_and_leaves_no_socket(runtime: Path) -> None:
     rest = """
         for n in range(2):
             sys.stdin.readline()
@@ -120,7 +120,7 @@ def test_another_process_is_seen_until_it_has_nothing_more_and_leaves_nothing(ru
     assert not list(runtime.iterdir())
 
 
-def test_its_picture_is_told_and_a_killed_ones_socket_goes(runtime: Path) -> None:
+def test_screenshots_are_served_and_sockets_of_killed_processes_removed(runtime: Path) -> None:
     with program("sys.stdin.readline()") as other:
         (entry,) = until(lambda: Processes(other.pid).all())
         assert entry == {"task": "t0", "step": 3, "picture": 1, "id": entry["id"]}
@@ -135,7 +135,7 @@ def test_its_picture_is_told_and_a_killed_ones_socket_goes(runtime: Path) -> Non
     assert not list((runtime / "clawgym").iterdir())
 
 
-def test_a_folder_that_others_can_enter_is_not_used(runtime: Path) -> None:
+def test_socket_folder_open_to_others_is_not_used(runtime: Path) -> None:
     (runtime / "clawgym").mkdir(mode=0o755)
     (runtime / "clawgym").chmod(0o755)
     with program("time.sleep(0.5); print('runs', flush=True); sys.stdin.readline()") as other:
@@ -144,7 +144,7 @@ def test_a_folder_that_others_can_enter_is_not_used(runtime: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
-def test_a_folder_is_its_owners(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_folder_of_another_user_is_not_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with program("sys.stdin.readline()"):
         until(lambda: len(Processes().all()) == 1)
         os.chown(runtime / "clawgym", 70_000, 70_000)
@@ -155,7 +155,7 @@ def test_a_folder_is_its_owners(runtime: Path, monkeypatch: pytest.MonkeyPatch) 
         assert Processes().all() == []
 
 
-def test_one_that_does_not_answer_hides_no_other(runtime: Path) -> None:
+def test_unresponsive_process_hides_no_other(runtime: Path) -> None:
     with program("sys.stdin.readline()") as stopped, program("sys.stdin.readline()") as other:
         until(lambda: len(Processes().all()) == 2)
         stopped.send_signal(signal.SIGSTOP)
@@ -165,7 +165,7 @@ def test_one_that_does_not_answer_hides_no_other(runtime: Path) -> None:
         stopped.send_signal(signal.SIGCONT)
 
 
-def test_a_fork_is_not_its_parent(runtime: Path) -> None:
+def test_forked_child_is_not_listed_as_its_parent(runtime: Path) -> None:
     rest = """
         sys.stdin.readline()
         if not (child := os.fork()):
@@ -188,7 +188,7 @@ class Thing:
         return b"png"
 
 
-def test_the_page_is_for_who_knows_its_secret_and_carries_no_text_of_a_task() -> None:
+def test_page_requires_its_secret_and_contains_no_task_text() -> None:
     thing = Thing()
     number = live.add(thing)
     page = Page(live.ThisProcess())
@@ -250,7 +250,7 @@ class Tags(HTMLParser):
 
 
 def test_a_browser_shows_markup_of_a_task_as_text(tmp_path: Path) -> None:
-    """In all fields, and as a picture that is none."""
+    """In all fields, and in place of a screenshot."""
     if not (browser := shutil.which("chromium")):
         pytest.skip("no chromium here: make system")
     shown = [Marked(None), Marked(MARKUP), Marked(7)]
@@ -286,7 +286,7 @@ def test_a_closed_page_is_not_served() -> None:
         assert not thread.is_alive(), "a closed page is still served"
 
 
-def test_what_is_gone_is_not_held_and_not_shown() -> None:
+def test_collected_entries_are_not_shown() -> None:
     thing = Thing()
     number = live.add(thing)
     assert str(number) in [entry["id"] for entry in live.ThisProcess().all()]
@@ -349,7 +349,7 @@ def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_pat
             assert entry["id"].startswith(f"{writer.pid}-")
 
 
-def test_a_run_that_is_over_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_finished_run_is_refused_with_advice(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("s", ()))).close()
     lock = tmp_path / "run" / ".lock"
     dead = subprocess.Popen([sys.executable, "-c", ""])

@@ -1,4 +1,4 @@
-"""Histories as a gateway writes them: a seeded engine, an agent that branches, compacts and meets failures."""
+"""Histories as written by a gateway: a seeded engine, and an agent that branches, compacts and fails."""
 
 from __future__ import annotations
 

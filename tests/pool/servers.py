@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, for as long as the tests run: its data, its socket and its user are nobody else's."""
+"""A PostgreSQL server that is private to the test run."""
 
 from __future__ import annotations
 

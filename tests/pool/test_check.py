@@ -1,4 +1,4 @@
-"""The ledger's rule: what our own stores hold is exact, and what somebody does to it is seen."""
+"""The exactness check: ClawGym's own turns are exact, and manipulations are detected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def linear(draw_seed: int, length: int) -> list[TraceTurn]:
 
 @settings(deadline=None, max_examples=500)
 @given(turns=histories(flaws=False))
-def test_what_an_engine_gave_is_exact(turns: list[Turn]) -> None:
+def test_recorded_histories_are_exact(turns: list[Turn]) -> None:
     verdict = check("e", trace_of(turns))
     assert verdict.status == "exact", verdict.findings
     assert verdict.sampled == sum(len(turn.sampled_ids) for turn in turns)
@@ -34,7 +34,7 @@ def test_what_an_engine_gave_is_exact(turns: list[Turn]) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(turns=histories())
-def test_an_episode_is_exact_just_where_nothing_is_marked(turns: list[Turn]) -> None:
+def test_episode_is_exact_exactly_without_flaws(turns: list[Turn]) -> None:
     verdict = check("e", trace_of(turns))
     assert (verdict.status == "exact") == all(turn.flaw is None for turn in turns)
     assert verdict.status != "broken"
@@ -42,7 +42,7 @@ def test_an_episode_is_exact_just_where_nothing_is_marked(turns: list[Turn]) -> 
 
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 6))
-def test_a_linear_trace_of_somebody_else_is_exact(seed: int, length: int) -> None:
+def test_linear_foreign_trace_is_exact(seed: int, length: int) -> None:
     verdict = check("e", undeclared(linear(seed, length)))
     assert verdict.status == "exact", verdict.findings
     assert verdict.branches == 1
@@ -157,7 +157,7 @@ def its_ids_are_missing(dice: random.Random, turn: TraceTurn) -> TraceTurn:
 @pytest.mark.parametrize("name", MUTATIONS)
 @settings(deadline=None, max_examples=30)
 @given(victim=victims())
-def test_what_is_done_to_a_trace_is_seen(name: str, declared: bool, victim) -> None:  # type: ignore[no-untyped-def]
+def test_manipulated_traces_are_detected(name: str, declared: bool, victim) -> None:  # type: ignore[no-untyped-def]
     dice, turns, index = victim
     turns = list(turns) if declared else undeclared(turns)
     if name in ("logprobs_are_cut_and_padded_with_zeros", "logprobs_are_one_value"):
@@ -166,7 +166,7 @@ def test_what_is_done_to_a_trace_is_seen(name: str, declared: bool, victim) -> N
     assert check("e", turns).status != "exact"
 
 
-def test_a_history_that_came_back_as_other_ids_is_measured() -> None:
+def test_reencoded_ids_in_a_history_are_counted() -> None:
     first, second = linear(1, 2)
     sample = list(first.response or ())
     rewritten = [*(first.prompt or ()), *sample[:2], 50_001, 50_002, *(second.prompt or ())[len(first.prompt or ()) :]]
@@ -188,18 +188,18 @@ def test_a_greedy_sample_may_be_certain() -> None:
     assert check("e", [replace(turn, greedy=True)]).status == "exact"
 
 
-def test_certain_tokens_in_the_middle_are_no_padding() -> None:
+def test_log_probs_of_0_in_the_middle_are_not_padding() -> None:
     turn = replace(linear(1, 1)[0], response=list(range(30)), logprobs=[-0.5, *[0.0] * 4, -0.7] * 5)
     assert check("e", [turn]).status == "exact"
 
 
 @pytest.mark.parametrize(("count", "status"), [(1, "exact"), (2, "exact"), (3, "unproved"), (4, "unproved")])
-def test_three_certain_tokens_and_nothing_else_are_too_many(count: int, status: str) -> None:
+def test_only_log_probs_of_0_are_padding(count: int, status: str) -> None:
     turn = replace(linear(1, 1)[0], response=list(range(count)), logprobs=[0.0] * count)
     assert check("e", [turn]).status == status
 
 
-def test_places_that_were_never_sampled_are_seen_by_their_zeros() -> None:
+def test_unsampled_positions_are_detected_by_their_zeros() -> None:
     inside = [-0.5] * 2 + [-0.4] + [0.0] * 12 + [-0.3, -0.2] + [0.0] * 9 + [-0.1]
     row = TraceTurn(prompt=list(range(20)), response=list(range(len(inside))), logprobs=inside, versions=(1,))
     assert check("e", [row]).status == "unproved"
@@ -237,7 +237,7 @@ def test_with_a_tokenizer_texts_and_ids_must_agree() -> None:
     assert check("e", [replace(turn, response=[ord("a"), 200, 99])], Letters()).status == "broken"
 
 
-def test_ids_that_are_what_their_text_encodes_to_prove_nothing_and_it_says_so() -> None:
+def test_canonical_encodings_get_a_note() -> None:
     dice = random.Random(1)
     long = [dice.choice([1, ord("c"), ord("d")]) for _ in range(1200)]
     turn = TraceTurn([ord("q")], long, None, [-dice.random() for _ in long], versions=(1,))

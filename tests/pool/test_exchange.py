@@ -78,7 +78,7 @@ def test_parquet_comes_back_as_it_was(pool: Pool, tmp_path: Path) -> None:
         assert [len(g.episodes) for g in batch.groups] == [1, 1]  # type: ignore[union-attr]
 
 
-def test_a_file_from_before_anything_was_said_about_rewards_is_read(file_pool: Pool, tmp_path: Path) -> None:
+def test_older_file_without_reward_provenance_is_read(file_pool: Pool, tmp_path: Path) -> None:
     id = filled(file_pool)[1]
     export(file_pool, tmp_path / "new.parquet")
     table = pq.read_table(tmp_path / "new.parquet")
@@ -172,7 +172,7 @@ def test_any_history_keeps_its_exact_tokens_through_atif(tmp_path: Path, turns: 
             assert ours.flaw is None or theirs.flaw is not None
 
 
-def test_what_others_cannot_prove_is_marked_and_never_fetched(file_pool: Pool, tmp_path: Path) -> None:
+def test_inexact_foreign_turns_get_a_flaw_and_are_never_fetched(file_pool: Pool, tmp_path: Path) -> None:
     metrics = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5]}
     steps = [{"step_id": 1, "source": "agent", "message": "a", "metrics": metrics},
              {"step_id": 2, "source": "agent", "message": "b"}]  # fmt: skip
@@ -230,7 +230,7 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
             export(pool, tmp_path / "pool.db" / "x")
 
 
-def test_an_import_that_was_cut_off_goes_on(file_pool: Pool, tmp_path: Path) -> None:
+def test_interrupted_import_is_resumed(file_pool: Pool, tmp_path: Path) -> None:
     ids = filled(file_pool)
     export(file_pool, tmp_path / "e.parquet")
 
@@ -260,7 +260,7 @@ def test_another_episode_of_the_same_id_is_refused(file_pool: Pool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1}\n', b"x", b"PAR1xxx"])
-def test_what_is_no_export_is_refused(file_pool: Pool, tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(file_pool: Pool, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(TraceError):
         import_(file_pool, tmp_path / "f")

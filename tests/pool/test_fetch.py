@@ -44,7 +44,7 @@ def test_a_batch_holds_what_was_stored(pool: Pool) -> None:
         assert member.episode.n_samples == 1
 
 
-def test_whichever_group_is_ready_first_is_first(pool: Pool) -> None:
+def test_groups_are_delivered_in_the_order_of_readiness(pool: Pool) -> None:
     slow = pool.open_group(size=2)
     dead = pool.open_group(size=2)
     store(pool, chain(1, 1), outcome=None, group=dead)
@@ -100,7 +100,7 @@ def test_a_batch_is_whole_or_not_at_all(pool: Pool) -> None:
     assert len(pool.fetch("trainer", 0, groups=2).groups) == 2  # type: ignore[union-attr]
 
 
-def test_a_lease_that_ran_out_goes_to_somebody_else(pool: Pool) -> None:
+def test_expired_lease_goes_to_another_consumer(pool: Pool) -> None:
     group = group_of(pool, ["solved", "failed"])
     pool.fetch("dead", 7)
     assert pool.fetch("trainer", 0) is None
@@ -128,7 +128,7 @@ def test_an_ack_after_the_lease_counts_if_nobody_took_it(pool: Pool) -> None:
     assert pool.stats()["channels"]["train"]["groups"] == {"consumed": 1}
 
 
-def test_half_of_a_lost_batch_is_lost_whole(pool: Pool) -> None:
+def test_batch_with_a_lost_group_is_lost(pool: Pool) -> None:
     for _ in range(2):
         group_of(pool, ["solved", "failed"])
     both = pool.fetch("slow", 0, groups=2)
@@ -155,7 +155,7 @@ def test_what_is_released_is_delivered_again(pool: Pool) -> None:
             call("other", 0)
 
 
-def test_at_its_deadline_a_group_goes_with_those_it_has(pool: Pool) -> None:
+def test_group_is_delivered_incomplete_at_its_deadline(pool: Pool) -> None:
     enough = group_of(pool, ["solved", "failed", None], size=4, deadline=1000)
     too_few = group_of(pool, ["solved", "infra", None], size=4, deadline=1000)
     assert pool.fetch("trainer", 0) is None
@@ -187,7 +187,7 @@ def test_infra_does_not_count_and_may_be_replaced(pool: Pool) -> None:
     assert pool.stats()["channels"]["train"]["dropped"] == {"infra": 1}
 
 
-def test_what_is_stale_is_left_out_and_counted(pool: Pool) -> None:
+def test_stale_episodes_are_left_out_and_counted(pool: Pool) -> None:
     group = pool.open_group(size=4)
     for version in (1, 5, 6, None):
         store(pool, chain(1, 2, policy_version=version), group=group)
@@ -221,7 +221,7 @@ def test_curation_is_enforced(pool: Pool) -> None:
     assert pool.episode(first).fate == "curated"
 
 
-def test_nothing_unproved_is_delivered(pool: Pool) -> None:
+def test_inexact_turns_are_not_delivered(pool: Pool) -> None:
     group = pool.open_group(size=4)
     store(pool, chain(1, 2, flaw="text-only"), group=group)
     store(pool, chain(2, 2, role="unknown"), group=group)
@@ -254,7 +254,7 @@ def test_waiting_ends_at_the_deadline_of_a_group(pool: Pool) -> None:
     assert pool.fetch("trainer", 0, wait=60) is not None
 
 
-def test_a_lease_runs_out_by_itself(pool: Pool) -> None:
+def test_lease_expires(pool: Pool) -> None:
     group_of(pool, ["solved", "failed"])
     pool.fetch("dead", 0, lease_seconds=0.2)
     assert pool.fetch("trainer", 0, wait=60) is not None

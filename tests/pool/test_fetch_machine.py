@@ -1,4 +1,4 @@
-"""Any order of fetching, acknowledging, releasing and running out: no group is learnt twice, none is lost."""
+"""Any order of fetching, acknowledging, releasing and expiry: no group is trained on twice or lost."""
 
 from __future__ import annotations
 

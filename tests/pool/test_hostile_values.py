@@ -1,4 +1,4 @@
-"""Values of others in a pool: what is text stays text, and what no database holds is refused by name."""
+"""Untrusted values in a pool: text stays text, and what databases cannot store is refused by name."""
 
 from __future__ import annotations
 

@@ -108,14 +108,14 @@ def test_an_append_is_all_or_nothing(pool: Pool) -> None:
         ({"images": ("ab" * 32,)}, "put the images before"),
     ],
 )
-def test_what_cannot_be_a_turn_is_named(file_pool: Pool, change: dict, said: str) -> None:
+def test_invalid_turns_are_named(file_pool: Pool, change: dict, said: str) -> None:
     id = file_pool.open_episode()
     with pytest.raises(PoolError, match=said):
         file_pool.append([(id, 0, replace(chain(1, 1)[0], **change))])
     assert file_pool.turns(id) == ()
 
 
-def test_an_end_is_final(pool: Pool) -> None:
+def test_closing_is_final(pool: Pool) -> None:
     id = pool.open_episode(meta={"a": 1, "b": 1})
     end = {"outcome": "truncated", "reward": 0.25, "rewards": {"x": 1}, "cause": "budget", "meta": {"b": 2}}
     pool.close_episode(id, **end)
@@ -177,7 +177,7 @@ def test_a_group_takes_its_size_and_replaces_what_was_infra(pool: Pool) -> None:
         pool.open_episode(group="nobody")
 
 
-def test_turn_rewards_stand_once_given(pool: Pool) -> None:
+def test_turn_rewards_cannot_be_changed(pool: Pool) -> None:
     id = store(pool, chain(1, 3))
     pool.set_turn_rewards(id, {0: 1, 1: -1})
     pool.set_turn_rewards(id, {1: -1, 2: 0})
@@ -192,7 +192,7 @@ def test_turn_rewards_stand_once_given(pool: Pool) -> None:
         pool.set_turn_rewards(id, {0: 1})
 
 
-def test_what_is_said_about_a_turn_reward_stays_with_it(pool: Pool) -> None:
+def test_provenance_of_turn_rewards_is_stored(pool: Pool) -> None:
     id = store(pool, chain(1, 3))
     about = {"votes": [1, None, 0], "texts": ["Größe " * 400, "", "…"], "version": "9f"}
     pool.set_turn_rewards(id, {0: 0.5, 1: -1}, about={0: about})
@@ -296,7 +296,7 @@ def test_a_pool_of_another_version_is_refused(where: str) -> None:
         Pool(where)
 
 
-def test_a_full_disk_is_said_and_nothing_is_half_written(file_pool: Pool) -> None:
+def test_full_disk_is_reported_and_nothing_is_half_written(file_pool: Pool) -> None:
     ids = [file_pool.open_episode() for _ in range(2)]
     engine = file_pool._store._engine
     engine.dispose()
@@ -348,7 +348,7 @@ os.waitpid(pid, 0)
     assert "open the pool again in the new process" in done.stdout, done.stderr
 
 
-def test_without_its_extra_it_says_what_to_install() -> None:
+def test_missing_extra_error_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["sqlalchemy"] = None

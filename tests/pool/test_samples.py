@@ -23,7 +23,7 @@ def proved(turns: list[Turn], index: int) -> bool:
 
 @settings(deadline=None, max_examples=600)
 @given(turns=histories())
-def test_every_provable_sampled_id_is_trained_once_and_nothing_else_is(turns: list[Turn]) -> None:
+def test_every_exact_sampled_id_is_trained_once(turns: list[Turn]) -> None:
     for roles in (("main",), ("main", "subagent"), ("compaction",)):
         samples = samples_of(turns, roles=roles)
         trained = Counter(index for sample in samples for index in sample.turn_of)
@@ -52,14 +52,14 @@ def test_every_provable_sampled_id_is_trained_once_and_nothing_else_is(turns: li
                 assert rows == list(zip(turn.sampled_ids, turn.logprobs, versions, strict=True))
 
 
-def test_an_episode_without_branches_is_one_row() -> None:
+def test_episode_without_branches_is_one_sequence() -> None:
     turns = chain(1, 20)
     (sample,) = samples_of(turns)
     assert sample.turns == tuple(range(20))
     assert sum(sample.mask) == sum(len(turn.sampled_ids) for turn in turns)
 
 
-def test_a_flaw_takes_what_continues_it_and_leaves_what_came_before() -> None:
+def test_flaw_removes_the_turn_and_its_continuations() -> None:
     turns = chain(2, 3)
     turns += chain(3, 1, parent=2, flaw="constrained") + chain(4, 1, parent=3)
     (sample,) = samples_of(turns)

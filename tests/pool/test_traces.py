@@ -1,4 +1,4 @@
-"""Trace files as other people write them."""
+"""Trace files of other tools."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def damaged(value: Any, names: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("what", ["logprobs", "ids"])
-def test_a_damaged_trace_of_every_kind_is_seen(kind: str, what: str, tmp_path: Path) -> None:
+def test_damaged_traces_of_every_format_are_detected(kind: str, what: str, tmp_path: Path) -> None:
     rows = json.loads(json.dumps(ROWS[kind]))
     names = {
         "logprobs": ("logprobs", "rollout_log_probs", "response_logprobs", "generation_log_probs",
@@ -157,7 +157,7 @@ def test_rows_come_in_one_document_or_in_parquet_as_well(suffix: str, tmp_path: 
     assert statuses(path) == ["exact"]
 
 
-def test_texts_alone_prove_nothing(tmp_path: Path) -> None:
+def test_texts_without_ids_are_unproved(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": "q"}]}, {"input": "q", "output": "a", "score": 1}]
     assert statuses(lines(tmp_path / "t.jsonl", rows)) == ["unproved", "unproved"]
     atif = {"schema_version": "ATIF-v1.2", "steps": [{"step_id": 1, "source": "agent", "message": "a"}]}

@@ -82,7 +82,7 @@ async def test_images_come_with_their_turn(pool: Pool) -> None:
     assert pool.image(image.sha256) == image
 
 
-async def test_who_stops_waiting_undoes_nothing(tmp_path) -> None:
+async def test_cancelled_append_is_still_written(tmp_path) -> None:
     pool = Counting(tmp_path / "pool.db")
     pool.gate.clear()
     writer = PoolWriter(pool)
@@ -125,7 +125,7 @@ async def test_a_full_queue_makes_callers_wait(tmp_path) -> None:
     pool.close()
 
 
-async def test_a_database_in_trouble_fails_all_at_once(tmp_path, monkeypatch) -> None:
+async def test_database_failure_fails_all_requests(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("clawgym.pool._store._BUSY_SECONDS", 0.5)
     pool = Counting(tmp_path / "pool.db")
     pool.gate.set()

@@ -1,4 +1,4 @@
-"""The escape suite: nothing gets out of our sandboxes, and the same probes do get out of weak ones."""
+"""The escape suite: no probe escapes from ClawGym's sandboxes, and the same probes escape from weak ones."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_a_default_container_lets_through_what_it_is_known_to(docker_engin
         ("archives by the sandbox's tar", {"37a", "37d"}),
     ],
 )
-async def test_a_broken_promise_is_found(backend: Backend, leak: str, probes: set[str]) -> None:
+async def test_probes_find_a_weakened_sandbox(backend: Backend, leak: str, probes: set[str]) -> None:
     with escape.lay_baits() as baits:
         good = await escape.escape_suite(backend, baits, only=probes)
         broken = await escape.escape_suite(Leaky(backend, leak), baits, only=probes)
@@ -179,7 +179,7 @@ async def test_a_broken_promise_is_found(backend: Backend, leak: str, probes: se
     assert {f.probe for f in broken.unexpected} == probes
 
 
-def test_the_baits_are_taken_away() -> None:
+def test_baits_are_removed() -> None:
     with escape.lay_baits() as baits:
         assert os.environ["CLAWGYM_BAIT_TOKEN"] == baits.known["secret"]
         assert alive(baits.known["marker"])
@@ -204,7 +204,7 @@ def test_every_row_has_probes_and_every_probe_a_row() -> None:
         assert letters == list("abcdefghi"[: len(letters)])
 
 
-def test_what_a_probe_asks_of_the_kernel_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_make_the_system_calls_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from clawgym.redteam.escape.inside import kit, network, processes
     from clawgym.sandbox.linux.seccomp import DENIED
 
@@ -229,13 +229,13 @@ def test_what_a_probe_asks_of_the_kernel_is_what_it_says(monkeypatch: pytest.Mon
     assert processes._is_bait(2**22 + 1, {"marker": "marker"}) is False
 
 
-async def test_a_backend_that_connects_nowhere_gets_no_credit_for_it(backend: Backend) -> None:
+async def test_backend_without_connections_is_skipped_not_blocked(backend: Backend) -> None:
     with escape.lay_baits() as baits:
         column = await escape.escape_suite(Leaky(backend, "connects nowhere"), baits, only={"28h"})
     assert [(f.verdict, f.evidence) for f in column.findings] == [(SKIPPED, "no connections into sandboxes here")]
 
 
-async def test_no_credit_for_what_is_not_claimed(backend: Backend) -> None:
+async def test_blocked_probes_that_are_not_claimed_count_as_skipped(backend: Backend) -> None:
     class Modest(Leaky):
         async def probe(self) -> Isolation:
             found = await self.inner.probe()
@@ -251,7 +251,7 @@ async def test_no_credit_for_what_is_not_claimed(backend: Backend) -> None:
 _PAGE = Path(__file__).parents[2] / "docs" / "results" / "attacks.md"
 
 
-def test_the_page_shows_every_row_and_nothing_open_where_everything_is_claimed() -> None:
+def test_docs_table_has_every_row_and_no_open_probe_of_full_backends() -> None:
     tables = re.findall(r"(?:^\|.*\n)+", _PAGE.read_text(), re.M)
     shown = [table.splitlines() for table in tables if table.startswith("| attack on")]
     assert len(shown) == 2  # this machine, and a default container
@@ -263,7 +263,7 @@ def test_the_page_shows_every_row_and_nothing_open_where_everything_is_claimed()
             assert [cell[name] for cell in cells if "Y" in cell[name]] == []
 
 
-def test_what_a_host_lacks_is_declared_and_nothing_else() -> None:
+def test_only_missing_host_features_are_declared_open() -> None:
     everything = Isolation("namespace", "namespace-root", {"memory_limit": True, "cpu_limit": True})
     assert declared_open(everything) == {}
     without = Isolation("namespace", "namespace-user", {"memory_limit": False, "cpu_limit": True})
@@ -321,7 +321,7 @@ def test_only_what_should_be_closed_fails_the_command(
     assert [column["name"] for column in written["columns"]] == [column.name for column in columns]
 
 
-def test_a_backend_that_is_not_here_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unavailable_backend_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     pytest.importorskip("docker")
     done = CliRunner().invoke(app, ["redteam", "escape", "--sandbox", "docker"])

@@ -1,4 +1,4 @@
-"""Pictures of a run, animated in its report."""
+"""Screenshots of a run, animated in its report."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_without_pillow_the_page_says_how_to_get_them(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", png((0, 0, 0), (5000, 2)).data, b"GIF89a", None])
-def test_what_is_no_picture_of_a_screen_is_left_out_and_said(tmp_path: Path, data: bytes | None) -> None:
+def test_invalid_screenshots_are_left_out_with_a_note(tmp_path: Path, data: bytes | None) -> None:
     run = a_run(tmp_path / "run", (Outcome.SOLVED, [png((9, 9, 9)), png((99, 9, 9))]))
     for n, path in enumerate(sorted((tmp_path / "run" / "pictures").iterdir())):
         if n == 0:

@@ -152,7 +152,7 @@ def test_settings_are_not_mixed_and_only_the_last_episodes_count() -> None:
     assert calibrate([]) == {}
 
 
-def test_the_surer_it_is_that_a_judge_guesses_the_less_it_weighs() -> None:
+def test_weight_falls_with_evidence_for_a_random_judge() -> None:
     guesses = [judged(process, score) for process in (-1, 1) for score in (0.0, 1.0)]
     weights = [calibrate(guesses * n, window=4000)["terminal"].weight for n in (1, 5, 50, 1000)]
     assert weights == sorted(weights, reverse=True)
@@ -167,7 +167,7 @@ def scores(by: float, tasks: int = 20) -> dict[str, float]:
     return {f"task-{i}": 0.1 + by * (i % 4) / 4 for i in range(tasks)}
 
 
-def test_the_canary_tells_who_is_paid_more_than_before() -> None:
+def test_canary_finds_policies_that_earn_more_than_before() -> None:
     before = {"echo": scores(0), "touch": scores(0), "plant": scores(0.5)}
     now = {"echo": scores(0.5), "touch": scores(0), "plant": scores(0.0)}
     moved = canary(before, now)
@@ -178,12 +178,12 @@ def test_the_canary_tells_who_is_paid_more_than_before() -> None:
     assert risen(canary(before, before)) == ()
 
 
-def test_one_task_more_is_chance() -> None:
+def test_one_more_solved_task_is_not_significant() -> None:
     before = {"echo": scores(0)}
     assert risen(canary(before, {"echo": {**scores(0), "task-3": 1.0}})) == ()
 
 
-def test_many_policies_need_more() -> None:
+def test_many_policies_need_more_evidence() -> None:
     """Seven tasks that all rise give p = 2 / 2**7 = 0.016: enough for one policy, not for the best of ten."""
     before = {f"p{i}": scores(0, 7) for i in range(10)}
     now = {**before, "p0": {task: score + 0.5 for task, score in before["p0"].items()}}

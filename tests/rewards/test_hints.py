@@ -1,4 +1,4 @@
-"""The teacher is the policy with a hint: it scores the sampled ids, aligned to the id, or there is none."""
+"""The teacher is the policy with a hint; it scores exactly the sampled ids, or there is none."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ async def test_ids_that_their_text_would_not_give_are_scored_as_they_are(
         np.testing.assert_allclose(taught.logprobs, wanted, atol=1e-5, rtol=0)
 
 
-async def test_where_there_is_no_teacher_it_is_said_why(played: dict[str, Played], renderer: Renderer) -> None:
+async def test_missing_teacher_has_a_cause(played: dict[str, Played], renderer: Renderer) -> None:
     turns = list(played["plain"].turns)
     scorer = Fixed()
 

@@ -78,19 +78,19 @@ def test_a_zero_more_moves_the_mean_towards_zero(votes: list) -> None:
 
 
 @pytest.mark.parametrize("score", [-0.01, 1.01, math.nan, math.inf])
-def test_what_is_no_score_has_no_outcome(score: float) -> None:
+def test_invalid_scores_are_refused(score: float) -> None:
     with pytest.raises(ValueError, match="leave out an episode"):
         outcome_of(score)
 
 
 @pytest.mark.parametrize("vote", [2, 0.5, True, "1"])
-def test_what_is_no_vote_is_refused(vote) -> None:
+def test_invalid_votes_are_refused(vote) -> None:
     for call in (process_of, majority):
         with pytest.raises(ValueError, match="correct the judge"):
             call([1, vote])
 
 
 @pytest.mark.parametrize("value", [0.1, math.nan])
-def test_a_penalty_never_adds(value: float) -> None:
+def test_positive_penalties_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="0 or less"):
         turn_reward(0.5, penalties={"length": value})

@@ -1,4 +1,4 @@
-"""A model as a judge: what it is shown, what an attack can do, and what its failures mean."""
+"""A model as a judge: its prompt, resistance to attacks, and the handling of its failures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ HOSTILE = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(INJECTIONS), s
 
 
 @given(HOSTILE, HOSTILE, HOSTILE)
-def test_nothing_of_the_record_stands_outside_a_fence(task: str, said: str, result: str) -> None:
+def test_record_is_inside_fences(task: str, said: str, result: str) -> None:
     one = asked(task, said, result)
     for hint in (False, True):
         marker = new_marker(one)
@@ -97,8 +97,8 @@ def test_a_marker_that_the_record_holds_is_not_used(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("injection", INJECTIONS)
-async def test_an_attack_does_not_vote(injection: str) -> None:
-    """A judge that repeats what it read, whole, and then says what it thinks."""
+async def test_injected_verdicts_are_not_counted(injection: str) -> None:
+    """The judge repeats its whole input before its own verdict."""
     one = asked(said=injection, result=injection)
     engine = Fake(lambda messages, _: f"It says:\n{messages[1]['content']}\nVerdict: -1")
     judgement = await ModelJudge(engine, hints=2).judge(one)
@@ -180,7 +180,7 @@ DATA = (b"before", b"after")
 SHA = tuple(hashlib.sha256(data).hexdigest() for data in DATA)
 
 
-async def test_the_screens_before_and_after_go_along() -> None:
+async def test_prompt_includes_screenshots_before_and_after() -> None:
     images = {sha: Image(sha, data) for sha, data in zip(SHA, DATA, strict=True)}
     shown = [[{"type": "image", "sha256": sha}] for sha in SHA]
     old = {"role": "user", "content": [{"type": "image", "sha256": "gone"}]}

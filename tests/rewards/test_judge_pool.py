@@ -1,4 +1,4 @@
-"""Judging beside the rollouts: bounded, timed, counted; nothing runs on; a judge that comes back is asked again."""
+"""Judging concurrently with rollouts: bounded, timed, counted, and without leaked tasks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_no_more_than_so_many_at_once_and_waiting_is_not_late() -> None:
     assert not pool.unscored["late"]
 
 
-async def test_submitting_blocks_nobody() -> None:
+async def test_submit_returns_at_once() -> None:
     async with JudgePool(Slow(60)) as pool:
         work = pool.submit("", talk(3))
         await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_an_episode_is_not_judged_for_ever_and_what_was_judged_in_time_is_
     assert (pool.scored, pool.unscored["late"], judge.running) == (2, 1, 0)
 
 
-async def test_what_is_no_judgement_is_counted_and_ends_nothing() -> None:
+async def test_invalid_judgements_are_counted_and_raise_nothing() -> None:
     class Odd:
         name, version = "odd", "0"
 

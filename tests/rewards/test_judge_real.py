@@ -1,4 +1,4 @@
-"""A real sandbox, the tool loop, a gateway: what its ledger and its transcript say comes to the judge, turn by turn."""
+"""With a real sandbox, tool loop and gateway, the judge gets each turn with its own results."""
 
 from __future__ import annotations
 

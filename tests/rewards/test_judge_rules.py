@@ -1,4 +1,4 @@
-"""Judges without a model: rules, a learned head, and a judge made worse on purpose."""
+"""Judges without a model: rules, a trained head, and a degraded judge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def asked(*results: str, turn: int = 0, said: str = "I act.", **more: object) ->
         ("", False),
     ],
 )
-def test_what_a_result_says_of_its_call(text: str, wrong: bool) -> None:
+def test_failed_results_are_recognised(text: str, wrong: bool) -> None:
     assert went_wrong({"role": "tool", "content": text}) is wrong
     assert went_wrong({"role": "tool", "content": [{"type": "text", "text": text}]}) is wrong
 
@@ -106,7 +106,7 @@ async def test_a_degraded_judge_has_the_auc_that_was_asked_for(wanted: float) ->
         assert other.version != worse.version == again.version
 
 
-async def test_flipping_leaves_zeros_and_invalid_votes() -> None:
+async def test_inverting_keeps_zeros_and_invalid_votes() -> None:
     class Unsure:
         name, version = "unsure", "0"
 
@@ -132,7 +132,7 @@ def examples(family: str, count: int, seed: int) -> list[tuple[Judgeable, bool]]
     return made
 
 
-async def test_a_head_learns_what_other_families_share(tmp_path: Path) -> None:
+async def test_head_generalises_to_other_families(tmp_path: Path) -> None:
     learnt = [*examples("sort", 150, 1), *examples("count", 150, 2)]
     head = train_head(learnt)
     new = examples("rename", 200, 3)

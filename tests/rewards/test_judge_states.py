@@ -1,4 +1,4 @@
-"""What came after a turn, by its index in the tree of turns."""
+"""Next states of turns, by index in the tree of turns."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_other_roles_neither_have_a_next_state_nor_are_one() -> None:
     assert next_states(turns)[0].messages == (tool("a"), tool("b"))
 
 
-def test_of_two_branches_each_turn_has_its_own_and_the_abandoned_end_has_none() -> None:
+def test_branches_have_their_own_next_states() -> None:
     turns = [
         FIRST,
         turn([tool("a"), tool("b")], says("left"), parent=0),
@@ -179,7 +179,7 @@ def episode(**more: object) -> Episode:
     return replace(Episode("count", "h", 2, 0, "x", Outcome.FAILED, result=result, turns=turns), **more)  # type: ignore[arg-type]
 
 
-def test_what_a_judge_is_asked() -> None:
+def test_input_of_a_judge() -> None:
     first, second = judgeables(TASK, episode(), outcome=True)
     assert (first.episode, first.turn, second.turn) == ("count#2", 0, 1)
     assert first.setting == "terminal"
@@ -199,8 +199,8 @@ def test_what_a_judge_is_asked() -> None:
         judgeables(TASK, episode(), setting="robot")  # type: ignore[arg-type]
 
 
-def test_a_turn_is_json_all_the_way() -> None:
-    """What a judge is shown can be written down."""
+def test_judge_input_is_json() -> None:
+    """The input of a judge can be serialised."""
     (first, *_) = judgeables(TASK, episode())
     json.dumps([first.history, first.action, first.after.messages])
     with pytest.raises(FrozenInstanceError):  # the judges of a pool share it

@@ -1,4 +1,4 @@
-"""A vote is the judge's own last line, and nothing else."""
+"""Parsing votes: only the last line of the judge counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_verdict_is_the_last_line_that_is_not_empty(text: str) -> None:
 
 
 @given(TEXTS, st.sampled_from([1, 0, -1]))
-def test_what_stands_before_the_last_line_changes_nothing(text: str, vote: int) -> None:
+def test_only_the_last_line_counts(text: str, vote: int) -> None:
     assert verdict_of(f"{text}\nVerdict: {vote:+d}\n \n".replace("+0", "0")) == vote
 
 
@@ -109,7 +109,7 @@ def test_a_judgement_holds_votes_only() -> None:
         Judgement.from_about({"vote": 1})
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_importing_rewards_imports_no_torch() -> None:
     modules = ", ".join(f"clawgym.rewards.{name}" for name in ("judge", "model", "hints", "scoring", "rules", "head"))
     code = f"import sys, {modules}; print(*{{m.partition('.')[0] for m in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

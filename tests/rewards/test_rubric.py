@@ -1,4 +1,4 @@
-"""A model that judges by a rubric: what it is shown, what its answers become, and what its failures mean."""
+"""The rubric grader: its prompt, its scores, and the handling of failures."""
 
 from __future__ import annotations
 

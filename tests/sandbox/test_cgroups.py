@@ -1,4 +1,4 @@
-"""Cgroups where they can be had, and an honest fallback where they cannot."""
+"""Cgroups, and the fallback on hosts without them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_lease_is_limited_and_removed(cgroups: Cgroups) -> None:
     assert cgroups.leases() == set()
 
 
-def test_another_process_finds_them_again(cgroups: Cgroups) -> None:
+def test_another_process_finds_existing_cgroups(cgroups: Cgroups) -> None:
     cgroups.create("a", memory=1 << 28, pids=7, cpus=0.5)
     again = Cgroups(cgroups.name.removeprefix("clawgym-"), cgroups.where())
     assert again.leases() == {"a"}
@@ -51,7 +51,7 @@ def test_another_process_finds_them_again(cgroups: Cgroups) -> None:
     assert not stranger.roots, "a note that names other folders is not believed"
 
 
-def test_a_claim_that_cannot_be_joined_is_given_up(cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroups_that_cannot_be_joined_are_released(cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Cgroups(secrets.token_hex(8))
     roots = list(mine.roots.values())
     monkeypatch.setattr(Cgroups, "create", lambda *a, **k: ["/proc/self/no-such-file/cgroup.procs"])
@@ -77,7 +77,7 @@ def hierarchy(folder: Path, controllers: str) -> Path:
         ("", []),
     ],
 )
-def test_what_a_version_2_hierarchy_offers_is_claimed(
+def test_controllers_of_a_version_2_hierarchy_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str, limits: list[str]
 ) -> None:
     """Whatever version this machine has."""

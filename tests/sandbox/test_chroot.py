@@ -1,4 +1,4 @@
-"""The chroot backend where it is needed: in a default container, which may neither make namespaces nor mount.
+"""The chroot backend in a default container, which may neither make namespaces nor mount.
 
 ``CLAWGYM_WHOLE=1 pytest tests/sandbox/test_chroot.py -s`` runs the whole conformance suite, the whole escape suite and
 the whole pack in there, and shows what they say; otherwise a part of each.
@@ -75,7 +75,7 @@ print(json.dumps(asyncio.run(attack()).as_dict()))
 """
 
 
-def test_nothing_is_open_but_what_is_declared(inside: Container) -> None:
+def test_only_declared_probes_are_open(inside: Container) -> None:
     if WHOLE:
         code, text = inside.clawgym("redteam", "escape", "--sandbox", "chroot", "--json")
         assert code == 0, text[-4000:]
@@ -128,7 +128,7 @@ def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:
     assert re.search(r"^ +- cpu: not limited", text, re.M)
 
 
-def test_another_user_is_told_what_to_do(inside: Container) -> None:
+def test_ordinary_user_gets_advice(inside: Container) -> None:
     code, text = inside.clawgym("doctor", user="1000")
     assert code == 1
     assert re.search(

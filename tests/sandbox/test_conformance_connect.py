@@ -1,4 +1,4 @@
-"""Sockets of ours to a program that listens in a sandbox: nobody else is reached, and no sandbox can make us wait."""
+"""Connections to a program in a sandbox reach nothing else, and no sandbox can block the host."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def ask(sock: socket.socket, data: bytes) -> bytes:
         writer.close()
 
 
-async def test_we_talk_to_a_program_in_the_sandbox(sandbox: Sandbox) -> None:
+async def test_host_talks_to_a_program_in_the_sandbox(sandbox: Sandbox) -> None:
     await serve(sandbox)
     sock = await sandbox.connect(PORT)
     assert sock.gettimeout() == 0
@@ -114,8 +114,8 @@ async def test_ports_that_no_program_can_have(shared: Sandbox, port: int) -> Non
         await shared.connect(port)
 
 
-async def test_a_program_that_never_accepts_keeps_nobody_waiting(sandbox: Sandbox) -> None:
-    """Its queue is full: refused after a while, and meanwhile everything else goes on."""
+async def test_program_that_never_accepts_blocks_nothing_else(sandbox: Sandbox) -> None:
+    """Its queue is full: the connection is refused after a while, and nothing else is blocked."""
     where = place(sandbox, PORT)
     make = f"s = socket.socket(socket.AF_UNIX); s.bind('{where}')" if where else f"s.bind(('127.0.0.1', {PORT}))"
     deaf = f"import socket, time\ns = socket.socket()\n{make}\ns.listen(0)\nprint('ready', flush=True)\ntime.sleep(60)"
@@ -140,7 +140,7 @@ async def test_a_program_that_never_accepts_keeps_nobody_waiting(sandbox: Sandbo
             sock.close()
 
 
-async def test_a_closed_sandbox_is_not_reached_and_a_connection_does_not_hold_it(backend: Backend) -> None:
+async def test_closed_sandbox_refuses_connections_and_open_ones_do_not_delay_close(backend: Backend) -> None:
     sandbox = await backend.create(SandboxSpec())
     await serve(sandbox)
     sock = await sandbox.connect(PORT)
@@ -157,7 +157,7 @@ async def test_a_closed_sandbox_is_not_reached_and_a_connection_does_not_hold_it
         await sandbox.connect(PORT)
 
 
-async def test_a_dead_sandbox_says_so(backend: Backend) -> None:
+async def test_dead_sandbox_raises_sandbox_died(backend: Backend) -> None:
     sandbox = await backend.create(SandboxSpec())
     try:
         await serve(sandbox)
@@ -190,8 +190,8 @@ async def test_cancelled(sandbox: Sandbox) -> None:
     assert await ask(await sandbox.connect(PORT), b"still") == b"stillstill"
 
 
-async def test_no_link_leads_out(sandbox: Sandbox) -> None:
-    """Whatever lies where a sandbox without a loopback is connected to, nothing outside the sandbox is reached."""
+async def test_connect_follows_no_link_out_of_the_sandbox(sandbox: Sandbox) -> None:
+    """Whatever is at the path of the socket, nothing outside of the sandbox is reached."""
     here = sandbox_path_of(PORT)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as theirs:
         path = Path(folder, "host.sock")

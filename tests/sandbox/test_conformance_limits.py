@@ -1,4 +1,4 @@
-"""Every backend's walls: limits, network, the host's files, and the end of a sandbox."""
+"""Isolation of every backend: limits, network, the host's files, and closing a sandbox."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_number_of_processes_is_limited(backend: Backend) -> None:
         await sandbox.close()
 
 
-async def test_full_disk_costs_only_the_write(backend: Backend) -> None:
+async def test_full_disk_fails_only_the_write(backend: Backend) -> None:
     await _needs(backend, "disk_limit")
     sandbox = await backend.create(SandboxSpec(limits=Limits(disk_mb=32, file_mb=256)))
     try:
@@ -316,7 +316,7 @@ async def test_cancelled_create_leaves_nothing(backend: Backend) -> None:
     pytest.fail("a sandbox whose creation was cancelled is still there")
 
 
-async def test_a_sandbox_can_only_lose_itself(backend: Backend) -> None:
+async def test_sandbox_can_only_kill_itself(backend: Backend) -> None:
     async def lives() -> bool:
         try:
             assert (await sandbox.exec(["echo", "alive"])).output == b"alive\n"

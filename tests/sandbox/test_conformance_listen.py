@@ -1,4 +1,4 @@
-"""Sockets of ours inside a sandbox: its programs connect, we accept, and nobody else can."""
+"""Sockets of the host that listen in a sandbox: its programs connect, and only the host accepts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_programs_in_the_sandbox_talk_to_a_server_outside(sandbox: Sandbox
     assert read == [5, 7]
 
 
-async def test_much_goes_both_ways_while_the_sandbox_works(sandbox: Sandbox) -> None:
+async def test_large_transfers_in_both_directions_while_commands_run(sandbox: Sandbox) -> None:
     answer = bytes(range(256)) * 4096
     sock = await sandbox.listen(PORT)
     where = place(sandbox, sock)
@@ -96,7 +96,7 @@ async def test_much_goes_both_ways_while_the_sandbox_works(sandbox: Sandbox) -> 
     assert read == [2**20] * 4
 
 
-async def test_the_port_is_each_sandboxs_own(backend: Backend) -> None:
+async def test_same_port_in_several_sandboxes(backend: Backend) -> None:
     sandboxes = [await backend.create(SandboxSpec()) for _ in range(2)]
     try:
         socks = [await sandbox.listen(PORT) for sandbox in sandboxes]
@@ -146,7 +146,7 @@ async def test_a_program_cannot_take_the_port_away(sandbox: Sandbox) -> None:
         assert await talk(sandbox, where) == "4 ours"
 
 
-async def test_a_sandbox_that_floods_its_stream_gives_no_other_socket(sandbox: Sandbox) -> None:
+async def test_flooded_stream_returns_no_other_socket(sandbox: Sandbox) -> None:
     flood = sandbox.exec(["sh", "-c", "timeout 3 yes"], timeout=10, max_output=2**16)
     running = asyncio.ensure_future(flood)
     await asyncio.sleep(0.2)

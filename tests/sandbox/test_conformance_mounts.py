@@ -1,4 +1,4 @@
-"""Folders of this machine in a sandbox: all of it is there, nothing of it can be changed, none of it comes back out."""
+"""Folders of this machine mounted in a sandbox: complete, read-only, and not part of archives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def say(sandbox: Sandbox, line: str) -> str:
     return (await sandbox.exec(["bash", "-c", line], timeout=30)).text
 
 
-async def test_a_program_of_this_machine_runs_in_sandboxes(backend: Backend, tool: Path) -> None:
+async def test_program_of_this_machine_runs_in_sandboxes(backend: Backend, tool: Path) -> None:
     one, two = await made(backend, tool), await made(backend, tool)
     try:
         for sandbox in (one, two):
@@ -96,7 +96,7 @@ python3 -c 'import os; os.setxattr("{AT}/run", "user.x", b"1")'
 """
 
 
-async def test_nothing_in_a_sandbox_changes_it(backend: Backend, tool: Path) -> None:
+async def test_sandbox_cannot_change_a_mount(backend: Backend, tool: Path) -> None:
     before = digest(tool)
     sandbox = await made(backend, tool)
     try:
@@ -116,7 +116,7 @@ async def test_nothing_in_a_sandbox_changes_it(backend: Backend, tool: Path) -> 
         await again.close()
 
 
-async def test_the_rest_of_the_sandbox_can_be_written(backend: Backend, tool: Path) -> None:
+async def test_rest_of_the_sandbox_is_writable(backend: Backend, tool: Path) -> None:
     sandbox = await made(backend, tool)
     try:
         assert await say(sandbox, f"cp -r {AT} /tmp/mine && echo '#' >> /tmp/mine/run && /tmp/mine/run") == "hello\n"
@@ -124,7 +124,7 @@ async def test_the_rest_of_the_sandbox_can_be_written(backend: Backend, tool: Pa
         await sandbox.close()
 
 
-async def test_it_is_in_forks_and_not_in_snapshots(backend: Backend, tool: Path) -> None:
+async def test_mounts_are_in_forks_and_not_in_snapshots(backend: Backend, tool: Path) -> None:
     sandbox = await made(backend, tool)
     try:
         await say(sandbox, "echo kept > /root/mine")
@@ -144,7 +144,7 @@ async def test_it_is_in_forks_and_not_in_snapshots(backend: Backend, tool: Path)
         await backend.drop(snapshot)
 
 
-async def test_a_fork_has_it_whatever_lies_in_its_place(backend: Backend, tool: Path) -> None:
+async def test_fork_mounts_over_whatever_is_at_the_path(backend: Backend, tool: Path) -> None:
     """The files of a fork are an agent's."""
     sandbox = await backend.create(SandboxSpec())
     try:
@@ -164,7 +164,7 @@ async def test_a_fork_has_it_whatever_lies_in_its_place(backend: Backend, tool: 
         await backend.drop(snapshot)
 
 
-async def test_it_is_not_in_what_is_taken(backend: Backend, tool: Path) -> None:
+async def test_mounts_are_not_in_archives(backend: Backend, tool: Path) -> None:
     sandbox = await made(backend, tool)
     try:
         await say(sandbox, "echo kept > /opt/mine")
@@ -199,7 +199,7 @@ async def test_owners(backend: Backend, tool: Path) -> None:
     assert digest(tool) == before
 
 
-async def test_no_privilege_comes_with_it(backend: Backend, tool: Path) -> None:
+async def test_mounts_grant_no_privileges(backend: Backend, tool: Path) -> None:
     """A program that would run as its owner does not, and a device is not one."""
     (tool / "id").write_bytes(Path("/usr/bin/id").resolve().read_bytes())
     os.chmod(tool / "id", 0o6755)

@@ -72,7 +72,7 @@ async def test_output_between_two_commands_is_not_lost(shared: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("command", ["if (((", "echo 'open", "for x in", "}", "<<", "$((", "case x in"])
-async def test_syntax_errors_leave_the_shell_alone(shared: Sandbox, command: str) -> None:
+async def test_syntax_errors_keep_the_shell(shared: Sandbox, command: str) -> None:
     shell = await shared.shell()
     await shell.run("X=kept")
     bad = await shell.run(command)
@@ -83,7 +83,7 @@ async def test_syntax_errors_leave_the_shell_alone(shared: Sandbox, command: str
     await shell.close()
 
 
-async def test_exit_restarts_the_shell_and_says_so(shared: Sandbox) -> None:
+async def test_exit_restarts_the_shell_and_reports_it(shared: Sandbox) -> None:
     shell = await shared.shell()
     await shell.run("X=5; cd /tmp")
     ended = await shell.run("exit 7")
@@ -253,7 +253,7 @@ async def test_cancelled_exec_is_killed_and_the_sandbox_goes_on(shared: Sandbox)
     assert "sleep 434" not in await processes(shared)
 
 
-async def test_cancelled_shell_command_does_not_cost_the_sandbox(shared: Sandbox) -> None:
+async def test_cancelled_shell_command_keeps_the_sandbox(shared: Sandbox) -> None:
     shell = await shared.shell()
     task = asyncio.create_task(shell.run("sleep 4351", timeout=1))
     await asyncio.sleep(0.3)
@@ -425,7 +425,7 @@ async def test_no_descriptor_is_inherited(backend: Backend, tmp_path: Path) -> N
         os.close(fd)
 
 
-async def test_who_and_where(shared: Sandbox, traits: Traits) -> None:
+async def test_user_host_name_and_folder(shared: Sandbox, traits: Traits) -> None:
     uid = int((await shared.exec(["id", "-u"])).output)
     assert (uid == 0) is traits.root_inside
     if shared.isolation.features["hostname"]:

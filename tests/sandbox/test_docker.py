@@ -1,4 +1,4 @@
-"""What is Docker's own in the Docker backend; what it shares with the others is in ``test_conformance_*.py``."""
+"""The parts of the Docker backend that others do not have; see ``test_conformance_*.py`` for the rest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         await DockerBackend().probe()
 
 
-async def test_no_engine_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_engine_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     with pytest.raises(SandboxUnavailable, match=r"systemctl start docker.*DOCKER_HOST$"):
         await DockerBackend().create(SandboxSpec())
@@ -52,7 +52,7 @@ async def test_ssh_engines_are_refused_with_a_way_out(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "body", [b'{"message": "no"}', b"[{}]", b"[1]", b"7", b"null", b"<html>", b"\xff", b""], ids=repr
 )
-def test_an_engine_that_answers_something_else_stops_no_clearing_up(body: bytes) -> None:
+def test_unexpected_answers_of_the_engine_do_not_stop_cleanup(body: bytes) -> None:
     folder = Path(tempfile.mkdtemp(prefix="clawgym-engine-"))  # a unix socket's path must be short
     asked: list[bytes] = []
 
@@ -79,7 +79,7 @@ def test_an_engine_that_answers_something_else_stops_no_clearing_up(body: bytes)
     remove_containers(str(folder / "s"), f"{leases.LABEL}=dead")
 
 
-def test_frames_come_apart_wherever_they_are_cut() -> None:
+def test_frames_are_parsed_however_they_are_split() -> None:
     def frame(kind: int, data: bytes) -> bytes:
         return bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
 
@@ -249,7 +249,7 @@ async def test_files_over_the_memory_limit_end_the_sandbox_with_its_cause(backen
 
 
 @pytest.mark.docker
-async def test_unknown_images_name_the_pull(backend: DockerBackend) -> None:
+async def test_unknown_image_error_names_docker_pull(backend: DockerBackend) -> None:
     with pytest.raises(SandboxError, match=r"docker pull no/such:image$"):
         await backend.create(SandboxSpec(image="no/such:image"))
 

@@ -1,4 +1,4 @@
-"""Archives that somebody else made: what of them is passed on."""
+"""Filtering of untrusted archives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def passed(data: bytes, strip: str) -> tuple[dict[str, bytes | str], list[str]]:
     return found, [why.partition(":")[0] for why in archive.dropped]
 
 
-def test_what_is_left_out_keeps_nothing_else_back() -> None:
+def test_dropped_entries_do_not_affect_others() -> None:
     members = [
         ("top", "/"),
         ("other/x", b"1"),
@@ -56,7 +56,7 @@ def test_what_is_left_out_keeps_nothing_else_back() -> None:
     assert found == {"a": b"1", "c": b"3"}
 
 
-def test_damage_is_said() -> None:
+def test_damaged_archives_are_reported() -> None:
     whole = packed(("top/a", b"x" * 5000))
     for data in (b"", b"no tar", whole[:2000], b"\xff" * 1024):
         with pytest.raises(SandboxError, match="damaged archive"):

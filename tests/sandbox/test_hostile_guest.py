@@ -1,4 +1,4 @@
-"""The host's end of a sandbox, against a process 1 that lies: it speaks the protocol of the link, and breaks it."""
+"""The host's end of a sandbox against a hostile process 1, which violates the protocol of the link."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def descriptors() -> set[str]:
 # -- what an honest guest says
 
 
-async def test_an_answer_within_its_bounds_is_taken(play: Callable[..., Play]) -> None:
+async def test_answer_within_the_bounds_is_accepted(play: Callable[..., Play]) -> None:
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         assert op == "X"
         half = b"x" * (BOUND // 2)
@@ -120,7 +120,7 @@ async def test_an_answer_within_its_bounds_is_taken(play: Callable[..., Play]) -
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e9])
-async def test_numbers_that_make_no_sense_do_no_harm(play: Callable[..., Play], seconds: float) -> None:
+async def test_nonsense_numbers_are_harmless(play: Callable[..., Play], seconds: float) -> None:
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(done(channel, 2**32 - 1, 255, 2**64 - 1, seconds, cwd=b"x" * 10_000))
 
@@ -134,7 +134,7 @@ async def test_numbers_that_make_no_sense_do_no_harm(play: Callable[..., Play], 
 
 
 @pytest.mark.parametrize("kind", ["O", "L"])
-async def test_one_byte_over_the_cap_costs_the_sandbox_its_life(play: Callable[..., Play], kind: str) -> None:
+async def test_one_byte_over_the_cap_ends_the_sandbox(play: Callable[..., Play], kind: str) -> None:
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(frame(kind, channel, b"x" * (BOUND + 1)) + done(channel))
 
@@ -164,7 +164,7 @@ async def test_output_without_an_end_is_cut_at_the_cap(play: Callable[..., Play]
     assert sent < 16 * 2**20  # what a socket holds, not what memory does
 
 
-async def test_a_frame_that_claims_more_than_a_megabyte_is_not_waited_for(play: Callable[..., Play]) -> None:
+async def test_frame_of_more_than_a_megabyte_ends_the_sandbox_at_once(play: Callable[..., Play]) -> None:
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(HEADER.pack(2**20 + 1, ord("O"), channel))
 
@@ -174,8 +174,8 @@ async def test_a_frame_that_claims_more_than_a_megabyte_is_not_waited_for(play: 
         assert died.value.cause == "protocol"
 
 
-async def test_answers_that_nobody_asked_for_take_no_memory(play: Callable[..., Play]) -> None:
-    """Late answers to a command that was given up are dropped, however many come."""
+async def test_unrequested_answers_take_no_memory(play: Callable[..., Play]) -> None:
+    """Late answers to a cancelled command are dropped, however many arrive."""
     import tracemalloc
 
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
@@ -212,9 +212,7 @@ NESTED = b"[" * 100_000
         ("\xff", b"x"),
     ],
 )
-async def test_a_frame_against_the_rules_costs_the_sandbox_its_life(
-    play: Callable[..., Play], op: str, payload: bytes
-) -> None:
+async def test_invalid_frame_ends_the_sandbox(play: Callable[..., Play], op: str, payload: bytes) -> None:
     def answer(sock: socket.socket, _: str, channel: int, __: bytes) -> None:
         sock.sendall(frame(op, channel, payload))
 
@@ -224,7 +222,7 @@ async def test_a_frame_against_the_rules_costs_the_sandbox_its_life(
         assert died.value.cause == "protocol"
 
 
-async def test_a_frame_of_no_kind_to_nobody_costs_it_too(play: Callable[..., Play]) -> None:
+async def test_frame_of_unknown_kind_and_channel_ends_the_sandbox(play: Callable[..., Play]) -> None:
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:
         sock.sendall(frame("X", channel + 1))
 
@@ -255,7 +253,7 @@ async def test_a_refusal_is_an_error_of_bounded_length(
         assert len(str(caught.value)) < 400
 
 
-async def test_a_guest_that_never_answers_is_given_up(
+async def test_guest_that_never_answers_is_unresponsive(
     play: Callable[..., Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawgym.sandbox.link._GRACE", 0.2)
@@ -304,7 +302,7 @@ def _gives(*fds: int) -> Callable[[Any, str, int, bytes], object]:
     return lambda sock, op, channel, payload: socket.send_fds(sock, [done(channel)], fds)
 
 
-async def test_the_socket_that_was_asked_for_is_taken(play: Callable[..., Play]) -> None:
+async def test_requested_socket_is_accepted(play: Callable[..., Play]) -> None:
     with _listening() as offered:
         port = offered.getsockname()[1]
         async with play(_gives(offered.fileno())) as sandbox:
@@ -372,7 +370,7 @@ async def test_no_socket_or_several_are_refused_and_closed(play: Callable[..., P
         assert descriptors() <= before
 
 
-async def test_descriptors_that_nobody_asked_for_do_not_arrive(play: Callable[..., Play]) -> None:
+async def test_unrequested_descriptors_are_dropped(play: Callable[..., Play]) -> None:
     held: list[int] = []
 
     def answer(sock: socket.socket, op: str, channel: int, payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The root can be written to, on a private layer: packages install as they do on a machine of one's own."""
+"""The root is writable, on a private layer, so packages can be installed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_pip_installs_a_local_file(sandbox: Sandbox, backend: Backend) -> 
     await backend.drop(snapshot)
 
 
-async def test_files_of_the_image_can_be_changed_and_only_here(
+async def test_files_of_the_image_can_be_changed_in_one_sandbox_only(
     traits: Traits, sandbox: Sandbox, backend: Backend
 ) -> None:
     if not traits.private_usr:

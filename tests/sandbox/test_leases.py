@@ -1,4 +1,4 @@
-"""Folders of owners: made, seen by others, cleared when nobody holds them."""
+"""Folders of owners: making them, and clearing those without a lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from clawgym.sandbox.leases import GUARDS, OwnerFolder, UidBlock, reap
 
 
-def test_what_an_owner_left_that_died_while_it_began(tmp_path: Path) -> None:
+def test_leftovers_of_an_owner_that_died_at_its_start_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "new-empty").mkdir()
     (tmp_path / "new-locked-once").mkdir()
     (tmp_path / "new-locked-once" / "lock").touch()
@@ -49,7 +49,7 @@ def test_owners_begin_while_others_clear(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a sandbox")
 @pytest.mark.parametrize("offset", [1, 4095, GUARDS + 1, GUARDS + 4095], ids=["first", "last", "guard", "last guard"])
-def test_what_runs_as_a_dead_owners_uid_is_killed_and_nothing_else(tmp_path: Path, offset: int) -> None:
+def test_only_processes_of_a_dead_owners_uids_are_killed(tmp_path: Path, offset: int) -> None:
     """A chroot sandbox has no pid namespace that would end with it."""
     uids = UidBlock(tmp_path)
     uids.first = 0x68000000  # below all blocks: no sandbox of another owner is killed here

@@ -1,4 +1,4 @@
-"""Where the sandboxes of a backend are."""
+"""The machine on which a backend runs its sandboxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Cluster:
         return Machine(7, lambda: 11.0, lambda: 0.5)
 
 
-async def test_a_machine_is_this_one_unless_the_backend_says_otherwise() -> None:
+async def test_machine_is_this_one_unless_the_backend_names_another() -> None:
     here = backend("namespace")
     assert machine_of(here).cores == Machine.this().cores
     await here.aclose()

@@ -1,4 +1,4 @@
-"""What stands for a mount where nothing can be mounted: copies of a folder, used again and again."""
+"""Copies of folders that replace mounts where nothing can be mounted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_copies_are_used_again(state: Path, source: Path, tmp_path: Path) -> Non
     later.close()
 
 
-def test_another_content_is_another_store_and_the_old_one_goes(state: Path, source: Path, tmp_path: Path) -> None:
+def test_changed_content_makes_a_new_store_and_removes_the_old_one(state: Path, source: Path, tmp_path: Path) -> None:
     store = store_of(state, str(source))
     (source / "lib" / "new").write_text("two")
     newer = store_of(state, str(source))
@@ -90,7 +90,7 @@ def test_another_content_is_another_store_and_the_old_one_goes(state: Path, sour
     assert sorted(path.name for path in (state / "mounts").iterdir()) == [newer.path.name, f"{newer.path.name}.lock"]
 
 
-def test_the_store_of_a_folder_that_has_gone_goes_and_others_stay(state: Path, source: Path, tmp_path: Path) -> None:
+def test_store_of_a_missing_folder_is_removed_and_others_stay(state: Path, source: Path, tmp_path: Path) -> None:
     other, third = tmp_path / "other", tmp_path / "third"
     for folder in (other, third):
         folder.mkdir()
@@ -103,7 +103,7 @@ def test_the_store_of_a_folder_that_has_gone_goes_and_others_stay(state: Path, s
     assert stays.path.is_dir()
 
 
-def test_half_a_template_is_no_template(state: Path, source: Path, tmp_path: Path) -> None:
+def test_unfinished_template_is_not_used(state: Path, source: Path, tmp_path: Path) -> None:
     store = store_of(state, str(source))
     shutil.rmtree(store.path / "template")
     (store.path / "new-0123").mkdir()

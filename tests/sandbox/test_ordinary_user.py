@@ -95,7 +95,7 @@ def test_chroot_backend_refuses_and_says_what_to_do(home: Path) -> None:
 
 @pytest.mark.docker
 def test_docker_backend(home: Path, docker_engine: str) -> None:
-    """Files leave by way of a tar made inside the container: this user cannot look into it from outside."""
+    """Files are copied as a tar made inside the container: this user cannot read them from outside."""
     path = Path(docker_engine.removeprefix("unix://"))
     if path.parent.name.startswith("clawgym-docker-"):
         path.parent.chmod(0o711)

@@ -1,4 +1,4 @@
-"""What the ray backend does before, and beside, its cluster; the conformance tests are what it does on one."""
+"""The ray backend without a cluster; the conformance tests run it on one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_folder_arrives_as_it_was(folder: Path, shelf: Shelf, tmp_path: 
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["layers"], "nothing half made"
 
 
-async def test_what_came_otherwise_than_it_was_sent_is_not_kept(folder: Path, shelf: Shelf, tmp_path: Path) -> None:
+async def test_corrupted_layer_is_not_stored(folder: Path, shelf: Shelf, tmp_path: Path) -> None:
     digest, pieces = packed(folder)
     with pytest.raises(InfraError, match="other than it was sent"):
         async with shelf.receiving(digest) as tar:
@@ -152,7 +152,7 @@ async def test_backends_of_nodes_are_named() -> None:
             backend(name)
 
 
-async def test_where_nodes_differ_the_weakest_is_reported() -> None:
+async def test_weakest_isolation_of_all_nodes_is_reported() -> None:
     strong = Isolation("namespace", "namespace-root", {"network": True, "own_outer_uid": True})
     weak = Isolation("namespace", "namespace-user", {"network": True, "own_outer_uid": False}, ("shared uid",))
     same = _weakest("ray", {"a": strong, "b": strong})

@@ -1,4 +1,4 @@
-"""The seccomp filter, run here as the kernel runs it: what it answers to every call, on both architectures.
+"""The seccomp filter, interpreted as the kernel does: its result for every call, on both architectures.
 
 The numbers of calls are those of the kernel's headers (``asm/unistd_64.h``, ``asm-generic/unistd.h``).
 """
@@ -104,7 +104,7 @@ def ask(machine: tuple[str, bool]) -> Ask:
     return call
 
 
-def test_every_call_that_is_denied_and_no_other(machine: tuple[str, bool], ask: Ask) -> None:
+def test_exactly_the_listed_calls_are_denied(machine: tuple[str, bool], ask: Ask) -> None:
     name, shared = machine
     column = MACHINES[name][0]
     denied = {numbers[column] for numbers in (DENIED | SHARED if shared else DENIED).values()}
@@ -113,7 +113,7 @@ def test_every_call_that_is_denied_and_no_other(machine: tuple[str, bool], ask: 
         assert ask(number) == (errno.EPERM if number in denied else 0), number
 
 
-def test_other_tables_of_calls_are_closed(machine: tuple[str, bool], ask: Ask) -> None:
+def test_foreign_call_tables_are_denied(machine: tuple[str, bool], ask: Ask) -> None:
     name, shared = machine
     code = seccomp.program(name, shared=shared)
     for arch in (I386, ARM32, 0, *(arch for other, (_, arch) in MACHINES.items() if other != name)):

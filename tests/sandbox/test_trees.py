@@ -1,4 +1,4 @@
-"""Trees that are removed: what cannot go keeps nothing else, and the time is bounded."""
+"""Removing trees: unremovable entries do not keep others, and the time is bounded."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_tree_is_removed_and_nothing_that_it_links_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [["stuck"], ["a/stuck"], ["a/b/c/stuck", "d/e/stuck", "stuck"]], ids=len)
-def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, where: list[str]) -> None:
+def test_unremovable_entries_do_not_keep_others(tmp_path: Path, where: list[str]) -> None:
     top = tree(tmp_path / "top")
     with immovable(*(top / name for name in where)):
         with pytest.raises(PermissionError):
@@ -76,7 +76,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, where: list[s
     assert not top.exists()
 
 
-def test_there_is_an_end_to_removing(tmp_path: Path) -> None:
+def test_removal_is_bounded_in_time(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     for number in range(2000):

@@ -1,4 +1,5 @@
-"""What a sandbox sees of the machine: its programs, and nothing that somebody installed or that the kernel tells."""
+"""What a sandbox sees of the machine: the distribution's programs, but no installed packages and little of
+``/proc``."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ done; true
 """
 
 
-async def test_proc_has_what_programs_need_and_no_more(shared: Sandbox) -> None:
+async def test_proc_shows_only_the_allow_list(shared: Sandbox) -> None:
     if not shared.isolation.features["proc"]:
         pytest.skip("no /proc here")
     held = (await shared.exec(["sh", "-c", _HELD])).text.split()
@@ -181,7 +182,7 @@ def throw_away_usr() -> Iterator[Path]:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not _installed("python3-pip"), reason="python3-pip is not installed on this machine")
 @pytest.mark.parametrize("uid", [0, _UID])
-async def test_what_was_installed_on_the_machine_is_not_shown(uid: int, throw_away_usr: Path, tmp_path: Path) -> None:
+async def test_packages_installed_on_the_machine_are_hidden(uid: int, throw_away_usr: Path, tmp_path: Path) -> None:
     home = Path(tempfile.mkdtemp(prefix="clawgym-home-"))
     os.chown(home, uid, uid)
     look = [sys.executable, "-c", _LOOK]

@@ -1,4 +1,4 @@
-"""The judge of what people say."""
+"""The judge of users' answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judged(*said: str, role: str = "user") -> Judgement:
     return asyncio.run(ComplaintJudge().judge(asked))
 
 
-def test_it_reads_the_next_state_alone() -> None:
+def test_complaint_judge_reads_only_the_next_state() -> None:
     assert judged(THANKS).votes == (1,)
     assert judged(MISSING).votes == (-1,)
     assert judged(MISSING).hints == (MISSING_INSTRUCTION,)

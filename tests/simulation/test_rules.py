@@ -28,14 +28,14 @@ def test_every_scorer_takes_every_text(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(SOME), st.sets(st.sampled_from(sorted(RULES))), st.integers(0, 10**6))
-def test_what_the_grammar_keeps_is_what_the_scorers_find_kept(request_: object, kept: set[str], seed: int) -> None:
+def test_generated_replies_score_as_generated(request_: object, kept: set[str], seed: int) -> None:
     reply = write(request_, kept, random.Random(seed))  # type: ignore[arg-type]
     assert request_.content(reply) == 1  # type: ignore[attr-defined]
     assert {name for name, rule in RULES.items() if rule.score(reply) == 1} == kept
 
 
 @given(st.integers(1, 200))
-def test_length_is_charged_evenly(count: int) -> None:
+def test_short_score_falls_with_length(count: int) -> None:
     score = RULES["short"].score("word " * count)
     assert score == min(1, LONGEST / count)
     assert words_in("word " * count) == count

@@ -71,7 +71,7 @@ def test_what_was_said_cannot_be_changed_later() -> None:
     assert session.content
 
 
-def test_a_person_gets_tired() -> None:
+def test_conversation_ends_after_the_last_turn() -> None:
     session, _ = play(RUDE, "No idea.", turns=2)
     assert session.answers == (RULES["polite"].complaint, MISSING)
     assert not session.content
@@ -79,7 +79,7 @@ def test_a_person_gets_tired() -> None:
         play(turns=0)
 
 
-def test_a_judge_hears_all_that_was_said_the_last_words_too() -> None:
+def test_judge_sees_every_answer_including_the_last() -> None:
     session, engine = play(RUDE, RIGHT)
     turns, fresh = [], 0
     for number, (asked, reply) in enumerate(zip(engine.asked, session.replies, strict=True)):

@@ -1,4 +1,4 @@
-"""People: what they ask, and what they say to a reply."""
+"""Simulated users: their requests, and their answers to a reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USER = User("u", ("polite", "short", "question"))
 
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_nothing_held_out_is_talked_about_by_anybody(one: int, other: int) -> None:
+def test_heldout_requests_are_not_in_the_training_split(one: int, other: int) -> None:
     heldout = {r.text for r in islice(requests(one, heldout=True), 20)}
     assert len(heldout) == 20
     assert not heldout & {r.text for r in islice(requests(other), 60)}
@@ -29,18 +29,18 @@ def test_nothing_held_out_is_talked_about_by_anybody(one: int, other: int) -> No
 
 
 @given(st.integers(0, 10**6))
-def test_a_seed_is_a_person_with_requests(seed: int) -> None:
+def test_seed_determines_user_and_requests(seed: int) -> None:
     assert user_of(seed) == user_of(seed)
     assert len(set(user_of(seed).rules)) in (2, 3)
     assert list(islice(requests(seed), 5)) == list(islice(requests(seed), 5))
 
 
-def test_people_differ() -> None:
+def test_users_differ() -> None:
     assert len({user_of(seed).rules for seed in range(20)}) > 10
 
 
 @given(st.sampled_from(["Hello! Anything else?", "Thanks. Is that so?", "", "Please?"]), st.sampled_from(range(20)))
-def test_style_without_content_is_worth_nothing(reply: str, seed: int) -> None:
+def test_style_without_content_scores_0(reply: str, seed: int) -> None:
     assert user_of(seed).score(ASKED, reply).total == 0
     assert user_of(seed).answer(ASKED, reply) == MISSING
 
@@ -60,9 +60,7 @@ def test_content_is_each_thing_with_its_own_number() -> None:
 
 @settings(deadline=None)
 @given(st.sets(st.sampled_from(sorted(RULES))), st.integers(0, 1000), st.integers(0, 50))
-def test_somebody_is_content_with_what_keeps_their_rules_and_names_the_first_broken_ones(
-    kept: set[str], seed: int, person: int
-) -> None:
+def test_users_thank_for_kept_rules_and_name_the_first_broken_ones(kept: set[str], seed: int, person: int) -> None:
     user, reply = user_of(person), write(ASKED, kept, random.Random(seed))
     broken = [RULES[name].complaint for name in user.rules if name not in kept]
     assert user.answer(ASKED, reply) == (" ".join(broken[:2]) or THANKS)
@@ -76,7 +74,7 @@ def test_a_score_is_never_above_the_content(reply: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_some_conversations_say_nothing_of_style_and_the_others_do(seed: int) -> None:
+def test_share_of_conversations_without_style_instructions(seed: int) -> None:
     said = {rule.instruction for rule in RULES.values()} | {MISSING_INSTRUCTION}
     for number, talk in enumerate(islice(conversations(seed), 40)):
         assert talk[-1]["role"] == "assistant"
@@ -84,6 +82,6 @@ def test_some_conversations_say_nothing_of_style_and_the_others_do(seed: int) ->
         assert any(words in before for words in said) == (number % 4 != 0)
 
 
-def test_what_everybody_shares_cannot_be_changed() -> None:
+def test_shared_constants_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         RULES["polite"].complaint = ""  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Tools of a task, opened as an attempt opens them."""
+"""The tools of a task, opened as in an attempt."""
 
 from __future__ import annotations
 

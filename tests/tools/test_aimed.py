@@ -1,4 +1,4 @@
-"""Calls that name an element of the page get its middle, or stay as they are."""
+"""CSS selectors in calls are replaced by the middle of the element."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ async def of(**arguments: Any) -> dict[str, Any]:
     return (await aimed(TOOLS, ToolCall("1", "computer_use", arguments))).arguments
 
 
-async def test_elements_become_their_middle() -> None:
+async def test_selectors_become_the_middle_of_the_element() -> None:
     assert await of(action="left_click", coordinate="#a") == {"action": "left_click", "coordinate": [25, 40]}
     assert await of(coordinate="#b", start_coordinate="#a") == {"coordinate": [101, 201], "start_coordinate": [25, 40]}
 
 
-async def test_what_is_no_element_stays_as_it_is() -> None:
+async def test_selectors_without_an_element_are_unchanged() -> None:
     assert await of(coordinate=[1, 2], text="#a") == {"coordinate": [1, 2], "text": "#a"}
     assert await of(coordinate="#none", start_coordinate="#a") == {"coordinate": "#none", "start_coordinate": [25, 40]}
     call = ToolCall("1", "computer_use", {"coordinate": "#a"})
     assert await aimed(SimpleNamespace(), call) == call  # type: ignore[arg-type]
 
 
-async def test_a_sandbox_that_died_is_no_missing_element() -> None:
+async def test_dead_sandbox_is_not_a_missing_element() -> None:
     with pytest.raises(SandboxDied):
         await of(coordinate="#died")

@@ -1,4 +1,4 @@
-"""Arguments against schemas: what fits goes through, what does not is said, and nothing is ever looked up."""
+"""Checking arguments against schemas, without fetching anything."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_said(arguments: dict[str, Any], part: str):
     assert str(error.value).endswith("call it again")
 
 
-def test_a_null_that_stands_for_nothing_is_left_out():
+def test_null_for_an_optional_argument_is_removed():
     assert given_to({"name": "x", "count": None, "either": None}) == {"name": "x"}
     assert given_to({"name": "x", "either": None}) == {"name": "x", "either": None}
 
@@ -77,13 +77,13 @@ def test_an_unknown_tool_names_the_others():
         ({"type": "object", "default": {1, 2}}, "not JSON"),
     ],
 )
-def test_schemas_that_tools_cannot_have(schema: Any, part: str):
+def test_invalid_tool_schemas_are_refused(schema: Any, part: str):
     with pytest.raises(ValueError, match=part):
         check_schema(schema)
 
 
-def test_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch):
-    """Not even by a reference that only a base address makes lead out."""
+def test_no_schema_is_fetched(monkeypatch: pytest.MonkeyPatch):
+    """Not even for a reference that points elsewhere only because of a base URL."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a schema opened a connection")
@@ -120,7 +120,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*SCHEMA["properties"], "other"]), values))
-def test_what_goes_through_fits_and_what_fits_goes_through(arguments: dict[str, Any]):
+def test_exactly_the_fitting_arguments_pass(arguments: dict[str, Any]):
     fits = jsonschema.Draft202012Validator(SCHEMA).is_valid(arguments)
     try:
         passed = given_to(arguments)

@@ -19,7 +19,7 @@ TASK = noting(tiny("two", "b_"))
 
 @pytest.mark.parametrize("name", [n for n in local_names() if n != "namespace"])
 async def test_an_episode(name: str, request: pytest.FixtureRequest) -> None:
-    """``namespace`` has the other tests."""
+    """The other tests use ``namespace``."""
     if name == "docker":
         request.getfixturevalue("docker_engine")
     async with usable(name) as backend:

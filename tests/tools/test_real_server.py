@@ -1,4 +1,4 @@
-"""Somebody else's MCP server, from the npm registry, unmodified and offline in a sandbox."""
+"""An unmodified MCP server from the npm registry, offline in a sandbox."""
 
 from __future__ import annotations
 

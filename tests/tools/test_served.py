@@ -1,4 +1,4 @@
-"""Tool servers in real sandboxes: order and ids, bounds on everything, and who is to blame for what."""
+"""Tool servers in real sandboxes: order and ids of answers, bounds, and attribution of failures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_results_that_are_more_than_text(two: Opened) -> None:
     assert text == "\ufffdé\0"
 
 
-async def test_what_no_server_should_say_harms_nobody(two: Opened) -> None:
+async def test_hostile_server_output_is_harmless(two: Opened) -> None:
     assert await do(two, "rubbish") == "after the rubbish"
     assert "no result" in await do(two, "nonsense")
     assert '"error"' in await do(two, "ask back")  # a server that wants a model gets none
@@ -111,7 +111,7 @@ async def test_a_call_that_takes_too_long(two: Opened) -> None:
     assert await two(call("sleep", seconds=2.5), timeout=9) == ["slept"]
 
 
-async def test_a_server_that_ends_is_told_and_the_others_go_on(two: Opened) -> None:
+async def test_ended_server_is_reported_and_others_continue(two: Opened) -> None:
     assert await do(two, "die") == "[error: the tools of 'one' are gone (it ended); it wrote: I am dying]"
     assert "are gone" in (await two(call("echo", text="x")))[0]
     assert await two(call("b_echo", text="x"), call("submit")) == ["x", "submitted"]
@@ -121,8 +121,8 @@ async def test_a_server_that_ends_is_told_and_the_others_go_on(two: Opened) -> N
     ("what", "why", "pieces"),
     [("long line", "over 4 MiB", 4 * 2**20 // 2**18), ("flood", "nobody asked for", 16 * 2**20 // 2**14)],
 )
-async def test_bounds_on_what_a_server_says(two: Opened, what: str, why: str, pieces: int) -> None:
-    """Whoever goes past them is not listened to any more; meanwhile nobody waits."""
+async def test_server_output_is_bounded(two: Opened, what: str, why: str, pieces: int) -> None:
+    """A server that exceeds them is disconnected, without blocking others."""
     turns = 0
 
     async def others() -> None:
@@ -139,7 +139,7 @@ async def test_bounds_on_what_a_server_says(two: Opened, what: str, why: str, pi
     assert await two(call("b_echo", text="x")) == ["x"]
 
 
-async def test_a_sandbox_that_dies_gets_out(backend: Backend) -> None:
+async def test_sandbox_death_is_raised(backend: Backend) -> None:
     async with opened(noting(limits=dataclasses.replace(LIMITS, command_seconds=20)), backend) as made:
         await backend.supervised.ask("kill", made.sandbox.id)  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied):
@@ -198,7 +198,7 @@ async def test_closing_lets_servers_end_and_is_idempotent(backend: Backend) -> N
         assert "are gone" in (await made(call("echo", text="x")))[0]
 
 
-async def test_whoever_is_interrupted_leaves_no_sandbox(backend: Backend) -> None:
+async def test_interrupted_opening_leaves_no_sandbox(backend: Backend) -> None:
     async def open_and_wait() -> None:
         async with opened(noting(tiny("two", "b_"), tiny("three", "c_")), backend):
             await asyncio.sleep(60)

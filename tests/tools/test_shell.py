@@ -1,4 +1,4 @@
-"""A shell, and an editor, in a real sandbox. The agents' own tests have the rest."""
+"""Shell and file tools in a real sandbox; the tests of agents have the rest."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_edit_is_checked_before_it_is_made(shell: Opened) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(2, 100))
-def test_what_is_clipped_keeps_both_ends(data: bytes, limit: int) -> None:
+def test_clipped_text_keeps_both_ends(data: bytes, limit: int) -> None:
     text = clipped(data, limit)
     if len(data) <= limit // 2 * 2:
         assert text == data.decode("utf-8", "backslashreplace")

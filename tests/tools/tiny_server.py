@@ -1,4 +1,4 @@
-"""A tool server of the standard library alone, as strange as a test asks for."""
+"""A tool server with the standard library only, which can misbehave as tests ask for."""
 
 import json
 import os

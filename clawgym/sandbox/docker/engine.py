@@ -202,22 +202,6 @@ class DockerEngine:
         mounts = dict.fromkeys(writable, f"{tmpfs},size={limits.disk_mb}m,nr_inodes={inodes},uid={user},gid={user}")
         for folder in spec.readonly:  # owned by root and filled at the start
             mounts[folder] = f"{tmpfs},size={readonly_bytes},uid=0,gid=0"
-        # The engine has no nosuid and nodev for binds; no-new-privileges and the devices cgroup replace them.
-        shared = dict(folders)
-        if image.default:
-            for usr in ["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])]:
-                shared[usr] = "/usr"
-                shared |= {f"{usr}/{folder}": source for folder, source in image.over_usr.items()}
-        binds = [
-            {
-                "Type": "bind",
-                "Source": source,
-                "Target": target,
-                "ReadOnly": True,
-                "BindOptions": {"NonRecursive": True},
-            }
-            for target, source in shared.items()
-        ]
         if spec.pristine_tools and not image.default:
             mounts["/.pristine"] = f"{tmpfs},size=64k,uid=0,gid=0"
         # Files of the sandbox are memory: a full disk must not end the sandbox for lack of memory.
@@ -229,7 +213,7 @@ class DockerEngine:
         host: dict[str, Any] = {
             "AutoRemove": True,
             "Binds": None,
-            "Mounts": binds,
+            "Mounts": _binds(spec, image, folders),
             "Tmpfs": mounts,
             "ReadonlyRootfs": True,
             "NetworkMode": f"container:{join}" if join else "none",
@@ -427,6 +411,26 @@ class DockerEngine:
         finally:
             self.remove(container)
         return buffer.getvalue() if count else None
+
+
+def _binds(spec: SandboxSpec, image: DockerImage, folders: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The read-only bind mounts of a container: this machine's ``/usr`` for the default image, and ``folders``."""
+    # The engine has no nosuid and nodev for binds; no-new-privileges and the devices cgroup replace them.
+    shared = dict(folders)
+    if image.default:
+        for usr in ["/usr", *(["/.pristine/usr"] if spec.pristine_tools else [])]:
+            shared[usr] = "/usr"
+            shared |= {f"{usr}/{folder}": source for folder, source in image.over_usr.items()}
+    return [
+        {
+            "Type": "bind",
+            "Source": source,
+            "Target": target,
+            "ReadOnly": True,
+            "BindOptions": {"NonRecursive": True},
+        }
+        for target, source in shared.items()
+    ]
 
 
 class Frames:
