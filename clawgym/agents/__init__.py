@@ -32,7 +32,7 @@ __all__ = [
     "make_agent",
 ]
 
-_ENDPOINT = ("model", "base_url", "api_key", "prices", "budget", "limits")
+_ENDPOINT = ("model", "base_url", "api_key", "api_key_env", "prices", "budget", "limits")
 """Options of :class:`~clawgym.engines.openai.OpenAIEngine` that may be given here instead of an engine."""
 
 
@@ -70,6 +70,8 @@ def make_agent(
             "receipt() (docs/new-agent.md)"
         )
     takes = {option.name for option in agents.options(name)}
+    if sampling is not None and not is_program and "sampling" not in takes:
+        raise AgentError(f"agent {name!r} does not sample from a model: leave temperature and max_tokens out")
     model = {"engine": engine, "gateway": gateway, "sampling": sampling}
     model = {key: value for key, value in model.items() if value is not None}
     if not is_program and "engine" not in takes:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from clawgym.agents._calls import VERSION, now
 from clawgym.agents._dialects import Dialect, Message, TextDialect, ToolsDialect
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.engines.protocol import Engine, Sampling
+from clawgym.engines.protocol import Checked, Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
 from clawgym.registry import agents
@@ -140,6 +140,11 @@ class ToolLoopAgent:
             "max_malformed": self._max_malformed,
             "engine": self._engine.receipt(),
         }
+
+    async def check(self) -> None:
+        """See :class:`~clawgym.engines.protocol.Checked`."""
+        if isinstance(self._engine, Checked):
+            await self._engine.check()
 
     async def aclose(self) -> None:
         await self._engine.aclose()

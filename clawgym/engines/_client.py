@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import lru_cache
@@ -13,6 +15,7 @@ from typing import Any
 from clawgym.bounds import HELD_ANSWERS, LARGEST_ANSWER, LARGEST_ERROR, LARGEST_STREAM, OutOfBounds, read_json
 from clawgym.engines._failures import EndpointFailure, message_of, out_of_bounds, refusal_of
 from clawgym.engines._sse import EventReader
+from clawgym.engines.chat import storable
 from clawgym.errors import EngineError, MissingDependency
 
 __all__ = ["Client"]
@@ -54,8 +57,9 @@ class Client:
             headers={"accept-encoding": "identity"},
             event_hooks={"response": [_look]},
         )
+        self._http, self._key = http, api_key or "none"
         self._client = openai.AsyncOpenAI(
-            api_key=api_key or "none", base_url=base_url, max_retries=0, timeout=timeout, http_client=http
+            api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout, http_client=http
         )
         libraries = _http_libraries()
         failures = tuple(library.HTTPError for library in libraries)
@@ -68,7 +72,7 @@ class Client:
         asked = self._client.chat.completions.with_streaming_response.create(**body)
         try:
             async with asyncio.timeout(self._timeout), asked as response:
-                raw = await self._whole(response)
+                raw = await self._whole(response.iter_bytes())
         except self._failures as error:
             return self._failure(error)
         try:
@@ -81,11 +85,30 @@ class Client:
             do = "check that base_url ends with /v1"
             return EndpointFailure(f"an answer that is not JSON ({shown!r})", retryable=cut_off, do=do)
 
-    async def _whole(self, response: Any) -> bytes:
+    async def models(self) -> list[str] | EndpointFailure:
+        """The names that the endpoint lists (``GET /models``)."""
+        headers = {"authorization": f"Bearer {self._key}"}
+        url = str(self._client.base_url).rstrip("/") + "/models"
+        try:
+            async with asyncio.timeout(self._timeout), self._http.stream("GET", url, headers=headers) as response:
+                raw = await self._whole(response.aiter_bytes())
+        except self._failures as error:
+            return self._failure(error)
+        try:
+            listed = read_json(raw)
+        except ValueError:  # also for what is out of bounds
+            return EndpointFailure("a list of models that cannot be read")
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        if not isinstance(rows, list):
+            return EndpointFailure("a list of models that cannot be read")
+        names = (row.get("id") for row in rows if isinstance(row, dict))
+        return [storable(name) for name in names if isinstance(name, str)]
+
+    async def _whole(self, pieces: AsyncIterator[bytes]) -> bytes:
         """Read the body of a response."""
         whole, size = bytearray(), 0
         try:
-            async for piece in response.iter_bytes():
+            async for piece in pieces:
                 cost = max(len(piece), _PIECE)
                 size += cost
                 self._held += cost
@@ -143,11 +166,29 @@ class Client:
         if isinstance(error, self._late):
             return EndpointFailure(f"no answer within {self._timeout:g} s", status=None, retryable=True)
         if isinstance(error, self._cut):
-            return EndpointFailure(f"no connection ({error.__cause__ or error!r})", retryable=True)
+            return EndpointFailure(f"no connection ({error.__cause__ or error!r})", retryable=True, do=_remedy(error))
         return EndpointFailure(f"a request that the client refuses ({error})", do="correct the request")
 
     async def aclose(self) -> None:
         await self._client.close()
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about a connection that failed, by the type of what lies below it."""
+    seen: set[int] = set()
+    below: BaseException | None = error
+    while below is not None and id(below) not in seen:
+        seen.add(id(below))
+        match below:
+            case ssl.SSLError():
+                return "the server speaks no TLS that is trusted here: check http:// or https:// in base_url"
+            case socket.gaierror():
+                return "the host name is not known: check the host in base_url"
+            case ConnectionRefusedError():
+                return "nothing listens there: start the endpoint, or check host and port in base_url"
+        inner = below.exceptions[0] if isinstance(below, BaseExceptionGroup) else None
+        below = inner or below.__cause__ or below.__context__
+    return EndpointFailure("").do
 
 
 async def _look(response: Any) -> None:

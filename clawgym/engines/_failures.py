@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from clawgym.bounds import read_json
 from clawgym.engines._retry import is_retryable, retry_after
@@ -26,6 +26,7 @@ __all__ = [
     "message_of",
     "out_of_bounds",
     "refusal_of",
+    "url_of",
 ]
 
 LONGEST_TEXT = 500
@@ -60,6 +61,12 @@ def host_of(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise EngineError("base_url is not a web address: write it as http://127.0.0.1:8000/v1")
     return parts.hostname + port
+
+
+def url_of(url: str) -> str:
+    """``url`` as it may be shown and stored: without user info, query and fragment, and no slash at its end."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, host_of(url), parts.path.rstrip("/"), "", ""))
 
 
 def message_of(body: object) -> str:

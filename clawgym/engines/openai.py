@@ -21,9 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clawgym.bounds import LARGEST_BODY
+from clawgym.engines._check import Endpoint, check
 from clawgym.engines._chunks import Chunks
 from clawgym.engines._client import Client
-from clawgym.engines._failures import EndpointFailure, error_of, host_of
+from clawgym.engines._failures import EndpointFailure, error_of, host_of, url_of
 from clawgym.engines._limits import Budget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable
 from clawgym.engines.chat import Problem, ReplyCounter, parse_completion
@@ -42,8 +43,8 @@ _log = logging.getLogger("clawgym.engines")
 
 _RENAMED = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("max_tokens", "seed", "temperature", "top_p", "stop")
+KEY_ENV = "OPENAI_API_KEY"
 _HINTS = {
-    401: "set OPENAI_API_KEY or pass api_key=",
     429: "lower RateLimits(concurrent=..., requests_per_minute=...), or run again later",
     **dict.fromkeys((400, 413, 422), "correct the request; for a model without tool calls, use protocol='text'"),
 }
@@ -58,10 +59,10 @@ _REFUSED = re.compile(
 class OpenAIEngine:
     """Samples from ``model`` behind an OpenAI-compatible ``base_url`` with the official client.
 
-    ``api_key`` and ``base_url`` default to ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``. ``extra_body`` has further
-    request fields (``{"reasoning_effort": "low"}``), which are recorded in the run manifest. ``timeout`` in seconds
-    bounds a request as a whole; for a stream, the time to its first piece and between pieces. An engine belongs to the
-    event loop that first uses it.
+    ``api_key`` defaults to what the environment variable ``api_key_env`` holds, ``base_url`` to ``OPENAI_BASE_URL``.
+    ``extra_body`` holds further request fields (``{"reasoning_effort": "low"}``), recorded in the run manifest.
+    ``timeout`` bounds one request as a whole, in seconds; of a stream, the time to its first piece and between two. An
+    engine belongs to the event loop that first uses it.
     """
 
     name = "openai"
@@ -72,6 +73,7 @@ class OpenAIEngine:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        api_key_env: str = KEY_ENV,
         prices: Prices | None = None,
         budget: Budget | None = None,
         limits: RateLimits | None = None,
@@ -86,9 +88,10 @@ class OpenAIEngine:
         """Usage of all requests so far."""
         self._url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         self._host = host_of(self._url)
-        self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
-        if not self._key and self._host == host_of(OPENAI_URL):
-            raise EngineError(f"{self._host} needs an API key: set OPENAI_API_KEY or pass api_key=")
+        self._key_env, self._key_given = api_key_env, bool(api_key)
+        self._key = api_key or os.environ.get(api_key_env) or ""
+        if not self._key and (self._host == host_of(OPENAI_URL) or api_key_env != KEY_ENV):
+            raise EngineError(f"{self._host} needs an API key: set {api_key_env} or pass api_key=")
         self._prices = prices
         self._budget = budget or Budget()
         if self._budget.cost_usd is not None and prices is None:
@@ -119,6 +122,14 @@ class OpenAIEngine:
                 await self._wait(answer, attempt)
                 attempt += 1
 
+    async def check(self) -> None:
+        """Ask once for a short answer. See :class:`clawgym.engines.protocol.Checked`."""
+        endpoint = Endpoint(url_of(self._url), self.model, self._key, "" if self._key_given else self._key_env)
+        body: dict[str, Any] = {"model": self.model}
+        if self._extra_body:
+            body["extra_body"] = self._extra_body
+        await check(self._client, endpoint, body)
+
     async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncGenerator[Delta, None]:
         """Answer a chat-completions request as it comes. See :class:`clawgym.engines.protocol.TextEngine`.
 
@@ -144,12 +155,13 @@ class OpenAIEngine:
                 attempt += 1
 
     def receipt(self) -> dict[str, Any]:
-        """Model, host (without the port, which may vary for local servers), client version, additional request fields,
-        and the adaptations made so far."""
+        """Model, endpoint (host, and its URL without credentials), client version, what is added to requests, and the
+        adaptations made so far."""
         return {
             "name": self.name,
             "model": self.model,
             "host": urlsplit(self._url).hostname,
+            "base_url": url_of(self._url),
             "client": f"openai-python {self._client.version}",
             "extra_body": self._extra_body,
             "prices_usd_per_million": None
@@ -229,7 +241,8 @@ class OpenAIEngine:
         await asyncio.sleep(delay)
 
     def _error(self, failure: EndpointFailure) -> ClawGymError:
-        return error_of(failure, host=self._host, model=self.model, key=self._key, hints=_HINTS)
+        hints = {401: f"set {self._key_env} or pass api_key=", **_HINTS}
+        return error_of(failure, host=self._host, model=self.model, key=self._key, hints=hints)
 
     async def _request(self, body: dict[str, Any]) -> Completion | EndpointFailure:
         """Send once, within budget and limits, and account for the response."""

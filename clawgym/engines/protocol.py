@@ -29,7 +29,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from clawgym.records import Image, ToolCall, Turn, Usage
 
-__all__ = ["CallDelta", "Completion", "Delta", "Engine", "Image", "Sampling", "TextEngine", "TokenEngine", "Tokens"]
+__all__ = [
+    "CallDelta",
+    "Checked",
+    "Completion",
+    "Delta",
+    "Engine",
+    "Image",
+    "Sampling",
+    "TextEngine",
+    "TokenEngine",
+    "Tokens",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,16 @@ class Engine(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """An engine, or an agent that has one, that can be asked before a run whether the model answers. Optional."""
+
+    async def check(self) -> None:
+        """Ask once. Raises :class:`~clawgym.errors.EngineError` that says what is wrong (URL, key, model) and what to
+        do."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class EvalConfig:
     out: Path
     """The run folder; an existing one of the same configuration is continued."""
     samples: int = 1
-    """Episodes per task."""
+    """Episodes per task. A run folder that has fewer gets the others; one that has more is refused."""
     seed: int = 0
     concurrency: int | None = None
     """Most episodes at once; ``None``: as many as the machine carries."""

@@ -91,7 +91,8 @@ class Receipt:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields that must not change within one run folder."""
+        """The fields that must not change within one run folder. An evaluation may get more samples later, so theirs
+        is not among them."""
         return json_safe(
             {
                 "kind": self.kind,
@@ -101,7 +102,7 @@ class Receipt:
                 "engine": self.engine,
                 "sampling": self.sampling,
                 "seed": self.seed,
-                "samples": self.samples,
+                "samples": None if self.kind == "eval" else self.samples,
                 "config": self.config,
                 "isolation": {key: self.isolation.get(key) for key in ("backend", "tier")},
             }

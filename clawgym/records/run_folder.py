@@ -367,13 +367,35 @@ def _read_receipt(path: Path) -> Receipt:
 def _resume(path: Path, receipt: Receipt) -> Receipt:
     """The stored receipt with this opening added, if the two have the same identity."""
     stored = _read_receipt(path)
+    _same_endpoint(path, stored, receipt)
     found = differences(stored.identity, receipt.identity)
     if found:
         shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
         restore = "put the changed tasks back, or " if any(line.startswith("tasks.") for line in found) else ""
         raise RunFolderError(f"{path} belongs to another configuration ({shown}): {restore}choose another --out")
+    if receipt.samples < stored.samples:
+        raise RunFolderError(
+            f"{path} has {stored.samples} episodes of each task, and {receipt.samples} are asked for: give "
+            f"-k {stored.samples} (or more) to continue it, or choose another --out"
+        )
     opening = {name: getattr(receipt, name) for name in ("created", "library", "grader", "platform")}
-    return dataclasses.replace(stored, resumed=(*stored.resumed, opening))
+    return dataclasses.replace(stored, samples=receipt.samples, resumed=(*stored.resumed, opening))
+
+
+def _same_endpoint(path: Path, stored: Receipt, receipt: Receipt) -> None:
+    """Raise :class:`RunFolderError` where the run was made with another endpoint than is asked for now."""
+    there, asked = stored.engine.get("base_url"), receipt.engine.get("base_url")
+    if asked is None or there == asked:
+        return
+    if there is None:  # before 0.2, only the host was stored
+        raise RunFolderError(
+            f"{path} was made by an earlier version, or without {asked}: results of two endpoints are never mixed in a "
+            "folder: choose another --out"
+        )
+    raise RunFolderError(
+        f"{path} was made with the endpoint {there}, not {asked}: results of two endpoints are never mixed in a "
+        f"folder: give --base-url {there} to continue it, or choose another --out"
+    )
 
 
 def writer_of(path: str | Path) -> int | None:

@@ -140,11 +140,15 @@ class FakeOpenAI:
         self.gone = 0
         """Streams whose client left."""
         self.base_url = ""
+        self.models: list[Any] | None = None
+        """What ``GET /models`` lists; ``None``: it is not served."""
+        self.listed = 0
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/chat/completions", self._handle)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -155,6 +159,12 @@ class FakeOpenAI:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.listed += 1
+        if self.models is None:
+            return web.json_response({"error": {"message": "no such page"}}, status=404)
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -126,10 +126,19 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-class HostileEndpoint:
-    """Listens on loopback; ``url(attack)`` is the base URL of an endpoint that attacks so. ``sent`` counts bytes."""
+_ANSWER = b'{"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "OK"}}]}'
+SOUND = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (
+    len(_ANSWER),
+    _ANSWER,
+)
 
-    def __init__(self) -> None:
+
+class HostileEndpoint:
+    """Listens on loopback. ``url(attack)`` is the base URL of an endpoint that attacks so; the first ``sound`` requests
+    get a good answer. ``sent`` counts bytes."""
+
+    def __init__(self, sound: int = 0) -> None:
+        self._sound = sound
         self.sent = 0
         self.seen: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,6 +164,10 @@ class HostileEndpoint:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.seen.append(head)
+            if len(self.seen) <= self._sound:
+                writer.write(SOUND)
+                await reader.read()
+                return
             begin, pieces = ATTACKS[head.split(b"/", 2)[1].decode()]
             writer.write(begin)
             async for piece in pieces():

@@ -213,9 +213,35 @@ EVALUATED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("attack", ["body", "chunked", "deep", "gzip"])
+async def test_the_call_before_an_evaluation_with_a_hostile_endpoint(tmp_path: Path, attack: str) -> None:
+    async with HostileEndpoint() as endpoint:
+        work = Eval(tmp_path, samples=1, env={"OPENAI_API_KEY": KEY})
+        argv = work.argv()
+        where = argv.index("--agent")
+        argv[where : where + 4] = ["--agent", "tool-loop", "--model", "m", "--base-url", endpoint.url(attack)]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, env=work.environment(), stdout=pipe, stderr=pipe)
+        watched, most, before = psutil.Process(process.pid), 0, None
+        reading = asyncio.ensure_future(process.communicate())
+        with contextlib.suppress(psutil.Error):
+            while not reading.done():
+                if before is None and endpoint.seen:
+                    before = watched.memory_info().rss
+                most = max(most, watched.memory_info().rss)
+                await asyncio.sleep(0.02)
+        _, errors = await reading
+    assert process.returncode == 2
+    assert before is not None
+    assert most - before < MOST
+    assert EVALUATED[attack] in errors.decode()
+    assert len(errors) < 4000
+    assert not work.out.exists()
+
+
 @pytest.mark.parametrize("attack", EVALUATED)
 async def test_an_evaluation_with_a_hostile_endpoint(tmp_path: Path, attack: str) -> None:
-    async with HostileEndpoint() as endpoint:
+    async with HostileEndpoint(sound=1) as endpoint:
         work = Eval(tmp_path, samples=2, env={"OPENAI_API_KEY": KEY})
         argv = work.argv()
         where = argv.index("--agent")

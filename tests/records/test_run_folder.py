@@ -28,7 +28,7 @@ def task_set(n: int = 2, **kwargs) -> TaskSet:
 
 def receipt(**kwargs):
     kwargs.setdefault("agent", {"name": "noop", "version": "1"})
-    return make_receipt("eval", task_set(), **kwargs)
+    return make_receipt(kwargs.pop("kind", "eval"), task_set(), **kwargs)
 
 
 def episode(task_id: str = "t0", sample: int = 0, outcome: Outcome = Outcome.SOLVED, **kwargs) -> Episode:
@@ -123,7 +123,8 @@ def test_the_same_configuration_resumes_and_the_receipt_says_so(tmp_path: Path):
     ("change", "named"),
     [
         ({"seed": 1}, "seed: 0 there, 1 asked for"),
-        ({"samples": 3}, "samples"),
+        ({"samples": 1}, "give -k 2 (or more)"),
+        ({"kind": "train", "samples": 3}, "samples"),
         ({"agent": {"name": "noop", "version": "2"}}, "agent.version"),
         ({"agent": {"name": "noop", "version": "1", "engine": {"model": "m"}}}, "engine.model"),
         ({"config": {"grading": "live"}}, "config.grading"),
@@ -131,10 +132,30 @@ def test_the_same_configuration_resumes_and_the_receipt_says_so(tmp_path: Path):
     ],
 )
 def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, named):
-    RunFolder.open(tmp_path / "run", receipt()).close()
+    there = {"samples": 2, "kind": change.get("kind", "eval")}
+    RunFolder.open(tmp_path / "run", receipt(**there)).close()
     with pytest.raises(RunFolderError, match=r"choose another --out") as caught:
-        RunFolder.open(tmp_path / "run", receipt(**change))
+        RunFolder.open(tmp_path / "run", receipt(**there | change))
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("stored", [None, "http://127.0.0.1:1/v1"])
+def test_another_endpoint_is_refused_with_what_to_do(tmp_path: Path, stored: str | None):
+    def made(url: str | None):
+        engine = {"name": "openai", "host": "127.0.0.1"} | ({} if url is None else {"base_url": url})
+        return receipt(agent={"name": "tool-loop", "version": "1", "engine": engine})
+
+    RunFolder.open(tmp_path / "run", made(stored)).close()
+    with pytest.raises(RunFolderError, match=r"two endpoints are never mixed.*choose another --out") as caught:
+        RunFolder.open(tmp_path / "run", made("http://127.0.0.1:2/v1"))
+    assert stored is None or f"give --base-url {stored}" in str(caught.value)
+    RunFolder.open(tmp_path / "run", made(stored)).close()
+
+
+def test_samples_may_be_raised(tmp_path: Path):
+    RunFolder.open(tmp_path / "run", receipt()).close()
+    RunFolder.open(tmp_path / "run", receipt(samples=5)).close()
+    assert RunFolder.read(tmp_path / "run").receipt.samples == 5
 
 
 def test_a_changed_task_is_refused(tmp_path: Path):

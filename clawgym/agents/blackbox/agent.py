@@ -20,7 +20,7 @@ from clawgym.agents.blackbox.boxes import Booted, Boxes, BoxSource
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.engines.protocol import Sampling, TextEngine, TokenEngine
+from clawgym.engines.protocol import Checked, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway
@@ -219,6 +219,11 @@ class BlackBoxAgent:
             "sampling": {k: v for k, v in asdict(self._sampling).items() if v not in (None, ())},
             "engine": self._engine.receipt(),
         }
+
+    async def check(self) -> None:
+        """See :class:`~clawgym.engines.protocol.Checked`."""
+        if isinstance(self._engine, Checked):
+            await self._engine.check()
 
     async def aclose(self) -> None:
         """Close the boxes that wait, and what was made here: the gateway, the engine."""

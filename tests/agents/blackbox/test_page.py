@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from clawgym.agents import make_agent
 from clawgym.agents.blackbox import Claw, Running
 from clawgym.engines import Completion, ReplayEngine
 
-from ...engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai
+from ...engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai, reply
 from .hands import PAGE, hands, page_source
 
 __all__ = ["fake_openai"]
@@ -59,8 +60,8 @@ async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI
     code, output = await types(alone, folder)
     assert (code, output) == (0, expected)
 
-    async def says(request: dict[str, Any]) -> Streamed:
-        return Streamed(WORDS)
+    async def says(request: dict[str, Any]) -> Streamed | web.Response:
+        return Streamed(WORDS) if request.get("stream") else await reply("OK")(request)
 
     fake_openai.default = says
     command = evaluated.replace("MODEL", "m").replace("URL", fake_openai.base_url)
@@ -69,8 +70,8 @@ async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI
     assert code == 0, output
     receipt = json.loads((folder / "run" / "receipt.json").read_text())
     assert "hands" in json.dumps(receipt)
-    assert len(fake_openai.requests) == 2
-    assert all(request["tools"][0]["function"]["name"] == "bash" for request in fake_openai.requests)
+    assert len(fake_openai.requests) == 3, "one call before the run, and one for each task"
+    assert all(request["tools"][0]["function"]["name"] == "bash" for request in fake_openai.requests[1:])
 
 
 @pytest.fixture
