@@ -13,7 +13,7 @@ from typing import Any, Literal
 from clawgym.agents._calls import VERSION, now
 from clawgym.agents._dialects import Dialect, Message, TextDialect, ToolsDialect
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.engines.protocol import Checked, Engine, Sampling
+from clawgym.engines.protocol import Checkable, Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
 from clawgym.records import Observation, Step, Usage
 from clawgym.registry import agents
@@ -142,8 +142,8 @@ class ToolLoopAgent:
         }
 
     async def check(self) -> None:
-        """See :class:`~clawgym.engines.protocol.Checked`."""
-        if isinstance(self._engine, Checked):
+        """See :class:`~clawgym.engines.protocol.Checkable`."""
+        if isinstance(self._engine, Checkable):
             await self._engine.check()
 
     async def aclose(self) -> None:

@@ -190,9 +190,9 @@ async def _run(configs: Sequence[EvalConfig]) -> int:
 async def check_model(config: EvalConfig) -> None:
     """Ask the agent's model once, unless the run has nothing left to do. Raises
     :class:`~clawgym.errors.EngineError`."""
-    from clawgym.engines import Checked
+    from clawgym.engines import Checkable
 
-    if isinstance(config.agent, Checked) and not _finished(config):
+    if isinstance(config.agent, Checkable) and not _finished(config):
         await config.agent.check()
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from clawgym.engines.openai import Budget, OpenAIEngine, Prices, RateLimits
 from clawgym.engines.protocol import (
     CallDelta,
-    Checked,
+    Checkable,
     Completion,
     Delta,
     Engine,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "CallDelta",
-    "Checked",
+    "Checkable",
     "Completion",
     "Delta",
     "Engine",

@@ -123,7 +123,7 @@ class OpenAIEngine:
                 attempt += 1
 
     async def check(self) -> None:
-        """Ask once for a short answer. See :class:`clawgym.engines.protocol.Checked`."""
+        """Ask once for a short answer. See :class:`clawgym.engines.protocol.Checkable`."""
         endpoint = Endpoint(url_of(self._url), self.model, self._key, "" if self._key_given else self._key_env)
         body: dict[str, Any] = {"model": self.model}
         if self._extra_body:

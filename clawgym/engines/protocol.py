@@ -31,7 +31,7 @@ from clawgym.records import Image, ToolCall, Turn, Usage
 
 __all__ = [
     "CallDelta",
-    "Checked",
+    "Checkable",
     "Completion",
     "Delta",
     "Engine",
@@ -104,7 +104,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Checked(Protocol):
+class Checkable(Protocol):
     """An engine, or an agent that has one, that can be asked before a run whether the model answers. Optional."""
 
     async def check(self) -> None:

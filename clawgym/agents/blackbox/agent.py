@@ -20,7 +20,7 @@ from clawgym.agents.blackbox.boxes import Booted, Boxes, BoxSource
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.engines.protocol import Checked, Sampling, TextEngine, TokenEngine
+from clawgym.engines.protocol import Checkable, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway
@@ -221,8 +221,8 @@ class BlackBoxAgent:
         }
 
     async def check(self) -> None:
-        """See :class:`~clawgym.engines.protocol.Checked`."""
-        if isinstance(self._engine, Checked):
+        """See :class:`~clawgym.engines.protocol.Checkable`."""
+        if isinstance(self._engine, Checkable):
             await self._engine.check()
 
     async def aclose(self) -> None:
