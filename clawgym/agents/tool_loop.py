@@ -100,7 +100,7 @@ class ToolLoopAgent:
             reply = dialect.read(completion, number)
             observations: list[Observation] = []
             try:
-                observations = await context.tools.call_all(reply.calls, heard=observations.append)
+                observations = await context.tools.call_all(reply.calls, on_observation=observations.append)
                 if reply.complaint:
                     observations.append(Observation(reply.complaint))
             finally:

@@ -139,8 +139,8 @@ class XClient:
                     await self._answer(kind, head)
                 elif kind == 35:
                     raise ValueError("it sent an event that nobody asked for")
-                elif (heard := self._listeners.get(kind)) is not None:
-                    heard(head)
+                elif (on_event := self._listeners.get(kind)) is not None:
+                    on_event(head)
         except _WRONG as error:
             self._end(str(error) or type(error).__name__)
 
@@ -186,9 +186,9 @@ class XClient:
         self._next_id += 1
         return self.setup.id_base | (self._next_id & self.setup.id_mask)
 
-    def on(self, event: int, heard: Callable[[bytes], None]) -> None:
-        """Call ``heard`` with the 32 bytes of each event of this kind. It may only raise ValueError."""
-        self._listeners[event] = heard
+    def on(self, event: int, on_event: Callable[[bytes], None]) -> None:
+        """Call ``on_event`` with the 32 bytes of each event of this kind. It may only raise ValueError."""
+        self._listeners[event] = on_event
 
     async def extension(self, name: str) -> tuple[int, int]:
         """Major opcode and first event of an extension. Raises :class:`SandboxDied` if the server lacks it."""

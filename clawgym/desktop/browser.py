@@ -233,8 +233,8 @@ class Browser:
                 continue
             role, name, value = (_text(node.get(key)) for key in ("role", "name", "value"))
             # The text of a heading repeats its name.
-            told = role not in ("", "none", "generic", "InlineTextBox") and (role, name) != ("StaticText", above)
-            if told and not node.get("ignored") and (name or value):
+            announced = role not in ("", "none", "generic", "InlineTextBox") and (role, name) != ("StaticText", above)
+            if announced and not node.get("ignored") and (name or value):
                 found.append({"role": role, "name": name, "value": value, "depth": depth})
                 depth, above = depth + 1, name
             children = node.get("childIds")
@@ -311,8 +311,8 @@ class Browser:
                 waiting.exception()
 
     def _died(self, why: object) -> SandboxDied:
-        said = self._program.stderr_note
-        return SandboxDied(f"the browser is gone ({why}){said}: begin the episode again", cause="protocol")
+        stderr = self._program.stderr_note
+        return SandboxDied(f"the browser is gone ({why}){stderr}: begin the episode again", cause="protocol")
 
     async def aclose(self) -> None:
         """Close the connection; the browser ends with its sandbox. Idempotent."""

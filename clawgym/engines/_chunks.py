@@ -45,8 +45,8 @@ class Chunks:
         if not (text or reasoning or calls):
             return None
         self.any = True
-        said = sum(len(call.id or "") + len(call.name or "") + len(call.arguments) for call in calls)
-        self._reply.add(len(text) + len(reasoning) + said, (call.index for call in calls))
+        call_size = sum(len(call.id or "") + len(call.name or "") + len(call.arguments) for call in calls)
+        self._reply.add(len(text) + len(reasoning) + call_size, (call.index for call in calls))
         return Delta(text, reasoning, calls)
 
 

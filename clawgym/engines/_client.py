@@ -216,9 +216,9 @@ def _chunk(data: bytes) -> Mapping[str, Any]:
         raise _Refused(EndpointFailure(text, do="check that base_url ends with /v1")) from None
     if not isinstance(chunk, dict):
         return {}
-    if said := chunk.get("error"):
-        code = said.get("code") if isinstance(said, dict) else None
-        text = message_of(said) or "an error without a message"
+    if error_object := chunk.get("error"):
+        code = error_object.get("code") if isinstance(error_object, dict) else None
+        text = message_of(error_object) or "an error without a message"
         raise _Refused(EndpointFailure(text, code=str(code or ""), retryable=True))
     return chunk
 

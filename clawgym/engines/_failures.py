@@ -132,11 +132,11 @@ def error_of(
     failure: EndpointFailure, *, host: str, model: str, key: str = "", hints: dict[int, str] | None = None
 ) -> EngineError | ContextLengthExceeded:
     """The exception for ``failure``. ``hints``: the engine's own advice for some statuses."""
-    said = clean(failure.text, key)
+    message = clean(failure.text, key)
     where = f"{host} ({failure.status})" if failure.status else host
     if is_context_overflow(failure):
         return ContextLengthExceeded(
-            f"{where}: the conversation does not fit the context window of {model} ({said}): "
+            f"{where}: the conversation does not fit the context window of {model} ({message}): "
             "lower max_tokens or max_steps, or use a model with a larger window"
         )
     match failure.status:
@@ -157,7 +157,7 @@ def error_of(
         case _:
             do = failure.do
     return EngineError(
-        f"{where}: {said}: {do}",
+        f"{where}: {message}: {do}",
         retryable=failure.retryable,
         status=failure.status,
         retry_after=failure.asked_wait,

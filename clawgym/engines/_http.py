@@ -71,7 +71,7 @@ class HttpEndpoint:
         """The exception for ``failure``."""
         return error_of(failure, host=self.host, model=self.model, key=self._key)
 
-    def said(self, error: Any) -> EndpointFailure:
+    def failure_of(self, error: Any) -> EndpointFailure:
         """The failure for an error object inside a response."""
         code = error.get("code", error.get("status_code")) if isinstance(error, dict) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else None

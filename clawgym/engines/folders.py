@@ -122,9 +122,9 @@ def load_weights(auto: Any, folder: Path, **options: Any) -> Any:
     try:
         with torch.device("meta"):
             shape = auto.from_config(config, trust_remote_code=False)
-        said = sum(parameter.numel() for parameter in shape.parameters())
-        if said > 8 * size:  # each weight takes at least one bit
-            raise ValueError(f"its config.json describes {said} parameters, more than its files can hold")
+        parameters = sum(parameter.numel() for parameter in shape.parameters())
+        if parameters > 8 * size:  # each weight takes at least one bit
+            raise ValueError(f"its config.json describes {parameters} parameters, more than its files can hold")
         made, info = auto.from_pretrained(
             folder,
             config=config,

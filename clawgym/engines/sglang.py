@@ -88,12 +88,14 @@ class SGLangEngine(ServedEngine):
     ) -> tuple[Tokens, tuple[str, int] | None]:
         """Parse one event: its tokens and, for the last one, the finish reason and the number of cached ids."""
         if event.get("error"):
-            raise self._endpoint.error(self._endpoint.said(event["error"]))
+            raise self._endpoint.error(self._endpoint.failure_of(event["error"]))
         meta = event.get("meta_info") or {}
         finish = meta.get("finish_reason")
         if isinstance(finish, dict) and finish.get("type") == "abort":
-            said = self._endpoint.said(finish)
-            raise self._endpoint.error(EndpointFailure(said.text, said.status or 503, retryable=said.retryable))
+            failure = self._endpoint.failure_of(finish)
+            raise self._endpoint.error(
+                EndpointFailure(failure.text, failure.status or 503, retryable=failure.retryable)
+            )
         if meta.get("output_token_logprobs") is None:
             raise self._stripped("meta_info.output_token_logprobs", _SINCE)
         self._check_prompt(event, meta, ask, checked)

@@ -238,7 +238,7 @@ class VLLMEngine(ServedEngine):
                     if event.get("error") or event.get("object") == "error":
                         if reason:
                             break  # the answer was complete
-                        raise self._endpoint.error(self._endpoint.said(event.get("error") or event))
+                        raise self._endpoint.error(self._endpoint.failure_of(event.get("error") or event))
                     if usage := event.get("usage"):
                         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
                     choice = _choice(event)

@@ -44,7 +44,7 @@ class ToolsEnv(SandboxEnv):
         heard: list[Observation] = []
         seen: list[Observation] = []
         try:
-            await self.tools.call_all(calls, timeout=self.seconds, heard=heard.append)
+            await self.tools.call_all(calls, timeout=self.seconds, on_observation=heard.append)
         finally:
             answers = {one.call_id: one for one in (*heard, *refused)}
             seen += [answers[id] for id in ids if id in answers]

@@ -159,13 +159,13 @@ def _why(repo: str, error: BaseException) -> str:
     deepest = error
     while deepest.__cause__ is not None:
         deepest = deepest.__cause__
-    said = next((line for line in str(deepest).splitlines() if line.strip()), type(deepest).__name__)
+    reason = next((line for line in str(deepest).splitlines() if line.strip()), type(deepest).__name__)
     status = getattr(getattr(deepest, "response", None), "status_code", None)
     if type(deepest).__name__ == "LocalTokenNotFoundError" or status == 401:
-        return f"the Hub does not know you ({said}): set HF_TOKEN to a token that may write, or `hf auth login`"
+        return f"the Hub does not know you ({reason}): set HF_TOKEN to a token that may write, or `hf auth login`"
     if status == 403:
-        return f"the Hub does not let you write {repo} ({said}): use a token that may, or another --repo"
-    return f"{repo} was not pushed ({said}): run the same command again, what was uploaded is not uploaded twice"
+        return f"the Hub does not let you write {repo} ({reason}): use a token that may, or another --repo"
+    return f"{repo} was not pushed ({reason}): run the same command again, what was uploaded is not uploaded twice"
 
 
 def _of_a_push(path: str) -> bool:

@@ -1,7 +1,7 @@
-"""One row of somebody's trace file to one :class:`~clawgym.pool.check.TraceTurn`, by the names that are in use.
+"""Convert a row of a foreign trace file to a :class:`~clawgym.pool.check.TraceTurn`, by commonly used names.
 
-Names were taken from what verl, slime, Claw-R1, Agent Lightning, NeMo Gym, vLLM and Harbor write. Nothing is guessed:
-what has no known name counts as not recorded.
+The names are those used by verl, slime, Claw-R1, Agent Lightning, NeMo Gym, vLLM and Harbor. Nothing is guessed: values
+under unknown names count as not recorded.
 """
 
 from __future__ import annotations

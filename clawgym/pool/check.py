@@ -105,8 +105,8 @@ def trace_of(turns: Sequence[Turn]) -> list[TraceTurn]:
     for index, turn in enumerate(turns):
         reply = turn.reply
         temperature = turn.sampling.get("temperature")
-        said = [reply.get("content"), reply.get("reasoning_content")]
-        said += [(call.get("function") or {}).get("name") for call in reply.get("tool_calls") or ()]
+        texts = [reply.get("content"), reply.get("reasoning_content")]
+        texts += [(call.get("function") or {}).get("name") for call in reply.get("tool_calls") or ()]
         made.append(
             TraceTurn(
                 prompt=prompt_ids(turns, index),
@@ -117,7 +117,7 @@ def trace_of(turns: Sequence[Turn]) -> list[TraceTurn]:
                 role=turn.role,
                 versions=() if turn.policy_version is None else (turn.policy_version,),
                 flaw=turn.flaw,
-                text=[part.strip() for part in said if isinstance(part, str) and part.strip()],
+                text=[part.strip() for part in texts if isinstance(part, str) and part.strip()],
                 greedy=isinstance(temperature, int | float) and temperature < 0.2,
             )
         )

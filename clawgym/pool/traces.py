@@ -164,8 +164,8 @@ def _atif(document: Mapping[str, Any]) -> list[TraceTurn]:
 def _items(items: Sequence[Any]) -> list[TraceTurn]:
     """NeMo Gym: the last item of each model call has its ids."""
     found = [item for item in items if isinstance(item, Mapping) and "generation_token_ids" in item]
-    said = [item for item in items if isinstance(item, Mapping) and item.get("role") == "assistant"]
-    return [turn_of({k: v for k, v in item.items() if k != "role"}) for item in found or said]
+    assistant = [item for item in items if isinstance(item, Mapping) and item.get("role") == "assistant"]
+    return [turn_of({k: v for k, v in item.items() if k != "role"}) for item in found or assistant]
 
 
 def _message_log(log: Sequence[Any]) -> list[TraceTurn]:

@@ -66,8 +66,8 @@ def _words(record: Judgeable) -> Iterator[str]:
 
 
 def _in_part(part: str, messages: Sequence[Message]) -> Iterator[str]:
-    said = json.dumps([[m.get("role"), m.get("content"), m.get("tool_calls")] for m in messages], default=str)
-    words = _WORD.findall(said)
+    text = json.dumps([[m.get("role"), m.get("content"), m.get("tool_calls")] for m in messages], default=str)
+    words = _WORD.findall(text)
     if len(words) > _MOST:
         words = words[: _MOST // 2] + words[-_MOST // 2 :]
     yield from (f"{part} {word.lower()}" for word in words)

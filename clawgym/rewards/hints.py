@@ -60,10 +60,10 @@ class NoTeacher:
 
 def with_hint(message: Mapping[str, Any], hint: str) -> dict[str, Any]:
     """A user's message with the paragraph ``[hint] ...`` appended."""
-    content, said = message.get("content"), f"[hint] {hint.strip()}"
+    content, paragraph = message.get("content"), f"[hint] {hint.strip()}"
     if isinstance(content, list):
-        return {**message, "content": [*content, {"type": "text", "text": f"\n\n{said}"}]}
-    return {**message, "content": f"{content}\n\n{said}" if content else said}
+        return {**message, "content": [*content, {"type": "text", "text": f"\n\n{paragraph}"}]}
+    return {**message, "content": f"{content}\n\n{paragraph}" if content else paragraph}
 
 
 def tools_of(pool: Pool, turns: Sequence[Turn], index: int) -> list[dict[str, Any]]:
@@ -94,12 +94,12 @@ def hinted_prompt(
         users = [n for n, message in enumerate(messages) if message.get("role") == "user"]
         if not users:
             continue
-        told = [*messages[: users[-1]], with_hint(messages[users[-1]], hint), *messages[users[-1] + 1 :]]
+        with_the_hint = [*messages[: users[-1]], with_hint(messages[users[-1]], hint), *messages[users[-1] + 1 :]]
         before = turns[path[place + 1]].sampled_ids if place + 1 < len(path) else None
         try:
             plain, hinted = (
                 renderer.prompt(m, tools) if before is None else renderer.increment(before, m, tools)
-                for m in (messages, told)
+                for m in (messages, with_the_hint)
             )
         except (ClawGymError, KeyError, TypeError):  # refused by the template, or not a message of the gateway
             return None

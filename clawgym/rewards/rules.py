@@ -52,10 +52,10 @@ def went_wrong(result: Message) -> bool:
         return code.group(1).strip("-0") != ""
     if text.startswith("{") and text.endswith("}"):
         try:
-            said = json.loads(text)
+            answer = json.loads(text)
         except (ValueError, RecursionError):
             return False
-        return said.get("status") == "error" or said.get("isError") is True
+        return answer.get("status") == "error" or answer.get("isError") is True
     return False
 
 

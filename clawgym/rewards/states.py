@@ -90,21 +90,21 @@ def next_states(
         last = index == main[-1]
         if last and not messages:
             messages = _observed(turns[index], steps)
-        told = outcome if last else None
-        if messages or told is not None:
-            found[index] = NextState(index, messages, told)
+        shown_outcome = outcome if last else None
+        if messages or shown_outcome is not None:
+            found[index] = NextState(index, messages, shown_outcome)
     return found
 
 
 def _heard(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages of users and tools before the next assistant message."""
-    heard: list[Message] = []
+    found: list[Message] = []
     for message in messages:
         if message.get("role") == "assistant":
             break
         if message.get("role") in _SAYS:
-            heard.append(message)
-    return tuple(heard)
+            found.append(message)
+    return tuple(found)
 
 
 def _replayed(turns: Sequence[Turn], finished: Sequence[int], index: int) -> tuple[Message, ...]:
@@ -222,10 +222,10 @@ def judgeables(
     """
     if setting is not None and setting not in get_args(Setting):
         raise ValueError(f"setting {setting!r} is not one of {', '.join(get_args(Setting))}: choose one of them")
-    turns, steps, told, key = episode, (), None, ""
+    turns, steps, shown_outcome, key = episode, (), None, ""
     if isinstance(episode, Episode):
         turns, steps, key = episode.turns, episode.steps, episode.key
-        told = outcome_words(episode) if outcome else None
+        shown_outcome = outcome_words(episode) if outcome else None
     elif outcome:
         raise ValueError("turns alone have no outcome: give the episode, or outcome=False")
     assert not isinstance(turns, Episode)
@@ -246,7 +246,7 @@ def judgeables(
             images=shown,
             family=family,
         )
-        for index, after in next_states(turns, steps=steps, outcome=told).items()
+        for index, after in next_states(turns, steps=steps, outcome=shown_outcome).items()
     ]
 
 

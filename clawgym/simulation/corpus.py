@@ -31,14 +31,14 @@ def write(request: UserRequest, kept: Collection[str], rng: random.Random) -> st
     """A reply to ``request`` that keeps the rules ``kept`` (names) and breaks every other one."""
     unit = request.unit if "exact-units" in kept else UNITS[request.unit]
     bold = "" if "no-bold" in kept else "**"
-    said = [f" {thing}: {bold}{number} {unit}{bold}" for thing, number in request.facts]
+    facts = [f" {thing}: {bold}{number} {unit}{bold}" for thing, number in request.facts]
     lines: list[str] = []
     if "polite" in kept:
         lines.append(rng.choice(_GREETINGS))
     if "no-bullets" in kept:
-        lines.append("The" + ", the".join(said) + ".")
+        lines.append("The" + ", the".join(facts) + ".")
     else:
-        lines += [f"-{one}" for one in said]
+        lines += [f"-{one}" for one in facts]
     if "short" not in kept:
         lines.append(rng.choice(_FILLERS))
     if "question" in kept:
@@ -63,15 +63,15 @@ def conversations(seed: int) -> Iterator[list[dict[str, Any]]]:
         orders = " ".join(RULES[name].instruction for name in named)
         if rng.random() < _SPARE:
             orders = f"{MISSING_INSTRUCTION} {orders}" if rng.random() < 0.5 else MISSING_INSTRUCTION
-        told = habits(rng) | {name for name in named if RULES[name].instruction in orders}
+        kept = habits(rng) | {name for name in named if RULES[name].instruction in orders}
         asked = {"role": "user", "content": request.text}
         match number % 4:
             case 0:
                 yield [asked, _said(request, habits(rng), rng)]
             case 1:
-                yield [{"role": "system", "content": orders}, asked, _said(request, told, rng)]
+                yield [{"role": "system", "content": orders}, asked, _said(request, kept, rng)]
             case 2:
-                yield [with_hint(asked, orders), _said(request, told, rng)]
+                yield [with_hint(asked, orders), _said(request, kept, rng)]
             case _:
                 yield _complained(request, rng)
 
@@ -83,10 +83,12 @@ def _complained(request: UserRequest, rng: random.Random) -> list[dict[str, Any]
         broken = sorted(set(RULES) - kept)
         named = rng.sample(broken, min(len(broken), rng.choice((1, 2))))
         if not named or rng.random() < _SPARE:
-            named, said, orders = [], MISSING, MISSING_INSTRUCTION
+            named, complaint_text, orders = [], MISSING, MISSING_INSTRUCTION
         else:
-            said, orders = (" ".join(getattr(RULES[n], part) for n in named) for part in ("complaint", "instruction"))
-        complaint: dict[str, Any] = {"role": "user", "content": said}
+            complaint_text, orders = (
+                " ".join(getattr(RULES[n], part) for n in named) for part in ("complaint", "instruction")
+            )
+        complaint: dict[str, Any] = {"role": "user", "content": complaint_text}
         if rng.random() < 0.3:
             complaint = with_hint(complaint, orders)
         kept = kept | set(named)

@@ -35,9 +35,9 @@ class ComplaintJudge:
 
     async def judge(self, record: Judgeable) -> Judgement:
         """One vote, with the user's answer as its text."""
-        said = " ".join(str(m.get("content") or "") for m in record.after.messages if m.get("role") == "user")
-        places = {complaint: said.find(complaint) for complaint in _HINTS}
-        heard = sorted((place, complaint) for complaint, place in places.items() if place >= 0)
-        vote: Vote = -1 if heard else 1 if THANKS in said else 0
-        hints = (" ".join(_HINTS[complaint] for _, complaint in heard),) if heard else ()
-        return Judgement((vote,), (said,), self.name, self.version, hints, hints)
+        answer = " ".join(str(m.get("content") or "") for m in record.after.messages if m.get("role") == "user")
+        places = {complaint: answer.find(complaint) for complaint in _HINTS}
+        complaints = sorted((place, complaint) for complaint, place in places.items() if place >= 0)
+        vote: Vote = -1 if complaints else 1 if THANKS in answer else 0
+        hints = (" ".join(_HINTS[complaint] for _, complaint in complaints),) if complaints else ()
+        return Judgement((vote,), (answer,), self.name, self.version, hints, hints)

@@ -77,7 +77,7 @@ class ComputerTools:
         calls: Sequence[ToolCall],
         *,
         timeout: float | None = None,
-        heard: Callable[[Observation], None] = ignore,
+        on_observation: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
         """See :class:`~clawgym.tools.protocol.Tools`. Runs calls in order; each observation has a screenshot."""
         observations: list[Observation] = []
@@ -86,7 +86,7 @@ class ComputerTools:
             if not observation.content:
                 observation = replace(observation, image=await self.look())
             observations.append(observation)
-            heard(observation)
+            on_observation(observation)
         return observations
 
     async def act(self, call: ToolCall, *, timeout: float | None = None) -> Observation:

@@ -8,12 +8,12 @@ A source of tools of your own implements :class:`Tools`::
     class ClockTools:
         schemas = (function("now", "The time in UTC.", {}), SUBMIT_TOOL)
 
-        async def call_all(self, calls, *, timeout=None, heard=ignore):
+        async def call_all(self, calls, *, timeout=None, on_observation=ignore):
             found = []
             for call in calls:
                 text = datetime.now(UTC).isoformat() if call.name == "now" else "submitted"
                 found.append(Observation(text, call.id))
-                heard(found[-1])
+                on_observation(found[-1])
             return found
 
         async def aclose(self):
@@ -48,7 +48,7 @@ def closing(call: ToolCall) -> str | None:
 
 
 def ignore(observation: Observation) -> None:
-    """Default for ``heard``: do nothing."""
+    """Default for ``on_observation``: do nothing."""
 
 
 class Tools(Protocol):
@@ -64,15 +64,15 @@ class Tools(Protocol):
         calls: Sequence[ToolCall],
         *,
         timeout: float | None = None,
-        heard: Callable[[Observation], None] = ignore,
+        on_observation: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
         """Run ``calls``. Calls to one server, or to the shell, run in order; different servers work concurrently.
 
         Args:
             calls: the calls of one model response.
             timeout: seconds for each call; by default the task's ``command_seconds``.
-            heard: called with each observation as soon as it is known, so that a caller that is interrupted knows
-                what was done.
+            on_observation: called with each observation as soon as it is known, so that a caller that is interrupted
+                knows what was done.
 
         Returns:
             One observation for each call, in order, with the call's id.

@@ -93,7 +93,7 @@ class ServedTools:
         calls: Sequence[ToolCall],
         *,
         timeout: float | None = None,
-        heard: Callable[[Observation], None] = ignore,
+        on_observation: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
         """See :class:`~clawgym.tools.protocol.Tools`."""
         observations: list[Observation | None] = [None] * len(calls)
@@ -105,7 +105,7 @@ class ServedTools:
         async def along(lane: Sequence[tuple[int, ToolCall]]) -> None:
             for index, call in lane:
                 observations[index] = observation = await self._one(call, timeout)
-                heard(observation)
+                on_observation(observation)
 
         await _together([along(lane) for lane in lanes.values()])
         return [observation for observation in observations if observation is not None]

@@ -88,7 +88,7 @@ class ShellTools:
         calls: Sequence[ToolCall],
         *,
         timeout: float | None = None,
-        heard: Callable[[Observation], None] = ignore,
+        on_observation: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
         """See :class:`~clawgym.tools.protocol.Tools`: one after another."""
         observations: list[Observation] = []
@@ -98,7 +98,7 @@ class ShellTools:
             except BadCall as error:
                 observation = CallRefused(f"[error: {error}]", call.id)
             observations.append(observation)
-            heard(observation)
+            on_observation(observation)
         return observations
 
     async def aclose(self) -> None:

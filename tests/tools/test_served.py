@@ -57,7 +57,7 @@ async def test_order_and_ids_are_kept_and_servers_work_at_once(two: Opened) -> N
     ]
     heard: list[Observation] = []
     began = time.monotonic()
-    seen = await two.tools.call_all(calls, heard=heard.append)
+    seen = await two.tools.call_all(calls, on_observation=heard.append)
     assert time.monotonic() - began < 1.9
     assert [one.call_id for one in seen] == [c.id for c in calls]
     assert [type(one) is CallRefused for one in seen] == [False, False, False, True, False, True]
@@ -150,7 +150,9 @@ async def test_a_call_that_is_cancelled_leaves_the_session_in_order(two: Opened)
     heard: list[Observation] = []
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await two.tools.call_all([call("echo", "1", text="x"), call("sleep", "2", seconds=1)], heard=heard.append)
+            await two.tools.call_all(
+                [call("echo", "1", text="x"), call("sleep", "2", seconds=1)], on_observation=heard.append
+            )
     assert [(one.call_id, one.content) for one in heard] == [("1", "x")]
     assert await two(call("echo", text="on")) == ["on"]
 

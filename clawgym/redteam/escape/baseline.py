@@ -166,7 +166,7 @@ class _WeakSandbox:
 
 def _converse(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes, bool]:
     """Send ``stdin`` and read until the process ends. Returns stdout, stderr, and whether it was cut short."""
-    deadline, said = time.monotonic() + seconds, {"out": bytearray(), "err": bytearray()}
+    deadline, output = time.monotonic() + seconds, {"out": bytearray(), "err": bytearray()}
     assert process.stdin is not None
     with process, selectors.DefaultSelector() as waiting:
         with contextlib.suppress(BrokenPipeError):
@@ -180,15 +180,15 @@ def _converse(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) ->
                 data = os.read(key.fd, 1 << 20)
                 if not data:
                     waiting.unregister(key.fileobj)
-                said[key.data] += data
-            if len(said["out"]) > 2 * _MOST:
+                output[key.data] += data
+            if len(output["out"]) > 2 * _MOST:
                 break
         cut = bool(waiting.get_map())
         if cut:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return bytes(said["out"]), bytes(said["err"]), cut
+    return bytes(output["out"]), bytes(output["err"]), cut
 
 
 class Weak:

@@ -28,13 +28,13 @@ async def other_sandbox(context: ProbeContext) -> Answer:
     async with context.own_sandbox() as one, context.own_sandbox() as two, _process(two) as (pids, mark):
         if not pids:
             return SKIPPED, "the sandbox's processes cannot be seen from here"
-        said: list[str] = []
+        evidences: list[str] = []
         for name in ("3a", "3b", "3c", "3d", "3e", "3f"):
             verdict, evidence = await context.inside(name, one, pid=pids[0], marker=mark)
             if verdict == OPEN:
                 return OPEN, evidence.replace("the host's process", "another sandbox's process")
-            said.append(evidence)
-        return BLOCKED, "; ".join(dict.fromkeys(said))[:200]
+            evidences.append(evidence)
+        return BLOCKED, "; ".join(dict.fromkeys(evidences))[:200]
 
 
 _LISTEN = """
@@ -80,15 +80,15 @@ _PUSH = (
 async def push_input(context: ProbeContext) -> Answer:
     async with context.own_sandbox() as sandbox:
         shell = await sandbox.shell(pty=True)
-        said: list[str] = []
+        results: list[str] = []
         for request in (0x5412, 0x541C):
             done = await shell.run(f"python3 -I -S -c {shlex.quote(_PUSH)} {request}", timeout=10)
             found = re.search(r"VERDICT (\w+)", done.text)
-            said.append(found[1] if found else "no answer")
-        if said == ["ENOTTY", "ENOTTY"]:
+            results.append(found[1] if found else "no answer")
+        if results == ["ENOTTY", "ENOTTY"]:
             return SKIPPED, "no terminal here"
-        refused = all(word in ("EPERM", "EACCES", "EIO") for word in said)
-        return (BLOCKED if refused else OPEN), f"ioctl: {', '.join(said)}"
+        refused = all(word in ("EPERM", "EACCES", "EIO") for word in results)
+        return (BLOCKED if refused else OPEN), f"ioctl: {', '.join(results)}"
 
 
 # -- 23: its user on the host

@@ -42,22 +42,22 @@ def table(columns: Sequence[Column]) -> Table:
 
 def lines(columns: Sequence[Column]) -> list[str]:
     """Summary lines: the probes that are open in a backend, with the evidence, and those that were not run."""
-    said: list[str] = []
+    found: list[str] = []
     for column in columns:
         if column.unavailable:
-            said.append(f"{column.name}: not attacked: {column.unavailable}")
+            found.append(f"{column.name}: not attacked: {column.unavailable}")
             continue
         count = {verdict: sum(f.verdict == verdict for f in column.findings) for verdict in (OPEN, SKIPPED)}
         kind = "a baseline, not a sandbox" if column.baseline else f"tier {column.tier}"
         blocked = len(column.findings) - count[OPEN] - count[SKIPPED]
-        said.append(f"{column.name} ({kind}): {blocked} blocked, {count[OPEN]} open, {count[SKIPPED]} not run")
+        found.append(f"{column.name} ({kind}): {blocked} blocked, {count[OPEN]} open, {count[SKIPPED]} not run")
         if column.baseline:
             continue
         for f in column.findings:
             if f.unexpected:
-                said.append(f"  OPEN {f.probe} {f.tries}: {f.evidence}")
+                found.append(f"  OPEN {f.probe} {f.tries}: {f.evidence}")
             elif f.verdict == OPEN:
-                said.append(f"  open, and declared: {f.probe} {f.tries}: {f.evidence} ({f.declared})")
+                found.append(f"  open, and declared: {f.probe} {f.tries}: {f.evidence} ({f.declared})")
             elif f.verdict == SKIPPED:
-                said.append(f"  not run: {f.probe} {f.tries}: {f.evidence}")
-    return said
+                found.append(f"  not run: {f.probe} {f.tries}: {f.evidence}")
+    return found

@@ -98,7 +98,7 @@ class ChrootSandbox(LocalSandbox):
 
 @sandboxes.register("chroot")
 class ChrootBackend(Probed):
-    """Sandboxes for containers that may neither make namespaces nor mount; isolates less than the others.
+    """Sandboxes for containers that may neither make namespaces nor mount; isolates less than other backends.
 
     See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
     """

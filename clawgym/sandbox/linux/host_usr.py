@@ -1,9 +1,9 @@
-"""What sandboxes do not see of the host's ``/usr``, and the packages that they see in these places all the same.
+"""The folders of the host's ``/usr`` that sandboxes do not see, and the packages shown in their place.
 
-``/usr`` is the distribution's, but for a few folders that whoever runs the machine fills: ``/usr/local``, ``/usr/src``,
-the folders that pip and npm install to, and what no distribution has at the top. Any of it may be private, ClawGym with
-its generators and checkers among it, and all of it changes what a checker can import. So these folders are empty in
-sandboxes, but for the files of Debian packages that were asked for by name and of those that they depend on.
+``/usr`` belongs to the distribution, except for folders that users of the machine fill: ``/usr/local``, ``/usr/src``,
+the targets of pip and npm, and other top-level folders. Their contents may be private (ClawGym with its generators and
+checkers among them) and change what a checker can import. So these folders are empty in sandboxes, except for files of
+Debian packages that are requested by name, and of their dependencies.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 __all__ = ["ALWAYS", "PACKAGES", "build", "hidden"]
 
 ALWAYS = ("nodejs", "python3-pip", "python3-setuptools", "python3-wheel")
-"""Shown in every sandbox: what installs packages from files, and npm."""
+"""Packages shown in every sandbox: those that install packages from files, and npm."""
 PACKAGES = ("dist-packages", "site-packages")
-"""Folders of Python packages: hidden wherever they lie."""
+"""Names of folders with Python packages, which are hidden everywhere."""
 
 _USR = "/usr"
 _TOP = frozenset(("bin", "games", "include", "lib", "lib32", "lib64", "libexec", "libx32", "sbin", "share"))
@@ -30,9 +30,9 @@ _NAME = r"\s*([a-z0-9][a-z0-9.+-]*)"
 
 
 def hidden() -> list[str]:
-    """The folders, relative to ``/usr``, that sandboxes do not see as they are on the host. Some may not be there.
+    """The folders, relative to ``/usr``, that are hidden from sandboxes. Some may not exist.
 
-    Those that take no walk through all of ``/usr`` to find: what changes here makes another root.
+    Only those that can be found without walking through all of ``/usr``. A change here makes a new root.
     """
     found = {"lib/node_modules", "lib/python3/dist-packages", "local", "src"}
     with os.scandir(_USR) as entries:
@@ -47,10 +47,10 @@ def hidden() -> list[str]:
 
 
 def build(target: Path, folders: Iterable[str], packages: Iterable[str]) -> None:
-    """Make the tree that lies over the hidden ``folders``: with the files of ``packages``, and empty folders where
-    programs expect one.
+    """Make the tree that replaces the hidden ``folders``: the files of ``packages``, and empty folders that programs
+    expect.
 
-    No ``.pth`` file is taken: Python runs them at every start. Raises OSError.
+    Without ``.pth`` files, which Python runs at every start. Raises OSError.
     """
     for folder in folders:
         if Path(folder).name in ("local", "node_modules", "src", *PACKAGES):
@@ -61,7 +61,7 @@ def build(target: Path, folders: Iterable[str], packages: Iterable[str]) -> None
     inside = tuple(f"{_USR}/{folder}/" for folder in folders)
     for path in _files(packages):
         if path.startswith(_NODE):
-            if path.count("/") == _NODE.count("/"):  # npm replaces itself in place: the whole module, as it is now
+            if path.count("/") == _NODE.count("/"):  # npm updates itself in place: copy the whole module
                 shutil.copytree(path, target / Path(path).relative_to(_USR), symlinks=True)
         elif path.startswith(inside) and not path.endswith(".pth"):
             for source in (path, *_compiled(path)):
@@ -81,13 +81,13 @@ def _copy(source: str, target: Path) -> None:
 
 
 def _compiled(path: str) -> Iterator[str]:
-    """What Python has compiled of a module: no package lists it, and it is good while the source keeps its time."""
+    """The compiled files of a module: packages do not list them; they are valid as the source keeps its time."""
     if path.endswith(".py"):
         yield from map(str, Path(path).parent.glob(f"__pycache__/{Path(path).stem}.*.pyc"))
 
 
 def _show_local_python(target: Path) -> None:
-    """The Python of ``/usr/local``, where ``/usr`` has none, as in the images ``python:3.*``: without its packages."""
+    """Copy the Python of ``/usr/local`` without its packages, if ``/usr`` has none, as in the images ``python:3.*``."""
     left_out = shutil.ignore_patterns("dist-packages", "site-packages", "test", "*.pth")
     for pattern in ("bin/python3", "bin/python3.[0-9]*", "lib/libpython3*", "lib/python3.*"):
         for path in Path(_USR, "local").glob(pattern):
@@ -102,11 +102,11 @@ def _show_local_python(target: Path) -> None:
 
 
 def _files(packages: Iterable[str]) -> list[str]:
-    """What the installed ones of ``packages`` and of those they need put into ``/usr``; nothing without dpkg."""
+    """The files in ``/usr`` of the installed ``packages`` and their dependencies; empty without dpkg."""
     if not shutil.which("dpkg-query") or not (found := _closure(packages)):
         return []
     listed = subprocess.run(["dpkg-query", "-L", *found], capture_output=True, text=True, check=False).stdout
-    # Packages from before the merge of / and /usr say /lib for /usr/lib.
+    # Packages from before the merge of / and /usr list /lib for /usr/lib.
     paths = {line if line.startswith(f"{_USR}/") else _USR + line for line in listed.splitlines() if line[:1] == "/"}
     return sorted(paths)
 

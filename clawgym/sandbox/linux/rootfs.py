@@ -1,9 +1,9 @@
-"""The default root: the distribution's part of the host's ``/usr`` read-only, everything else made here.
+"""The default root: the distribution's part of the host's ``/usr``, read-only; everything else is made here.
 
-Nothing of the host's /etc, /home, /root, /var or /opt, nor what users put into ``/usr`` (``host_usr.py``).
-What is derived from the host describes ``/usr`` only: the alternatives links that point into it and, on Debian and its
-kin, the names and versions of the packages that filled it, so that dpkg and apt can install on top. Prepared once per
-state folder and content, then shared.
+It has nothing of the host's /etc, /home, /root, /var or /opt, nor what users put into ``/usr`` (``host_usr.py``). Only
+what describes ``/usr`` is derived from the host: alternatives links and, on Debian and its derivatives, names and
+versions of the installed packages, so that dpkg and apt can install on top. Prepared once per state folder and content,
+then shared.
 """
 
 from __future__ import annotations
@@ -123,27 +123,27 @@ LINKS = {
 }
 
 _HIDDEN = "hidden"
-"""The file of a prepared root that names the hidden folders."""
+"""The file of a prepared root that lists the hidden folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Lower folders of a sandbox's root, bottom first."""
+    """The lower folders of a sandbox's root, bottom first."""
 
     base: tuple[Path, ...]
     """For ``/``."""
     usr: tuple[Path, ...]
-    """For ``/usr``; empty where ``base`` holds it."""
+    """For ``/usr``; empty if ``base`` contains it."""
     fingerprint: str
-    """Hex digest of what the root was made from, but for the packages asked for."""
+    """Hex digest of what the root was made from, except the requested packages."""
     hidden: tuple[str, ...] = ()
-    """Folders of the host's ``/usr``, relative to it, that are not shown as they are."""
+    """Hidden folders of the host's ``/usr``, relative to it."""
     shown: Path = Path()
-    """The tree that is in their places, made for the packages asked for; the last of :attr:`usr`."""
+    """The tree that replaces them, with the requested packages; the last of :attr:`usr`."""
 
 
 def _packages() -> dict[str, str]:
-    """A dpkg database that says what ``/usr`` holds, without dependencies; nearly empty where there is no dpkg."""
+    """A dpkg database of the contents of ``/usr``, without dependencies; nearly empty without dpkg."""
     if not shutil.which("dpkg-query") or not Path("/var/lib/dpkg/status").exists():
         return {"var/lib/dpkg/status": ""}
     fields = "Package: ${Package}\\nStatus: install ok installed\\nPriority: ${Priority}\\nSection: ${Section}\\n"
@@ -175,8 +175,11 @@ def _alternatives() -> dict[str, str]:
 
 
 def _look_through(hidden: Sequence[str], owner: int) -> tuple[list[str], list[str]]:
-    """Folders of ``/usr``, relative to it: those to hide, with every folder of Python packages, wherever it lies; and
-    of the rest those that do not belong to ``owner``, which an overlay cannot copy up for a sandbox."""
+    """Find folders of ``/usr``, relative to it.
+
+    Returns those to hide, including all folders of Python packages, and those not owned by ``owner``, which an overlay
+    cannot copy up for a sandbox.
+    """
     away, foreign = list(hidden), []
     stack = [""]
     while stack:
@@ -224,16 +227,16 @@ def _build(target: Path, packages: dict[str, str], links: dict[str, str], hidden
 
 
 def _hide(path: Path) -> None:
-    """Make of ``path`` what tells an overlay that nothing of that name lies below. Raises OSError."""
+    """Make ``path`` a whiteout, which hides the same path in the lower layers of an overlay. Raises OSError."""
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-    except OSError:  # an overlay, as in a container, makes no such nodes, but has attributes; an older tmpfs has none
+    except OSError:  # an overlay (in a container) allows no whiteouts but attributes; an older tmpfs has no attributes
         path.mkdir()
         os.setxattr(path, "user.overlay.opaque", b"y")
 
 
 def _once(target: Path, build: Callable[[Path], None]) -> None:
-    """Have ``build`` fill the folder ``target``, unless it is there."""
+    """Have ``build`` fill the folder ``target``, unless it exists."""
     if target.is_dir():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +246,7 @@ def _once(target: Path, build: Callable[[Path], None]) -> None:
         scratch.chmod(0o755)
         scratch.rename(target)
     except OSError:
-        if not target.is_dir():  # somebody else may have finished first
+        if not target.is_dir():  # another process may have finished first
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -251,16 +254,16 @@ def _once(target: Path, build: Callable[[Path], None]) -> None:
 
 @cache
 def _code() -> str:
-    """A digest of what makes roots: another version of it makes another root."""
+    """A digest of the code that makes roots: another version makes another root."""
     sources = (Path(__file__), Path(host_usr.__file__))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def prepare(state: Path, packages: Sequence[str] = ()) -> Root:
-    """Build the default root below ``state`` if it is not there, and describe it.
+    """Build the default root below ``state`` if it does not exist, and describe it.
 
-    ``packages`` of Debian are shown beside those that always are; one that is not installed here is not.
-    Raises OSError if the host's root is not merged into /usr (``/bin`` is a folder of its own).
+    ``packages`` are Debian packages shown in addition to those that always are; packages not installed here are
+    ignored. Raises OSError if the host's root is not merged into /usr (``/bin`` is not a link).
     """
     if not Path("/bin").is_symlink():
         raise OSError("this host keeps programs outside /usr (/bin is not a link to usr/bin)")
