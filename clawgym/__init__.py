@@ -1,7 +1,7 @@
 """ClawGym: Claw-style agent work as Gymnasium environments, in real sandboxes, graded by code in a clean sandbox.
 
-Importing it registers ``ClawGym/terminal-v0`` with Gymnasium and re-exports the public names; everything heavy
-loads when it is used.
+Importing it registers the environments (``ClawGym/terminal-v0`` and others) with Gymnasium and re-exports the public
+names; everything heavy loads when it is used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from clawgym._version import __version__
-from clawgym.envs import register_ours as _register
+from clawgym.envs import register_known as _register
 from clawgym.errors import ClawGymError
 from clawgym.records import (
     Episode,

@@ -147,6 +147,10 @@ class ContextLengthExceeded(BudgetExceeded):
         super().__init__(message, cause=cause)
 
 
+class EnvError(ClawGymError, ValueError):
+    """No environment has this name, or it does not take an option. The message names the closest one."""
+
+
 class AgentError(ClawGymError):
     """An agent cannot run this task (no reference solution, no recorded actions)."""
 

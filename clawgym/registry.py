@@ -45,6 +45,7 @@ from clawgym.errors import (
     AgentError,
     ClawGymError,
     EngineError,
+    EnvError,
     GatewayError,
     GradingError,
     SandboxUnavailable,
@@ -111,6 +112,8 @@ class Registry:
         self.kind, self.group, self.error, self._called = kind, group, error, called
         self._packages = tuple(packages)
         self._here: dict[str, Any] = {}
+        self.on_register: Callable[[str, Any], None] = lambda name, thing: None
+        """Told of each name that is registered in this process, with its thing."""
 
     @property
     def plural(self) -> str:
@@ -122,6 +125,7 @@ class Registry:
 
         def keep(thing: _Thing) -> _Thing:
             self._here[name] = thing
+            self.on_register(name, thing)
             return thing
 
         return keep
@@ -383,6 +387,7 @@ advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], T
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
 dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"], GatewayError)
 engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
+envs = Registry("env", "clawgym.envs", ["clawgym.envs"], EnvError)
 formats = Registry("format", "clawgym.formats", ["clawgym.tasks.formats"], TaskError)
 graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
@@ -400,6 +405,7 @@ KINDS: Mapping[str, Registry] = {
         agents,
         dialects,
         engines,
+        envs,
         formats,
         graders,
         judges,

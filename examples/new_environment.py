@@ -9,13 +9,16 @@ from typing import Any
 
 import gymnasium as gym
 
-from clawgym.envs import SandboxEnv, register
+from clawgym import registry
+from clawgym.envs import SandboxEnv
 from clawgym.envs.spaces import AnyText
 
 
+@registry.envs.register("Mine/python-v0")
 class PythonEnv(SandboxEnv):
     """Each action is a Python program that runs in the sandbox of the task; ``submit`` has the work graded."""
 
+    default_tasks = "terminal-basic:train"
     action_space = AnyText(100_000)
     observation_space = gym.spaces.Dict({"output": AnyText(10_000), "exit_code": gym.spaces.Discrete(256)})
 
@@ -26,8 +29,6 @@ class PythonEnv(SandboxEnv):
         done = await sandbox.exec(["python3", "-c", action], cwd=self.task.workspace, timeout=self.seconds)
         return {"output": done.text[-10_000:], "exit_code": done.exit_code}
 
-
-register("Mine/python-v0", PythonEnv, "terminal-basic:train")
 
 envs = gym.make("Mine/python-v0", num_envs=2)
 observations, infos = envs.reset(options={"task_ids": ["write-word-t0000"]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawgym.tasks.formats import FORMATS, Format, read, read_task, write
+from clawgym.tasks.formats import TaskFormat, read, read_task, write
 from clawgym.tasks.sets import available, load, names
 
-__all__ = ["FORMATS", "Format", "available", "load", "names", "read", "read_task", "write"]
+__all__ = ["TaskFormat", "available", "load", "names", "read", "read_task", "write"]

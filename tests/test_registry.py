@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from clawgym import Task, VerifierSpec
 from clawgym.envs.swe import SweEnv
-from clawgym.errors import AgentError, SandboxUnavailable
+from clawgym.errors import AgentError, SandboxUnavailable, TaskError
 from clawgym.registry import KINDS, Registry, agents, sandboxes
+from clawgym.tasks import write
 from clawgym.trainers.config import TrainConfig
 
 AGENT = '''
@@ -194,6 +196,57 @@ def reinforce(logp, old_logp, advantages, weights, importance=None, *, scale: fl
     weights = weights if importance is None else weights * importance
     return -scale * (weights * advantages * logp).sum(), {"scale": logp.new_tensor(scale)}
 '''
+ENV = '''
+import gymnasium as gym
+
+from clawgym.envs import SandboxEnv
+from clawgym.envs.spaces import AnyText
+
+
+class NumberEnv(SandboxEnv):
+    """An action is a number, which is written into output/answer.txt.
+
+    Args:
+        plus: added to each number.
+    """
+
+    default_tasks = "answers"
+    action_space = gym.spaces.Discrete(100)
+    observation_space = gym.spaces.Dict({"said": AnyText(100)})
+
+    def __init__(self, *, plus: int = 0):
+        self.plus = plus
+
+    async def act(self, sandbox, action):
+        done = await sandbox.exec(
+            ["bash", "-c", f"mkdir -p output && echo {action + self.plus} | tee output/answer.txt"],
+            cwd=self.task.workspace,
+        )
+        self.submit()
+        return {"said": done.text}
+'''
+FORMAT = '''
+from clawgym import Task, TaskFile, VerifierSpec
+from clawgym.tasks.formats.protocol import TaskFormat
+from clawgym.verifiers.stock import stock_reward_sh
+
+
+class Note(TaskFormat):
+    """A text file with the instruction, and a checker beside it."""
+
+    def is_task(self, path):
+        return path.suffix == ".note"
+
+    def read_task(self, path):
+        check = TaskFile("check.py", path.with_suffix(".py").read_bytes())
+        files = (TaskFile("reward.sh", stock_reward_sh(), executable=True), check)
+        return Task(path.stem, path.read_text(), VerifierSpec("reward_sh", files))
+
+    def write_task(self, task, path):
+        path.with_suffix(".note").write_text(task.instruction)
+        check = next(file for file in task.verifier.files if file.path == "check.py")
+        path.with_suffix(".py").write_bytes(check.read())
+'''
 TRACKER = '''
 from pathlib import Path
 
@@ -254,6 +307,12 @@ prompt = "scratch.dialect:Prompt"
 [project.entry-points."clawgym.engines"]
 parrot = "scratch.engine:Parrot"
 
+[project.entry-points."clawgym.envs"]
+"Scratch/number-v0" = "scratch.env:NumberEnv"
+
+[project.entry-points."clawgym.formats"]
+note = "scratch.format:Note"
+
 [project.entry-points."clawgym.losses"]
 reinforce = "scratch.loss:reinforce"
 
@@ -294,6 +353,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "engine": ENGINE,
         "grader": GRADER,
         "judge": JUDGE,
+        "env": ENV,
+        "format": FORMAT,
         "loss": LOSS,
         "pack": PACK,
         "parser": PARSER,
@@ -423,6 +484,48 @@ asyncio.run(main())
 """
     done = python(code, installed, tmp_path)
     assert done.stdout.split() == ["5", "5"], done.stderr
+
+
+PLAY = """
+import sys
+import gymnasium
+import clawgym.envs
+
+made = "gymnasium.make('Scratch/number-v0', plus='2')", "clawgym.envs.make(env='scratch.env:NumberEnv', plus=2)"
+env = eval(made[int(sys.argv[1])])
+env.reset()
+observation, reward, terminated, *_ = env.step(40)
+print(observation["said"].strip(), reward, terminated)
+env.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["0", "1"])
+def test_environment_of_a_package_is_made_by_name_and_by_path(way: str, installed: Path, tmp_path: Path) -> None:
+    done = python(PLAY, installed, tmp_path, way)
+    assert done.stdout == "42 1.0 True\n", done.stderr
+
+
+def test_format_of_a_package_is_read_and_written(installed: Path, tmp_path: Path) -> None:
+    def cli(*words: str) -> str:
+        done = clawgym(installed, tmp_path, "tasks", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    cli("export", "answers", "notes", "--format", "note")
+    assert (tmp_path / "notes/answer.note").read_text() == "Write 42 into output/answer.txt."
+    assert json.loads(cli("show", "notes/answer.note", "--json"))["tasks"] == 1
+    assert json.loads(cli("show", "./notes", "--json"))["tasks"] == 1, "answer.py is a stray file"
+    cli("import", "notes/answer.note", "folders", "--from", "scratch.format:Note")
+    assert json.loads(cli("show", "./folders", "answer", "--json"))["instruction"] == "Write 42 into output/answer.txt."
+
+
+def test_unknown_format_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"there is no format 'habor'\. Did you mean 'harbor'"):
+        write((), tmp_path / "new", "habor")
+    with pytest.raises(TaskError, match="this format is only read"):
+        write([Task("a", "Do it.", VerifierSpec("reward_sh", ()))], tmp_path / "new", "osworld")
+    assert not (tmp_path / "new").exists()
 
 
 TINY = """

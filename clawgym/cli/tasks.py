@@ -18,7 +18,7 @@ from clawgym.cli.audit import audit_command
 from clawgym.console import Console, progress
 from clawgym.evaluation.validate import LEAST_WRONG, TIMES, WRONG_BELOW, Finding, validate_task
 from clawgym.records import Task, TaskSet
-from clawgym.tasks import available, load, names, write
+from clawgym.tasks import available, load, names, read, write
 from clawgym.tasks.scaffold import new_python, new_task
 from clawgym.tasks.sets import about
 from clawgym.visible import visible
@@ -36,7 +36,7 @@ err = Console(stderr=True)
 
 _AT_ONCE = 2
 """Tasks that ``validate`` tries at once by default."""
-FormatName = Literal["clawgym", "rows", "harbor"]
+FormatName = Annotated[str, typer.Option(metavar="NAME", help="What to write: see `clawgym list formats`.")]
 
 
 def _print_problems(tasks: TaskSet) -> None:
@@ -196,24 +196,26 @@ async def _validate(tasks: TaskSet, sandbox: str, concurrency: int) -> list[Find
 def import_tasks(
     source: Annotated[Path, typer.Argument(help="A task folder, a folder of them, or a JSONL file.", exists=True)],
     dest: Annotated[Path, typer.Argument(help="The new folder or file.")],
-    format: Annotated[FormatName, typer.Option(help="What to write.")] = "clawgym",
+    format: FormatName = "clawgym",
+    source_format: Annotated[
+        str | None, typer.Option("--from", metavar="NAME", help="What to read. Default: detected.")
+    ] = None,
 ) -> None:
     """Read tasks in any format and write them as ClawGym folders (or another format)."""
-    _convert(str(source.resolve()), dest, format)
+    _convert(read(source.resolve(), format=source_format), dest, format)
 
 
 @app.command()
 def export(
     taskset: TaskSetName,
     dest: Annotated[Path, typer.Argument(help="The new folder or file.")],
-    format: Annotated[FormatName, typer.Option(help="What to write.")] = "harbor",
+    format: FormatName = "harbor",
 ) -> None:
     """Write a task set as Harbor folders (or another format)."""
-    _convert(taskset, dest, format)
+    _convert(load(taskset), dest, format)
 
 
-def _convert(source: str, dest: Path, format: FormatName) -> None:
-    tasks = load(source)
+def _convert(tasks: TaskSet, dest: Path, format: str) -> None:
     _print_problems(tasks)
     with progress(err) as shown:
         bar = shown.add_task("writing", total=len(tasks))

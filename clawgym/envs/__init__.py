@@ -1,6 +1,6 @@
-"""Gymnasium environments. Importing :mod:`clawgym` registers our ids; the classes load when one is made.
+"""Gymnasium environments. Importing :mod:`clawgym` registers the known ids; the classes load when one is made.
 
-- :class:`SandboxEnv` is what an author writes, :func:`register` gives it a name.
+- :class:`SandboxEnv` is what an author writes, ``clawgym.registry.envs.register`` gives it a name.
 - :class:`TaskEnv` and :class:`TaskVectorEnv` are what ``gym.make`` returns: one environment, or a batch.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from clawgym.records import TaskSet
-from clawgym.registry import did_you_mean
+from clawgym.registry import did_you_mean, envs
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from clawgym.envs.env import Observation, Reward, SandboxEnv
 
 __all__ = [
-    "OURS",
     "Observation",
     "Reward",
     "SandboxEnv",
@@ -34,8 +33,7 @@ __all__ = [
     "TaskVectorEnv",
     "make",
     "make_vector",
-    "register",
-    "register_ours",
+    "register_known",
 ]
 
 _LATE = {
@@ -47,16 +45,6 @@ _LATE = {
 }
 """Imported when it is used."""
 
-OURS = {
-    "ClawGym/terminal-v0": ("clawgym.envs.terminal:TerminalEnv", "terminal-basic:train"),
-    "ClawGym/openclaw-v0": ("clawgym.envs.openclaw:OpenClawKit", "terminal-basic:train"),
-    "ClawGym/swe-v0": ("clawgym.envs.swe:SweEnv", "swe-basic:train"),
-    "ClawGym/gui-v0": ("clawgym.envs.gui:GuiEnv", "gui-basic:train"),
-    "ClawGym/toolcall-v0": ("clawgym.envs.toolcall:ToolCallEnv", "toolcall-basic:train"),
-}
-"""Id -> its class, whose arguments are options of ``gym.make``, and the tasks that it plays by default: a training
-split."""
-
 Made = Callable[..., "SandboxEnv"]
 
 
@@ -66,14 +54,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def register(id: str, env: str | Made, tasks: str | TaskSet) -> None:
-    """Have Gymnasium know environments of ``env`` as ``id``: :func:`make` says with which arguments.
-
-    Args:
-        id: ``Name/thing-v0``.
-        env: a :class:`SandboxEnv` class, or ``package.module:Class``, which is imported when an environment is made.
-        tasks: a task set or the name of one: the default of ``gym.make(id, tasks=...)``.
-    """
+def _in_gym(id: str, env: str | Made) -> None:
+    """Have Gymnasium know ``env`` as ``id``."""
+    known = gym.registry.get(id)
+    if known is not None and known.kwargs.get("env") == id:
+        return  # a name that was known before its module was imported
     # The checking and ordering wrappers of gym.make are for single environments and would hide the batch.
     gym.register(
         id,
@@ -81,22 +66,22 @@ def register(id: str, env: str | Made, tasks: str | TaskSet) -> None:
         vector_entry_point="clawgym.envs:make_vector",
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"env": env, "tasks": tasks},
+        kwargs={"env": env},
     )
 
 
-def register_ours() -> None:
-    """Register our ids (idempotent)."""
-    for id, (env, tasks) in OURS.items():
-        if id not in gym.registry:
-            register(id, env, tasks)
+def register_known() -> None:
+    """Have Gymnasium know the environments of this library and of installed packages (idempotent)."""
+    envs.on_register = _in_gym
+    for id in envs.names():
+        _in_gym(id, id)
 
 
 def make(
     num_envs: int | None = None,
     *,
     env: str | Made,
-    tasks: str | TaskSet,
+    tasks: str | TaskSet | None = None,
     backend: str = "auto",
     reward: Reward = "official",
     render_mode: str | None = None,
@@ -106,8 +91,8 @@ def make(
 
     Args:
         num_envs: None for one :class:`TaskEnv`, else the size of the batch.
-        env: see :func:`register`.
-        tasks: a task set or the name of one (``clawgym tasks list``).
+        env: one of ``clawgym list envs``, ``package.module:Class``, or the class; ``gym.make`` gives it.
+        tasks: a task set or the name of one (``clawgym tasks list``); by default the ``default_tasks`` of the class.
         backend: where sandboxes run: ``auto``, ``namespace``, ``chroot``, ``docker`` or ``ray``.
         reward: what the last step of an episode pays: ``official``, ``strict``, ``corrected`` or ``checks``.
         render_mode: None, or what the environment has: ``ansi`` or ``rgb_array``; ``human`` for one environment with
@@ -122,7 +107,7 @@ def make(
         )
     from clawgym.envs._single import TaskEnv
 
-    kit = _kit(env, options, reward, _SINGLE)
+    kit, tasks = _kit(env, tasks, options, reward, _SINGLE)
     return TaskEnv(kit, tasks, backend=backend, reward=reward, render_mode=render_mode)
 
 
@@ -130,7 +115,7 @@ def make_vector(
     num_envs: int = 1,
     *,
     env: str | Made,
-    tasks: str | TaskSet,
+    tasks: str | TaskSet | None = None,
     backend: str = "auto",
     reward: Reward = "official",
     autoreset_mode: AutoresetMode | str = "NextStep",
@@ -140,8 +125,9 @@ def make_vector(
     """What ``gym.make_vec(id, ...)`` calls: a batch. See :func:`make`."""
     from clawgym.envs._vector import TaskVectorEnv
 
+    kit, tasks = _kit(env, tasks, options, reward, (*_SINGLE, "num_envs", "autoreset_mode"))
     return TaskVectorEnv(
-        _kit(env, options, reward, (*_SINGLE, "num_envs", "autoreset_mode")),
+        kit,
         num_envs,
         tasks,
         backend=backend,
@@ -154,18 +140,18 @@ def make_vector(
 _SINGLE = ("tasks", "backend", "reward", "render_mode")
 
 
-def _kit(env: str | Made, options: dict[str, Any], reward: Reward, known: Sequence[str]) -> Kit:
-    """What makes environments of ``env`` with ``options``. Raises ValueError for an option that neither its class nor
-    ``known`` names."""
+def _kit(
+    env: str | Made, tasks: str | TaskSet | None, options: dict[str, Any], reward: Reward, known: Sequence[str]
+) -> tuple[Kit, str | TaskSet]:
+    """What makes environments of ``env`` with ``options``, and the tasks that they play. Raises ValueError for an
+    option that neither its class nor ``known`` names, and where nothing says which tasks."""
     from clawgym.envs._checks import check_reward
     from clawgym.envs._worker import EnvKit
     from clawgym.envs.env import SandboxEnv
 
     check_reward(reward)
-    found: Any = env
-    if isinstance(env, str):
-        module, _, name = env.partition(":")
-        found = getattr(import_module(module), name)
+    name = env if isinstance(env, str) else env.__name__
+    found: Any = envs.get(env) if isinstance(env, str) else env
     taken = inspect.signature(found).parameters.values()
     if clash := {one.name for one in taken} & {"env", "num_envs", "autoreset_mode", *_SINGLE}:
         raise ValueError(f"{found!r} has arguments that the library keeps for itself: rename {sorted(clash)}")
@@ -176,9 +162,13 @@ def _kit(env: str | Made, options: dict[str, Any], reward: Reward, known: Sequen
                 raise ValueError("autoreset_mode is an option of a batch: give num_envs too (num_envs=1 is a batch)")
             if option not in names:
                 raise ValueError(f"unknown option {option!r}: use {', '.join(names)}.{did_you_mean(option, names)}")
+    tasks = getattr(found, "default_tasks", None) if tasks is None else tasks
+    if tasks is None:
+        raise ValueError(f"{name} has no default_tasks: give tasks= (`clawgym tasks list`)")
+    options = envs.validated(name, found, options)
     made = found(**options)
     if isinstance(made, SandboxEnv):
-        return EnvKit(made, partial(found, **options))
+        return EnvKit(made, partial(found, **options)), tasks
     if hasattr(made, "worker"):  # openclaw: its episodes are driven by the program, not by actions
-        return made
+        return made, tasks
     raise TypeError(f"{found!r} makes no SandboxEnv: let the class of the environment extend clawgym.envs.SandboxEnv")

@@ -12,7 +12,8 @@
 ...         done = await sandbox.exec(["python3", "-c", action], cwd=self.task.workspace, timeout=self.seconds)
 ...         return {"output": done.text[-10_000:]}
 
-:func:`clawgym.envs.register` gives it a name; docs/new-environment.md is a longer one, with its tasks.
+``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name (docs/registry.md has other ways);
+docs/new-environment.md is a longer one, with its tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from clawgym.rollout.attempt import utc_now
 
 if TYPE_CHECKING:
     from clawgym.records import Observation as Seen
-    from clawgym.records import Task, ToolCall
+    from clawgym.records import Task, TaskSet, ToolCall
     from clawgym.rollout import Attempt
     from clawgym.sandbox import Backend, Sandbox
     from clawgym.tools import Tools
@@ -62,6 +63,9 @@ class SandboxEnv:
     ``step`` and ``remaining_steps``, int64 arrays of shape ()."""
     render_mode: ClassVar[str] = "ansi"
     """What :meth:`render` makes: ``ansi`` for text, ``rgb_array`` for an image, which then can be had as ``human``."""
+
+    default_tasks: ClassVar[str | TaskSet | None] = None
+    """The tasks that ``gym.make`` plays if it is given none: a task set or the name of one; a training split."""
 
     # Set by the library before open(), for each episode.
     task: Task

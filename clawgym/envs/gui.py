@@ -15,6 +15,7 @@ from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import AnyText
 from clawgym.errors import TaskError
 from clawgym.records import Observation, Task, ToolCall
+from clawgym.registry import envs
 from clawgym.sandbox import Backend, Sandbox
 from clawgym.tools.computer import ComputerTools
 
@@ -83,6 +84,7 @@ def arguments_of(action: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@envs.register("ClawGym/gui-v0")
 class GuiEnv(SandboxEnv):
     """One environment with a desktop.
 
@@ -105,6 +107,7 @@ class GuiEnv(SandboxEnv):
     Needs the extra ``gui``, and the programs of a desktop on this machine: ``apt-get install xvfb openbox chromium``.
     """
 
+    default_tasks = "gui-basic:train"
     render_mode = "rgb_array"
 
     def __init__(

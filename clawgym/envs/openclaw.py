@@ -36,6 +36,7 @@ from clawgym.gateway.server import Gateway
 from clawgym.gateway.tool_calls import CallParser
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, Task
+from clawgym.registry import envs
 from clawgym.rollout import run_episode
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
@@ -186,6 +187,7 @@ class OpenClawWorker:
             await asyncio.gather(play, return_exceptions=True)
 
 
+@envs.register("ClawGym/openclaw-v0")
 class OpenClawKit:
     """OpenClaws whose model is the policy (:class:`~clawgym.envs._worker.Kit`).
 
@@ -218,6 +220,7 @@ class OpenClawKit:
     Raises :class:`~clawgym.errors.AgentError` if OpenClaw is not installed.
     """
 
+    default_tasks = "terminal-basic:train"
     render_mode = "ansi"
 
     def __init__(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from clawgym.envs._tools import ToolsEnv
+from clawgym.registry import envs
 
 __all__ = ["SweEnv"]
 
 
+@envs.register("ClawGym/swe-v0")
 class SweEnv(ToolsEnv):
     """One repository environment.
 
@@ -25,4 +27,5 @@ class SweEnv(ToolsEnv):
     ``tampered`` and ``diff``, which is what was graded.
     """
 
+    default_tasks = "swe-basic:train"
     commands = True

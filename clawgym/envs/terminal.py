@@ -10,6 +10,7 @@ from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import terminal_action_space, terminal_observation_space
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Observation, ToolCall
+from clawgym.registry import envs
 from clawgym.sandbox import Sandbox
 
 __all__ = ["SUBMIT", "TerminalEnv"]
@@ -18,6 +19,7 @@ SUBMIT = "submit"
 """The action that ends an episode and has it graded."""
 
 
+@envs.register("ClawGym/terminal-v0")
 class TerminalEnv(SandboxEnv):
     """A persistent bash in a sandbox.
 
@@ -29,6 +31,8 @@ class TerminalEnv(SandboxEnv):
     ``terminated`` on submit (or a broken sandbox), ``truncated`` when the budget of steps or seconds is used up, or the
     host failed. The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
     """
+
+    default_tasks = "terminal-basic:train"
 
     def __init__(self, *, max_output: int = 65536 + 64) -> None:
         self.action_space = terminal_action_space()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from clawgym.envs._tools import ToolsEnv
+from clawgym.registry import envs
 
 __all__ = ["ToolCallEnv"]
 
 
+@envs.register("ClawGym/toolcall-v0")
 class ToolCallEnv(ToolsEnv):
     """One environment of tool calls.
 
@@ -29,4 +31,5 @@ class ToolCallEnv(ToolsEnv):
     Needs the extra ``tools``.
     """
 
+    default_tasks = "toolcall-basic:train"
     commands = False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
+from clawgym.registry import formats
 from clawgym.tasks.curation.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import (
     check_files,
@@ -30,12 +31,13 @@ from clawgym.tasks.formats._files import (
     write_files,
 )
 from clawgym.tasks.formats._reward import ENTRY, reward_sh_files
+from clawgym.tasks.formats.protocol import TaskFormat
 from clawgym.tools.calls import read_calls
 
 if TYPE_CHECKING:
     from clawgym.tasks.layers import Lock
 
-__all__ = ["is_task", "read_locks", "read_task", "write_task"]
+__all__ = ["ClawGymFormat", "is_task", "read_locks", "read_task", "write_task"]
 
 ENTRY_FILE = "data_entry.json"
 AGENT_SEES = ("input_files", "environment")
@@ -221,3 +223,17 @@ def _read_inputs(folder: Path, mount: str | None, workspace: str, where: str) ->
         raise TaskError(f"{where}: field input_mount_dir: {mount!r} is not in the workspace {workspace!r}: correct it")
     below = path.relative_to(workspace)
     return check_files((replace(f, path=str(below / f.path)) for f in files), where)
+
+
+@formats.register("clawgym")
+class ClawGymFormat(TaskFormat):
+    """ClawGym folders: ``data_entry.json``, inputs, a checker, solutions."""
+
+    def is_task(self, path: Path) -> bool:
+        return is_task(path)
+
+    def read_task(self, path: Path) -> Task:
+        return read_task(path)
+
+    def write_task(self, task: Task, path: Path) -> None:
+        write_task(task, path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_of
+from clawgym.registry import formats
 from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
@@ -29,12 +30,13 @@ from clawgym.tasks.formats._files import (
 )
 from clawgym.tasks.formats._reward import harbor_files
 from clawgym.tasks.formats.clawgym import check_script, check_solution, check_wrong, read_verifier, walk_part
+from clawgym.tasks.formats.protocol import TaskFormat
 
 if TYPE_CHECKING:
     from clawgym.tasks.formats._harbor_schema import HarborConfig
     from clawgym.tasks.formats._schema import Extras
 
-__all__ = ["is_task", "read_task", "write_task"]
+__all__ = ["HarborFormat", "is_task", "read_task", "write_task"]
 
 CONFIG = "task.toml"
 BASE_IMAGE = "python:3.12-slim-bookworm"
@@ -271,3 +273,17 @@ def _script_reasons(folder: Path) -> list[str]:
         if (folder / name / ".harborignore").is_file():
             reasons.append(f"{name}/.harborignore leaves files out")
     return reasons
+
+
+@formats.register("harbor")
+class HarborFormat(TaskFormat):
+    """Harbor folders: ``task.toml``, ``instruction.md``, tests."""
+
+    def is_task(self, path: Path) -> bool:
+        return is_task(path)
+
+    def read_task(self, path: Path) -> Task:
+        return read_task(path)
+
+    def write_task(self, task: Task, path: Path) -> None:
+        write_task(task, path)

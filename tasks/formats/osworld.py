@@ -21,13 +21,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from clawgym.errors import TaskError
 from clawgym.records import Desktop, Limits, Task, TaskFile, VerifierSpec
+from clawgym.registry import formats
 from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
 from clawgym.tasks.formats._osworld_checks import METRICS, OPTIONS
 from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading, command_text, text_field
 from clawgym.tasks.formats._schema import validated
+from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.tasks.mathematics import checker
 
-__all__ = ["holds", "is_file", "iter_folder", "read_task"]
+__all__ = ["OsworldFormat", "holds", "is_file", "iter_folder", "read_task"]
 
 _KEYS = {"id", "instruction", "evaluator"}
 _APPS = {"os", "file_manager", "nautilus", "text_editor", "gedit"}
@@ -96,7 +98,7 @@ class _Example(_Strict):
 
 def is_file(path: Path) -> bool:
     """Whether ``path`` is a task of this format."""
-    if path.suffix != ".json" or path.name == "data_entry.json":
+    if path.suffix != ".json" or path.name == "data_entry.json" or not path.is_file():
         return False
     try:
         return parse_json(read_text(path.parent, path.name), str(path)).keys() >= _KEYS
@@ -115,18 +117,18 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield entry
 
 
-def holds(folder: Path) -> bool:
-    """Whether ``folder`` is a folder of such tasks, which may be in folders of their own."""
+def holds(path: Path) -> bool:
+    """Whether ``path`` is a folder of such tasks, which may be in folders of their own."""
     try:
-        return any(map(is_file, islice(_files(folder), 5)))
+        return any(map(is_file, islice(_files(path), 5)))
     except OSError:
         return False
 
 
-def iter_folder(folder: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
-    """The tasks of ``folder`` as (path below it, reader). A JSON file with other contents is a problem."""
-    for path in _files(folder):
-        yield str(path.relative_to(folder)), partial(read_task, path)
+def iter_folder(path: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
+    """The tasks of the folder ``path`` as (path below it, reader). A JSON file with other contents is a problem."""
+    for file in _files(path):
+        yield str(file.relative_to(path)), partial(read_task, file)
 
 
 def read_task(path: Path) -> Task:
@@ -248,3 +250,20 @@ def _expected(func: str, given: Mapping[str, Any], setup: Setup, where: str) -> 
     elif "expected" not in rules:
         raise TaskError(f"{where}.rules.expected: is missing: add what is right")
     return dict(rules)
+
+
+@formats.register("osworld")
+class OsworldFormat(TaskFormat):
+    """OSWorld's JSON files, read only: a file, or a folder of them."""
+
+    def is_task(self, path: Path) -> bool:
+        return is_file(path)
+
+    def read_task(self, path: Path) -> Task:
+        return read_task(path)
+
+    def holds(self, path: Path) -> bool:
+        return holds(path)
+
+    def iter_tasks(self, path: Path) -> Iterator[tuple[str, Reader]]:
+        return iter_folder(path)

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile
+from clawgym.registry import formats
 from clawgym.tasks.curation.categories import with_category, without_rule_category
 from clawgym.tasks.formats._files import check_files, check_task_id, decode
 from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
+from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.verifiers.stock import stock_reward_sh
 
 if TYPE_CHECKING:
     from clawgym.tasks.formats._schema import Row, RowFile
 
-__all__ = ["iter_rows", "read_row", "write_row"]
+__all__ = ["RowsFormat", "iter_rows", "read_row", "write_row"]
 
 _STOCK_METADATA = {"category": "", "grading_type": "automated"}
 
@@ -167,3 +169,17 @@ def write_row(task: Task) -> bytes:
 def _row_file(file: TaskFile, path: str, where: str) -> dict[str, Any]:
     row = {"file_path": path, "content": decode(file.read(), f"{where}: {file.path}", keep_bom=True)}
     return {**row, "executable": True} if file.executable and path != "reward/reward.sh" else row
+
+
+@formats.register("rows")
+class RowsFormat(TaskFormat):
+    """Rows, one task each: JSONL, a JSON list or Parquet. Written as JSONL. Files that no other format knows are read
+    as this."""
+
+    def iter_tasks(self, path: Path) -> Iterator[tuple[str, Reader]]:
+        return iter_rows(path)
+
+    def write(self, tasks: Iterable[Task], path: Path) -> None:
+        with path.open("wb") as file:
+            for task in tasks:
+                file.write(write_row(task))

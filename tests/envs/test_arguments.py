@@ -11,8 +11,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import clawgym  # registers the ids
-from clawgym.envs import OURS, TaskVectorEnv
+from clawgym.envs import TaskVectorEnv
 from clawgym.records import TaskSet
+from clawgym.registry import envs
 
 from .test_terminal import TASKS
 
@@ -82,7 +83,7 @@ def test_a_desktop_takes_actions_of_its_space_and_arguments_as_models_write_them
     assert not space.contains({**sample, "action": 99})
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_an_unknown_reward_is_refused_at_construction(name: str, num_envs: int | None) -> None:
     with pytest.raises(ValueError, match=r"'official', 'strict', 'corrected', 'checks'.*Did you mean 'strict'"):
@@ -138,11 +139,11 @@ def test_vectorization_modes_of_gymnasium() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
 def test_the_default_tasks_are_a_training_split(name: str) -> None:
     from clawgym.tasks.sets import load
 
-    default = gym.spec(name).kwargs["tasks"]
+    default = envs.get(name).default_tasks
     pack, _, split = default.partition(":")
     assert split == "train"
     if pack != "swe-basic":  # its packages may have to be fetched

@@ -18,11 +18,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from clawgym.envs import SandboxEnv, TaskVectorEnv, register
+from clawgym.envs import SandboxEnv, TaskVectorEnv
 from clawgym.envs.checker import check_vector_env
 from clawgym.envs.spaces import AnyText, JsonList, blank, counter
 from clawgym.errors import InfraError, MissingDependency
 from clawgym.records import TaskSet
+from clawgym.registry import envs
 
 from ..verifiers.tasks_for_tests import task
 from .test_terminal import LIMITS, SOLVE
@@ -84,7 +85,8 @@ class Scripts(SandboxEnv):
         return {**seen, "text": done.text[: self.most], "code": done.exit_code}
 
 
-register("Tests/scripts-v0", Scripts, TASKS)
+Scripts.default_tasks = TASKS
+envs.register("Tests/scripts-v0")(Scripts)
 
 
 @pytest.fixture
@@ -245,20 +247,20 @@ def test_what_is_no_environment_is_refused_at_construction() -> None:
         Nested: "use Text, Box",
     }
     for number, (made, message) in enumerate(cases.items()):
-        register(f"Tests/bad{number}-v0", made, TASKS)
+        envs.register(f"Tests/bad{number}-v0")(made)
         with pytest.raises(ValueError, match=message):
-            gym.make(f"Tests/bad{number}-v0")
+            gym.make(f"Tests/bad{number}-v0", tasks=TASKS)
 
     class Paid(Scripts):
         def __init__(self, *, reward: str = "mine") -> None:
             super().__init__()
 
-    register("Tests/paid-v0", Paid, TASKS)
+    envs.register("Tests/paid-v0")(Paid)
     with pytest.raises(ValueError, match=r"rename \['reward'\]"):
         gym.make("Tests/paid-v0")
-    register("Tests/object-v0", object, TASKS)  # type: ignore[arg-type]
+    envs.register("Tests/object-v0")(object)
     with pytest.raises(TypeError, match=r"let the class of the environment extend clawgym\.envs\.SandboxEnv"):
-        gym.make("Tests/object-v0")
+        gym.make("Tests/object-v0", tasks=TASKS)
 
 
 def test_an_environment_without_act_says_so() -> None:
@@ -266,8 +268,10 @@ def test_an_environment_without_act_says_so() -> None:
         action_space = AnyText(9)
         observation_space = gym.spaces.Dict({"text": AnyText(9)})
 
-    register("Tests/noact-v0", NoAct, TASKS)
-    env = gym.make("Tests/noact-v0")
+    envs.register("Tests/noact-v0")(NoAct)
+    with pytest.raises(ValueError, match="has no default_tasks: give tasks="):
+        gym.make("Tests/noact-v0")
+    env = gym.make("Tests/noact-v0", tasks=TASKS)
     env.reset(seed=0)
     assert "NoAct has no act()" in env.step("x")[4]["error"]
     env.close()
@@ -295,10 +299,13 @@ def test_one_file_outside_of_the_library_is_an_environment(tmp_path: Path) -> No
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
         import gymnasium as gym
-        from clawgym.envs import SandboxEnv, register
+        from clawgym.envs import SandboxEnv
         from clawgym.envs.spaces import AnyText
+        from clawgym.registry import envs
 
+        @envs.register("Mine/python-v0")
         class Python(SandboxEnv):
+            default_tasks = "terminal-basic:train"
             action_space = AnyText(100_000)
             observation_space = gym.spaces.Dict({"output": AnyText(10_000)})
 
@@ -308,8 +315,6 @@ def test_one_file_outside_of_the_library_is_an_environment(tmp_path: Path) -> No
                     return {"output": ""}
                 done = await sandbox.exec(["python3", "-c", action], cwd=self.task.workspace, timeout=self.seconds)
                 return {"output": done.text[-10_000:]}
-
-        register("Mine/python-v0", "mine:Python", "terminal-basic:train")
         """)
     )
     code = (

@@ -16,7 +16,6 @@ from clawgym.evaluation.validate import validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.sandbox import Backend
 from clawgym.tasks import load, read, write
-from clawgym.tasks.formats import FORMATS
 from clawgym.tasks.packs import Pack
 from clawgym.tasks.python import PythonTasks, load_file
 from clawgym.tasks.scaffold import PYTHON
@@ -177,7 +176,7 @@ def test_solutions_are_no_part_of_the_hash_but_for_their_text(tmp_path: Path) ->
     assert dataclasses.replace(task, solution=(), wrong_solutions=()).content_hash == task.content_hash
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["clawgym", "harbor", "rows"])
 @pytest.mark.parametrize("text", [PYTHON, GREET], ids=["add-up", "greet"])
 def test_python_tasks_are_written_in_every_format(text: str, format, tmp_path: Path) -> None:
     tasks = made(tmp_path, text).tasks[:3]

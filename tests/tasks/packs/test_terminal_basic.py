@@ -251,7 +251,7 @@ def test_load() -> None:
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(TaskSetNotFound, match="Did you mean 'csv-join'"):
         pack.make("csv-jion", 1)
-    with pytest.raises(TaskSetNotFound, match="choose one of write-word"):
+    with pytest.raises(TaskSetNotFound, match="Choose one of write-word"):
         pack.make("?", 1)
     with pytest.raises(TaskError, match="its seeds are odd"):
         pack.load("heldout", [1, 2])
