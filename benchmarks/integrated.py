@@ -62,7 +62,7 @@ ARMS: dict[str, tuple[str | None, float | None]] = {
     "auc-0.75": ("integrated:auc_75", 0.75),
     "auc-0.6": ("integrated:auc_60", 0.6),
     "random": ("integrated:auc_50", 0.5),
-    "head": ("head:{out}/head.npz", None),
+    "head": ("head", None),
 }
 """The judge, and its AUC by construction."""
 
@@ -147,7 +147,9 @@ def run_seed(out: Path, seed: int, arms: list[str], steps: int) -> None:
     for arm in arms:
         budget = (f"budget.steps={steps}", "budget.minutes=null")
         judge = ARMS[arm][0]
-        judged = () if judge is None else (f"reward.judge={judge.format(out=out)}",)
+        judged = () if judge is None else (f"reward.judge={judge}",)
+        if judge == "head":
+            judged = (*judged, f"reward.judge_options.file={out}/head.npz")
         settings = (*own, f"model.path={base}", *budget, *judged)
         train("rl", out / f"{arm}-{seed}", *settings, config="tiny-cpu")
 

@@ -117,9 +117,9 @@ class Answer:
         return {"right": submission.read("output/answer.txt") == f"{self.right}\\n".encode()}
 '''
 ADVANTAGE = '''
-def plain(rewards, groups):
+def plain(rewards, groups, *, scale: float = 1.0):
     """The reward itself, without a baseline."""
-    return rewards
+    return scale * rewards
 '''
 ENGINE = '''
 from pathlib import Path
@@ -409,12 +409,41 @@ def test_agent_pack_and_sandbox_of_a_package_run_an_evaluation(installed: Path, 
     manifest = json.loads((tmp_path / "run/receipt.json").read_text())
     assert manifest["agent"] == {"name": "writes-answer", "version": "1", "number": 42}
     assert manifest["isolation"]["backend"] == "renamed"
+    words = ["scratch.pack:Answers:train", "--agent", "scratch.agent:WritesAnswer", "--agent-option", "number=7"]
+    done = clawgym(installed, tmp_path, "eval", *words, "--sandbox", "scratch.sandbox:Renamed", "--out", "by-path")
+    assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, (tmp_path / "by-path/results.jsonl").read_text().splitlines())
+    assert row["outcome"] == "failed", "7 is not 42"
 
 
 def test_agent_class_is_used_by_its_path(installed: Path, tmp_path: Path) -> None:
     code = "import clawgym; print(clawgym.make_agent('scratch.agent:WritesAnswer', number='7').number + 1)"
     done = python(code, installed, tmp_path)
     assert (done.stdout.strip(), done.stderr) == ("8", "")
+
+
+@pytest.mark.parametrize("name", ["renamed", "scratch.sandbox:Renamed"])
+def test_sandbox_of_a_package_is_used_in_python(name: str, installed: Path, tmp_path: Path) -> None:
+    code = f"""
+import asyncio
+import clawgym
+
+async def main():
+    backend = clawgym.backend({name!r})
+    print((await backend.probe()).backend)
+    await backend.aclose()
+
+asyncio.run(main())
+"""
+    done = python(code, installed, tmp_path)
+    assert done.stdout.strip() == "renamed", done.stderr
+
+
+@pytest.mark.parametrize("name", ["parrot", "scratch.engine:Parrot"])
+def test_engine_of_a_package_is_made_in_python(name: str, installed: Path, tmp_path: Path) -> None:
+    code = f"from clawgym.registry import engines; print(engines.make({name!r}, tokenizer='x', text='hi').text)"
+    done = python(code, installed, tmp_path)
+    assert done.stdout.strip() == "hi", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -464,8 +493,11 @@ print(turn_advantages(attempts, config, seed=0)[0])
 
 @pytest.mark.parametrize("name", ["plain", "scratch.advantage:plain"])
 def test_advantage_of_a_package_is_used_in_training(name: str, installed: Path, tmp_path: Path) -> None:
-    done = python(TRAIN, installed, tmp_path, f"algorithm.advantage={name}", "reward.judge=null")
+    words = [f"algorithm.advantage={name}", "reward.judge=null"]
+    done = python(TRAIN, installed, tmp_path, *words)
     assert done.stdout.strip() == "{(0, 0): 1.0, (1, 0): -1.0}", done.stderr
+    done = python(TRAIN, installed, tmp_path, *words, "algorithm.advantage_options={scale: 3}")
+    assert done.stdout.strip() == "{(0, 0): 3.0, (1, 0): -3.0}", done.stderr
 
 
 def test_judge_of_a_package_is_made_with_the_settings_it_takes(installed: Path, tmp_path: Path) -> None:
@@ -476,14 +508,15 @@ from clawgym.trainers.config import load_config
 
 async def main():
     for name in ("content", "scratch.judge:Content"):
-        config = load_config("demo", [f"reward.judge={name}", "reward.votes=5"])
-        async with judging(config, None) as made:
-            print(made.pool._judge.votes)
+        for own in ("reward.votes=5", "reward.judge_options={votes: 7}"):
+            config = load_config("demo", [f"reward.judge={name}", own])
+            async with judging(config, None) as made:
+                print(made.pool._judge.votes)
 
 asyncio.run(main())
 """
     done = python(code, installed, tmp_path)
-    assert done.stdout.split() == ["5", "5"], done.stderr
+    assert done.stdout.split() == ["5", "7", "5", "7"], done.stderr
 
 
 PLAY = """
@@ -518,6 +551,15 @@ def test_format_of_a_package_is_read_and_written(installed: Path, tmp_path: Path
     assert json.loads(cli("show", "./notes", "--json"))["tasks"] == 1, "answer.py is a stray file"
     cli("import", "notes/answer.note", "folders", "--from", "scratch.format:Note")
     assert json.loads(cli("show", "./folders", "answer", "--json"))["instruction"] == "Write 42 into output/answer.txt."
+    code = """
+from pathlib import Path
+from clawgym.tasks import read, write
+
+for format in ("note", "scratch.format:Note"):
+    tasks = read(Path("notes/answer.note"), format=format)
+    print(tasks.tasks[0].id, write(tasks.tasks, Path(format.replace(":", "-")), format))
+"""
+    assert python(code, installed, tmp_path).stdout.split() == ["answer", "1"] * 2
 
 
 def test_unknown_format_is_refused_with_a_hint(tmp_path: Path) -> None:
@@ -530,7 +572,7 @@ def test_unknown_format_is_refused_with_a_hint(tmp_path: Path) -> None:
 
 TINY = """
 name: tiny
-backend: namespace
+backend: renamed
 trainer: twice
 trainer_options: {steps: 2}
 model: {scratch: {hidden: 32, layers: 1, heads: 2, kv_heads: 1, context_window: 512}}
@@ -671,6 +713,15 @@ def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, 
     assert done.returncode == 2
     assert "agent 'broken' of scratch cannot be imported" in done.stderr
     assert "repair or uninstall scratch" in done.stderr
+
+
+def test_every_kind_is_in_the_page() -> None:
+    page = (Path(__file__).parents[1] / "docs/registry.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\w+).*? \| `(clawgym\.\w+)` \| `([\w/]+\.py)`", page, re.MULTILINE)
+    packs = re.findall(r"^\| (packs) .*? \| `(clawgym\.packs)` \|", page, re.MULTILINE)
+    assert {(kind, group) for kind, group, *_ in [*rows, *packs]} == {(k, r.group) for k, r in KINDS.items()}
+    for *_, example in rows:
+        assert (Path(__file__).parents[1] / example).is_file()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from clawgym.errors import ClawGymError, MissingDependency, TrainingError
-from clawgym.registry import Registry, advantages, judges, losses, trackers, trainers
+from clawgym.registry import Registry, advantages, agents, judges, losses, sandboxes, trackers, trainers
 
 __all__ = ["TrainConfig", "load_config", "recipes"]
 
@@ -101,9 +101,9 @@ class AgentPart(_Part):
     """How an episode is played."""
 
     name: str = "tool-loop"
-    """``tool-loop``, ``openclaw``, ``openclaw-dense``, ``pi``, or ``package.module:Class``."""
-    prompt: Literal["reference", "slim"] | None = None
-    """What OpenClaw is told (docs/openclaw.md)."""
+    """``tool-loop``, or a program of ``clawgym list agents`` or ``package.module:Class``."""
+    options: dict[str, Any] = {}
+    """Of a program: ``clawgym list agents NAME``."""
     protocol: Literal["tools", "text"] = "tools"
     """This, ``system_prompt`` and ``max_malformed`` are the tool loop's; programs have their own."""
     system_prompt: str | None = None
@@ -117,8 +117,9 @@ class AgentPart(_Part):
     def _fits(self) -> AgentPart:
         if self.name != "tool-loop" and (self.protocol, self.system_prompt) != ("tools", None):
             raise ValueError(f"protocol and system_prompt are the tool loop's: leave them out for {self.name}")
-        if self.prompt is not None and not self.name.startswith("openclaw"):
-            raise ValueError(f"prompt is OpenClaw's: leave it out for {self.name}")
+        if self.name == "tool-loop" and self.options:
+            raise ValueError("options are a program's: set protocol, system_prompt and so on for tool-loop")
+        _known(agents, self.name, self.options)
         return self
 
 
@@ -143,8 +144,10 @@ class Reward(_Part):
 
     score: Literal["strict", "official"] = "strict"
     judge: str | None = None
-    """One of ``clawgym list judges`` (``head`` as ``head:FILE``), or ``package.module:thing``, a class or function that
-    makes a judge; left out, the outcome alone. It is given those of these settings that it takes as options."""
+    """One of ``clawgym list judges``, or ``package.module:thing``, a class or function that makes a judge; left out,
+    the outcome alone. It is given those of these settings that it takes as options."""
+    judge_options: dict[str, Any] = {}
+    """Of the judge, beside these settings: ``file`` of ``head``."""
     votes: PositiveInt = 3
     count_zeros: bool = True
     """A vote of 0 is part of the mean; else it is left out, as in the reference implementation of arXiv 2603.10165."""
@@ -178,10 +181,11 @@ class Reward(_Part):
     def _fits(self) -> Reward:
         if self.length and not (self.longest and self.slack and self.slack <= self.longest):
             raise ValueError("length: set reward.longest, and reward.slack up to that, in tokens")
-        kind, _, rest = (self.judge or "").partition(":")
-        if self.judge is not None and not rest and (kind not in judges or kind == "head"):
-            raise ValueError("judge: write head:FILE" if kind == "head" else f"judge: {judges.unknown(kind)}")
-        if kind == "model" and not self.model:
+        if self.judge is not None:
+            _known(judges, self.judge, self.judge_options)
+        if self.judge == "head" and "file" not in self.judge_options:
+            raise ValueError("judge is 'head': set reward.judge_options.file to a file that HeadJudge.save wrote")
+        if self.judge == "model" and not self.model:
             raise ValueError("judge is 'model': name it with reward.model, and reward.base_url")
         return self
 
@@ -205,7 +209,7 @@ class Algorithm(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Algorithm:
-        _known(advantages, self.advantage)
+        _known(advantages, self.advantage, self.advantage_options)
         _known(losses, self.loss, self.loss_options)
         return self
 
@@ -214,6 +218,8 @@ class Algorithm(_Part):
     each, to their advantages (E,). ``binary``: the majority of the judge's votes on a turn is the advantage of that
     turn, as it stands: no outcome, no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has
     0."""
+    advantage_options: dict[str, Any] = {}
+    """Of the advantage: ``clawgym list advantages NAME``."""
     loss: str = "ppo"
     """One of ``clawgym list losses``, or ``package.module:function`` (:class:`clawgym.trainers.protocols.Loss`)."""
     loss_options: dict[str, Any] = {}
@@ -344,8 +350,7 @@ class TrainConfig(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
-        kind = (self.reward.judge or "").partition(":")[0]
-        if self.distillation.hints and (self.reward.judge is None or kind in ("rule", "head")):
+        if self.distillation.hints and self.reward.judge in (None, "rule", "head"):
             raise ValueError("distillation.hints: rule and head give no hints: set reward.judge to a judge that does")
         if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
             raise ValueError(
@@ -358,6 +363,8 @@ class TrainConfig(_Part):
             )
         if self.algorithm.advantage == "binary" and self.reward.judge is None:
             raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")
+        if self.backend != "auto" and not self.backend.startswith("ray:"):
+            _known(sandboxes, self.backend)
         _known(trainers, self.trainer, self.trainer_options)
         for name, options in self.tracking.items():
             _known(trackers, name, options or {})

@@ -154,7 +154,8 @@ def scores_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) ->
 
 
 def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig) -> torch.Tensor:
-    return advantages.get(config.algorithm.advantage)(outcome, groups)
+    about = config.algorithm
+    return advantages.make(about.advantage, outcome, groups, **about.advantage_options)
 
 
 def _dealt_anew(values: Sequence[float | None], seed: int) -> list[float | None]:

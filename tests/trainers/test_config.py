@@ -40,7 +40,17 @@ def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -
         ("algorithm: {dual_clip: 1}", r"algorithm\.dual_clip: .* greater than 1"),
         ("distillation: {hints: true}", r"distillation\.hints: .* set reward\.judge"),
         ("{distillation: {hints: true}, reward: {judge: rule}}", r"distillation\.hints: .* set reward\.judge"),
-        ("{distillation: {hints: true}, reward: {judge: 'head:a.py'}}", r"distillation\.hints: .* set reward\.judge"),
+        (
+            "{distillation: {hints: true}, reward: {judge: head, judge_options: {file: a.npz}}}",
+            r"distillation\.hints: .* set reward\.judge",
+        ),
+        ("reward: {judge: head}", r"judge is 'head': set reward\.judge_options\.file"),
+        ("reward: {judge: head, judge_options: {fil: a}}", "judge 'head' does not take fil.* Did you mean 'file'"),
+        ("agent: {name: opnclaw}", "there is no agent 'opnclaw'. Did you mean 'openclaw'"),
+        ("agent: {name: openclaw, options: {prompt: slimm}}", "agent 'openclaw': option prompt='slimm'"),
+        ("agent: {options: {prompt: slim}}", "options are a program's"),
+        ("algorithm: {advantage: grpo, advantage_options: {esp: 1}}", "advantage 'grpo' does not take esp"),
+        ("backend: dokcer", "there is no sandbox 'dokcer'. Did you mean 'docker'"),
         ("- a\n- b", "holds no settings but list"),
         ("a: [", "is no YAML"),
     ],
@@ -50,7 +60,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, says: str) -> None:
         load_config(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("judge", ["policy", "complaints", "judges.py:mine"])
+@pytest.mark.parametrize("judge", ["policy", "complaints", "clawgym.rewards.rules:RuleJudge"])
 def test_these_judges_may_give_hints(tmp_path: Path, judge: str) -> None:
     made = load_config(write(tmp_path, f"{{distillation: {{hints: true}}, reward: {{judge: '{judge}'}}}}"))
     assert made.distillation.hints

@@ -89,8 +89,9 @@ class Player:
         self._program: ResidentAgent | None = None
         """What lives in its boxes; ``None``: the tool loop, which lives here."""
         if config.agent.name != "tool-loop":
-            made = make_agent(config.agent.name, gateway=gateway, prompt=config.agent.prompt)
-            assert isinstance(made, ResidentAgent)
+            made = make_agent(config.agent.name, gateway=gateway, **config.agent.options)
+            if not isinstance(made, ResidentAgent):
+                raise TrainingError(f"agent.name: {config.agent.name} is no program: use tool-loop, or a program")
             self._program = made
 
     async def aclose(self) -> None:

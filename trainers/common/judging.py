@@ -102,15 +102,13 @@ def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitSta
     """The judge, made with those settings of ``reward`` that it takes."""
     about = config.reward
     name = about.judge or ""
-    kind, _, file = name.partition(":")
-    if kind in judges:
-        name = kind
     settings: dict[str, Any] = {"votes": about.votes, "hints": config.distillation.hints, "pictures": about.pictures}
     settings |= {"max_tokens": about.max_tokens, "model": about.model, "base_url": about.base_url}
-    settings |= {"gateway": gateway, "concurrency": _PLACES, "file": file or None}
+    settings |= {"gateway": gateway, "concurrency": _PLACES}
     try:
         takes = {option.name for option in judges.options(name)}
-        made = judges.make(name, **{key: settings[key] for key in takes & settings.keys() if settings[key] is not None})
+        given = {key: settings[key] for key in takes & settings.keys() if settings[key] is not None}
+        made = judges.make(name, **given | about.judge_options)
     except Exception as error:  # whatever the constructor of somebody's judge raises
         raise TrainingError(
             f"reward.judge: {about.judge} gave no judge ({error or type(error).__name__}): choose one of `clawgym list "
