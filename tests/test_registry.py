@@ -730,7 +730,8 @@ def test_every_built_in_name_has_a_summary_and_can_be_imported(kind: str) -> Non
     for entry in registry.entries():
         if entry.source == "built in":
             assert entry.summary.endswith("."), entry
-            registry.options(entry.name)
+            for option in registry.options(entry.name):
+                assert option.about, f"{entry.name}: {option.name} is not in the Args section of its docstring"
 
 
 def test_registered_class_is_known_in_this_process() -> None:

@@ -68,8 +68,12 @@ common, and a float32 would overflow."""
 def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6) -> Tensor:
     """GRPO: A_e = (r_e - mean_g) / (std_g + eps), with the unbiased standard deviation of its group.
 
-    ``rewards`` (E,), ``groups`` (E,) -> (E,). ``std=False``: A_e = r_e - mean_g.
+    ``rewards`` (E,), ``groups`` (E,) -> (E,).
     Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2; without the division Dr. GRPO (arXiv 2503.20783).
+
+    Args:
+        std: whether to divide by the standard deviation; False: A_e = r_e - mean_g.
+        eps: added to the standard deviation.
     """
     values, (group,) = checked(rewards, groups=groups)
     return z_score(values, group, 1 / count_by(group), std, eps).to(dtype_of(rewards))
@@ -110,6 +114,9 @@ def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-
 
     ``rewards`` (E,), ``groups`` (E,) -> (E,). The batch's mean need not be taken off: it is 0 after the first step.
     Source: REINFORCE++ (arXiv 2501.03262), the form with a baseline.
+
+    Args:
+        eps: added to the standard deviation.
     """
     values, (group,) = checked(rewards, groups=groups)
     gain = centred(values, group, 1 / count_by(group))
@@ -284,13 +291,18 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss: sum_s w_s * c_s * max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old.
 
-    All (S,); -> (scalar, metrics). ``dual_clip`` (> 1) bounds the loss of a negative advantage by -dual_clip * A.
+    All (S,); -> (scalar, metrics).
     ``importance``: c_s, from :func:`truncated_importance`. Gradients flow through ``logp`` alone.
     Metrics are scalars without gradient, over the tokens of weight other than 0: ``clip_fraction`` (tokens without
     gradient because of a clip) = ``clip_fraction_low`` + ``clip_fraction_high``; ``dual_clip_fraction``;
     ``ratio_mean``, ``ratio_max``; ``approx_kl``, k3 of KL(pi_old || pi); ``tokens``, to average over micro-batches by.
     Source: PPO (arXiv 1707.06347), equation 7; two bounds: DAPO (arXiv 2503.14476), equation 10; dual clip:
     arXiv 1912.09729.
+
+    Args:
+        clip_low: how far r may fall below 1.
+        clip_high: how far r may rise above 1.
+        dual_clip: (> 1) bounds the loss of a negative advantage by -dual_clip * A.
     """
     same_shape(logp=logp, old_logp=old_logp, advantages=advantages, weights=weights)
     if dual_clip is not None and dual_clip <= 1:

@@ -48,6 +48,9 @@ class Pi:
     """The coding agent pi that OpenClaw is built on (:class:`~clawgym.agents.blackbox.Claw`).
 
     Raises :class:`~clawgym.errors.AgentError` if that is not installed, or has none.
+
+    Args:
+        version: of the OpenClaw installation that it is taken from.
     """
 
     name = "pi"

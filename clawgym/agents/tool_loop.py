@@ -41,12 +41,17 @@ _DIALECTS: dict[str, type[Dialect]] = {"tools": ToolsDialect, "text": TextDialec
 class ToolLoopAgent:
     """Lets a model call tools until it submits or a budget ends.
 
-    ``protocol`` is ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool
-    calls, on tasks without tools of their own). ``system_prompt`` replaces :data:`SYSTEM_PROMPT` and, for tasks with
-    tools, :data:`TOOLS_PROMPT`; how to call tools is added to either. A seed that
-    ``sampling`` leaves open is the episode's. After ``max_malformed`` replies in a row with nothing to do in
-    them the episode ends: submitted if the model only talked, an error if it kept calling wrongly. Closing the
-    agent closes its engine.
+    Closing the agent closes its engine.
+
+    Args:
+        engine: what it samples from; on the command line, --model and --base-url name one.
+        sampling: how; a seed that it leaves open is the episode's.
+        protocol: ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool calls,
+            on tasks without tools of their own).
+        system_prompt: replaces :data:`SYSTEM_PROMPT` and, for tasks with tools, :data:`TOOLS_PROMPT`; how to call
+            tools is added to either.
+        max_malformed: replies in a row with nothing to do in them, after which the episode ends: submitted if the
+            model only talked, an error if it kept calling wrongly.
     """
 
     name = "tool-loop"

@@ -59,10 +59,19 @@ _REFUSED = re.compile(
 class OpenAIEngine:
     """Samples from ``model`` behind an OpenAI-compatible ``base_url`` with the official client.
 
-    ``api_key`` defaults to what the environment variable ``api_key_env`` holds, ``base_url`` to ``OPENAI_BASE_URL``.
-    ``extra_body`` holds further request fields (``{"reasoning_effort": "low"}``), recorded in the run manifest.
-    ``timeout`` bounds one request as a whole, in seconds; of a stream, the time to its first piece and between two. An
-    engine belongs to the event loop that first uses it.
+    An engine belongs to the event loop that first uses it.
+
+    Args:
+        model: its name at the endpoint.
+        base_url: URL of the endpoint; the environment variable ``OPENAI_BASE_URL`` by default, or OpenAI's.
+        api_key: its key; the value of the environment variable ``api_key_env`` by default.
+        api_key_env: name of the environment variable that holds the key.
+        prices: of tokens, for a budget in dollars.
+        budget: most tokens or dollars that it may spend.
+        limits: most requests at once, and requests and tokens in a minute.
+        max_retries: how often a request that failed for a passing reason is sent again.
+        timeout: seconds for one request as a whole; of a stream, to its first piece and between two.
+        extra_body: further request fields (``{"reasoning_effort": "low"}``), recorded in the run manifest.
     """
 
     name = "openai"

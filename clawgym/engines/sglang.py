@@ -34,8 +34,20 @@ _SINCE = "SGLang 0.4.9 or newer"
 class SGLangEngine(ServedEngine):
     """``model`` on the SGLang server at ``base_url`` (``http://127.0.0.1:30000``).
 
-    Arguments as for :class:`~clawgym.engines.vllm.VLLMEngine`. The server uses ``seed`` only if it was started with
-    ``--enable-deterministic-inference``.
+    The server uses ``seed`` only if it was started with ``--enable-deterministic-inference``. Belongs to one event
+    loop.
+
+    Args:
+        base_url: URL of the server.
+        model: its name at the server.
+        tokenizer: folder or Hub name that the server was started with.
+        api_key: key of the server, if it wants one.
+        context_window: in tokens; the server's by default.
+        policy_version: version of the weights, recorded with each token.
+        patience: seconds that a request is retried while the server is down, busy (429) or failing (5xx), before its
+            first token; later failures are final.
+        first_token_seconds: most seconds to the first token.
+        between_seconds: most seconds between two pieces of a reply.
     """
 
     name = "sglang"

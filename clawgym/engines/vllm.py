@@ -57,9 +57,20 @@ class _Adapter:
 class VLLMEngine(ServedEngine):
     """``model`` on the vLLM server at ``base_url`` (``http://127.0.0.1:8000/v1``).
 
-    ``tokenizer`` is the folder or Hub name that the server was started with. ``context_window`` defaults to the
-    server's ``max_model_len``. ``patience`` is the time in seconds that a request is retried while the server is down,
-    busy (429) or failing (5xx), before its first token; later failures are final. Belongs to one event loop.
+    Belongs to one event loop.
+
+    Args:
+        base_url: URL of the server.
+        model: its name at the server.
+        tokenizer: folder or Hub name that the server was started with.
+        api_key: key of the server, if it wants one.
+        context_window: in tokens; the server's by default.
+        policy_version: version of the weights, recorded with each token.
+        patience: seconds that a request is retried while the server is down, busy (429) or failing (5xx), before its
+            first token; later failures are final.
+        first_token_seconds: most seconds to the first token.
+        between_seconds: most seconds between two pieces of a reply.
+        shared: folder that the server reads, too; adapters are written there.
     """
 
     name = "vllm"

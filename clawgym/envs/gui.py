@@ -89,7 +89,8 @@ class GuiEnv(SandboxEnv):
     """One environment with a desktop.
 
     Args:
-        width, height: of the screen, in pixels; tasks of another size are refused.
+        width: of the screen, in pixels; tasks of another size are refused.
+        height: of the screen, in pixels.
         unit: of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
         accessibility_tree: whether observations have it too.
 

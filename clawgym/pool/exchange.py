@@ -21,6 +21,7 @@ from clawgym.pool.pool import Pool
 from clawgym.pool.states import PooledEpisode
 from clawgym.pool.traces import json_rows, readable
 from clawgym.records import Image, Outcome, Turn
+from clawgym.registry import did_you_mean
 
 __all__ = ["Format", "Imported", "export", "import_"]
 
@@ -58,7 +59,9 @@ def export(
     """
     writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages}
     if format not in writers:
-        raise PoolError(f"format {format!r} is not known: choose among {', '.join(writers)}")
+        raise PoolError(
+            f"there is no export format {format!r}.{did_you_mean(format, writers)} Known: {', '.join(writers)}"
+        )
     count = 0
 
     def chosen() -> Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]:

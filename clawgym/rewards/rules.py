@@ -63,8 +63,9 @@ def went_wrong(result: Message) -> bool:
 class RuleJudge:
     """Votes -1 if any call was malformed or failed; otherwise as ``progress`` says, or 0 without it.
 
-    ``progress`` deterministically maps a :class:`~clawgym.rewards.states.Judgeable` to +1, 0, -1 or None. ``rule`` is
-    its name, which is part of the version.
+    Args:
+        progress: deterministically maps a :class:`~clawgym.rewards.states.Judgeable` to +1, 0, -1 or None.
+        rule: the name of ``progress``, which is part of the version.
     """
 
     name = "rule"

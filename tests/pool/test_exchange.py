@@ -207,8 +207,8 @@ def test_filters_choose(file_pool: Pool, tmp_path: Path) -> None:
     assert export(file_pool, tmp_path / "e", outcome="failed") == 1
     assert export(file_pool, tmp_path / "e", task_ids=["nothing"]) == 0
     assert pq.read_table(tmp_path / "e").num_rows == 0
-    with pytest.raises(PoolError, match="format 'csv'"):
-        export(file_pool, tmp_path / "e", format="csv")  # type: ignore[arg-type]
+    with pytest.raises(PoolError, match=r"no export format 'parket'\. Did you mean 'parquet'"):
+        export(file_pool, tmp_path / "e", format="parket")  # type: ignore[arg-type]
 
 
 def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -43,8 +43,12 @@ _SMALL_HEAP, _LONG_CONTEXT = ["--max-old-space-size=256", "--max-semi-space-size
 class OpenClaw:
     """OpenClaw as its users have it: a program in the sandbox (:class:`~clawgym.agents.blackbox.protocol.Claw`).
 
-    From the installation of this machine, or from an ``image`` of boxes that has one (``$OPENCLAW_ROOTFS`` names one
-    too). Raises :class:`~clawgym.errors.AgentError` if it is not there.
+    Raises :class:`~clawgym.errors.AgentError` if it is not there.
+
+    Args:
+        version: the installed version to use; the one that ``clawgym openclaw install`` installs by default.
+        prompt: ``reference``, as OpenClaw's users have it, or ``slim`` (docs/openclaw.md).
+        image: of sandboxes, with OpenClaw in it, instead of an installation; ``$OPENCLAW_ROOTFS`` by default.
     """
 
     name = "openclaw"

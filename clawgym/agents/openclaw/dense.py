@@ -62,6 +62,11 @@ class DenseOpenClaw(OpenClaw):
     """OpenClaw, started once for all tasks: weaker isolation (:class:`~clawgym.agents.blackbox.boxes.BoxSource`).
 
     Needs a backend whose boxes have a loopback. Raises as :class:`OpenClaw` does.
+
+    Args:
+        version: the installed version to use; the one that ``clawgym openclaw install`` installs by default.
+        prompt: ``reference``, as OpenClaw's users have it, or ``slim`` (docs/openclaw.md).
+        max_tokens: most tokens of one reply.
     """
 
     name = "openclaw-dense"

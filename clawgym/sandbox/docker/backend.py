@@ -44,8 +44,11 @@ class DockerBackend(Probed):
 
     See :class:`~clawgym.sandbox.protocol.Backend`. One for each event loop.
 
-    ``default_image`` (or ``CLAWGYM_DOCKER_IMAGE``) stands for the image ``default`` where this machine's /usr cannot
-    be shared with the engine. Any other image must be on the engine already, with python3, bash and tar in it.
+    Any image but ``default`` must be on the engine already, with python3, bash and tar in it.
+
+    Args:
+        default_image: stands for the image ``default`` where this machine's /usr cannot be shared with the engine;
+            ``CLAWGYM_DOCKER_IMAGE`` by default.
     """
 
     name = "docker"

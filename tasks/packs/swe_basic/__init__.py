@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
-from clawgym.registry import packs
+from clawgym.registry import did_you_mean, packs
 
 if TYPE_CHECKING:
     from clawgym.tasks.layers import Progress
@@ -37,7 +37,9 @@ def recipe(package: str) -> Recipe:
 
     known = [name for split in PACKAGES.values() for name in split]
     if package not in known:
-        raise TaskSetNotFound(f"{NAME} has no package {package!r}: choose one of {', '.join(known)}")
+        raise TaskSetNotFound(
+            f"{NAME} has no package {package!r}.{did_you_mean(package, known)} Known: {', '.join(known)}"
+        )
     name = f"{package}.json.gz"
     return read_recipe(resources.files(__name__).joinpath(name).read_bytes(), f"{name} of {NAME}")
 

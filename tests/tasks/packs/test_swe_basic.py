@@ -83,8 +83,10 @@ def test_what_it_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         pack.load("test")  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="leave the seeds out"):
         pack.load("train", [1])
-    with pytest.raises(TaskSetNotFound, match="choose one of h11"):
+    with pytest.raises(TaskSetNotFound, match="Known: h11"):
         pack.recipe("numpy")
+    with pytest.raises(TaskSetNotFound, match="Did you mean 'h11'"):
+        pack.recipe("h12")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     with pytest.raises(TaskSetNotFound, match=r"swe-basic:heldout is made of packages .*: go online, or set PIP_INDEX"):
