@@ -15,6 +15,7 @@ __all__ = [
     "ComparisonRefused",
     "ContextLengthExceeded",
     "EngineError",
+    "EpisodeClosed",
     "GatewayError",
     "GradingError",
     "InfraError",
@@ -119,6 +120,10 @@ class GatewayError(ClawGymError):
 
 class PoolError(ClawGymError):
     """The pool refused an operation: unknown episode or group, a lost lease, a damaged or foreign store."""
+
+
+class EpisodeClosed(PoolError):
+    """A turn came for an episode that is closed."""
 
 
 class TraceError(ClawGymError, ValueError):

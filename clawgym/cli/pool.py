@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into a pool, check its tokens
 
 _SHOWN = 20
 """Episodes that ``check`` shows."""
+_NO_OUTCOME = "closed without an outcome"
 
 
 def _open(where: str, *, make: bool = False) -> Pool:
@@ -40,6 +42,8 @@ def stats(where: PoolName, as_json: JsonFlag = False) -> None:
     """Count what a pool holds, and what became of it."""
     with _open(where) as pool:
         found = pool.stats()
+        for channel, flaws in pool.flaws().items():
+            found["channels"][channel] |= {"flaws": flaws, "flawed_turns": sum(flaws.values())}
     console = Console()
     if as_json:
         console.json(found)
@@ -52,14 +56,18 @@ def _lines(found: dict[str, Any]) -> list[str]:
     def counts(of: dict[str, int]) -> str:
         return ", ".join(f"{count:,} {name}" for name, count in sorted(of.items())) or "none"
 
-    lines = [f"{found['name']}: {found['bytes'] / 2**20:,.1f} MiB, {found['images']:,} images"]
+    lines = [
+        f"{found['name']}: {found['bytes'] / 2**20:,.1f} MiB, {found['images']:,} images, "
+        f"{found['tools']:,} tool definitions"
+    ]
     for channel, about in sorted(found["channels"].items()):
         rows = about["samples_per_episode"]
         lines += [
             f"{channel}",
             f"  episodes  {counts(about['episodes'])}",
             f"  groups    {counts(about['groups'])}",
-            f"  turns     {about['turns']:,}, of them flawed {about['flawed_turns']:,}",
+            f"  turns     {about['turns']:,}, of them flawed {about['flawed_turns']:,}"
+            + (f" ({counts(about['flaws'])})" if about.get("flaws") else ""),
             f"  rows      {about['samples']:,} with {about['trained_ids']:,} trained ids"
             + ("" if rows is None else f", {rows:.2f} an episode"),
         ]
@@ -75,28 +83,84 @@ def _lines(found: dict[str, Any]) -> list[str]:
 def export_command(
     where: PoolName,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    format: Annotated[str, typer.Option(help="parquet, atif, or messages.")] = "parquet",
-    channel: Annotated[str | None, typer.Option(help="Of this channel only.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="parquet, atif, or messages. Default: atif for .jsonl, else parquet.")
+    ] = None,
+    channel: Annotated[str | None, typer.Option(help="Only episodes of this channel.")] = None,
     task: TaskIds = None,
-    outcome: Annotated[str | None, typer.Option(help="That ended so only.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only episodes with this outcome.")] = None,
+    include_open: Annotated[
+        bool, typer.Option("--open", help="Also sessions that are still open, as they are now.")
+    ] = False,
 ) -> None:
-    """Write the closed episodes of a pool to a file, which appears when it is whole."""
+    """Write the closed episodes of a pool to a file, which appears when it is whole.
+
+    A session of the gateway is open until it is closed (`clawgym pool close`, or the control API). Open sessions are
+    counted and left out, unless --open is given.
+    """
     from typing import cast
 
     from clawgym.pool.exchange import export
 
     with _open(where) as pool, _Counter("exported") as progress:
-        count = export(
-            pool, out, format=cast("Format", format), channel=channel, task_ids=task, outcome=outcome, progress=progress
+        done = export(
+            pool,
+            out,
+            format=cast("Format | None", format),
+            channel=channel,
+            task_ids=task,
+            outcome=outcome,
+            include_open=include_open,
+            progress=progress,
         )
-    Console().say(f"{out}: {count:,} episodes")
+    Console().say(f"{out}: {done.episodes:,} episodes")
+    if done.left_open:
+        Console(stderr=True).say(
+            f"{done.left_open:,} open sessions were left out: export them as they are with --open, or end them first: "
+            f"clawgym pool close {shlex.quote(where)} --all",
+            style="yellow",
+        )
+
+
+@app.command("close")
+def close_command(
+    where: PoolName,
+    sessions: Annotated[list[str] | None, typer.Argument(metavar="SESSION...", help="Ids of open sessions.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every open session.")] = False,
+    outcome: Annotated[
+        str | None, typer.Option(help="solved, failed, truncated or infra. Default: none, and never trained on.")
+    ] = None,
+    reward: Annotated[float | None, typer.Option(help="Reward of each; goes with --outcome.")] = None,
+) -> None:
+    """End open sessions, so that they are exported and count for their groups. An end is final.
+
+    A gateway that still runs refuses further calls of a session that was closed here; a call under way is not recorded.
+    The id of a session is in its base_url: http://.../s/ID/v1.
+    """
+    from clawgym.errors import PoolError
+
+    if bool(sessions) == every:
+        raise typer.BadParameter("name the sessions, or give --all")
+    if reward is not None and outcome is None:
+        raise typer.BadParameter("--reward goes with --outcome: give both")
+    with _open(where) as pool:
+        ids = list(dict.fromkeys(sessions or ())) or [episode.id for episode in pool.episodes(state="open")]
+        if closed := [id for id in ids if pool.episode(id).state == "closed"]:
+            raise PoolError(f"{closed[0]}: closed already, and an end is final: name open sessions only")
+        for id in ids:
+            if outcome is None:
+                pool.curate(id, trainable=False)
+                pool.close_episode(id, outcome="failed", cause=_NO_OUTCOME)
+            else:
+                pool.close_episode(id, outcome=outcome, reward=reward)
+    Console().say(f"{pool.name}: {len(ids):,} sessions closed")
 
 
 @app.command("import")
 def import_command(
     where: PoolName, file: Annotated[Path, typer.Argument(help="Parquet of a pool, ATIF, or chat messages.")]
 ) -> None:
-    """Bring episodes into a pool (made if it is not there). Interrupted, the same command goes on."""
+    """Bring episodes into a pool (made if it is not there). The same command resumes."""
     from clawgym.pool.exchange import import_
 
     with _open(where, make=True) as pool, _Counter("imported") as progress:

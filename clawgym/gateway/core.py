@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 from clawgym.engines.protocol import Delta, Image, Sampling, TextEngine, TokenEngine, Tokens
-from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError
+from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError, EpisodeClosed
 from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.parsers import StopStrings
@@ -313,7 +313,11 @@ class Core:
             images.append(Image(plan.tools, tools_json(call.tools), "application/json"))
         async with session.lock:
             index = session.turns
-            await self._writer.append(session.id, index, turn, images)
+            try:
+                await self._writer.append(session.id, index, turn, images)
+            except EpisodeClosed:  # by somebody else who has the pool open: `clawgym pool close`
+                session.closed = True
+                raise Refusal(403, "this session is closed: open another one", code="session_closed") from None
             session.turns = index + 1
             if reason not in UNFINISHED:
                 session.grow(index, turn, node, plan.keys, plan.new)

@@ -231,7 +231,7 @@ class Gateway:
         return await self._writer.run(getattr(self.pool, method), *args, **kwargs)
 
     def base_url(self, session: Opened | str, address: Address | None = None) -> str:
-        """What an OpenAI client of this session takes as ``base_url`` (an Anthropic one without ``/v1``)."""
+        """What a client of this session takes as ``base_url``: OpenAI's, and Anthropic's (with or without ``/v1``)."""
         address = address or self._address
         if address is None:
             raise GatewayError("the gateway listens nowhere yet: call listen() first")
@@ -255,11 +255,13 @@ class Gateway:
     def _app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/healthz", self._health)
-        app.router.add_get("/s/{session}/v1/models", self._models)
-        for dialect in self.dialects.values():
-            app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", _Endpoint(self, dialect).handle)
-            if dialect.count_path:
-                app.router.add_post(f"/s/{{session}}/v1/{dialect.count_path}", _Count(self, dialect).handle)
+        # Anthropic's client adds /v1 to its base_url, OpenAI's does not: one base_url serves both.
+        for root in ("/s/{session}/v1", "/s/{session}/v1/v1"):
+            app.router.add_get(f"{root}/models", self._models)
+            for dialect in self.dialects.values():
+                app.router.add_post(f"{root}/{dialect.path}", _Endpoint(self, dialect).handle)
+                if dialect.count_path:
+                    app.router.add_post(f"{root}/{dialect.count_path}", _Count(self, dialect).handle)
         app.router.add_route("*", "/{path:.*}", self._nowhere)
         return app
 

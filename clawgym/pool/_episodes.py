@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from clawgym.errors import PoolError
+from clawgym.errors import EpisodeClosed, PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
 from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
 from clawgym.pool.samples import Shape, paths_of
@@ -144,7 +144,7 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
             elif index > expected:
                 raise PoolError(f"episode {id}: turn {index} came where turn {expected} is next: append in order")
             elif episode["state"] != "open":
-                raise PoolError(f"episode {id}: closed already: open a new episode")
+                raise EpisodeClosed(f"episode {id}: closed already: open a new episode")
             else:
                 fresh.append(row)
         if fresh:

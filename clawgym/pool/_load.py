@@ -17,9 +17,11 @@ from clawgym.pool.samples import samples_of
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import Turn
 
-__all__ = ["about_turn_rewards", "batch", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
+__all__ = ["about_turn_rewards", "batch", "flaws", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
 
 _T = TypeVar("_T")
+_TOOLS_TYPE = "application/json"
+"""Media type of the tool definitions that are kept beside the images."""
 _AT_ONCE = 500
 _JOINED = sa.select(*episodes.c, groups.c.id.label("group")).join(groups, groups.c.seq == episodes.c.group_seq)
 _SAME = [f.name for f in fields(PooledEpisode) if f.name not in ("rewards", "tags", "meta")]
@@ -152,12 +154,30 @@ def stats(db: sa.Connection) -> dict[str, Any]:
     for channel, into in channels.items():
         rows, ended = sampled.get(channel, (0, 0))
         into["samples_per_episode"] = rows / ended if ended else None
+    is_image = sa.case((images.c.media_type == _TOOLS_TYPE, "tools"), else_="images")
+    kept = {line[0]: line[1] for line in db.execute(sa.select(is_image, sa.func.count()).group_by(is_image))}
     by_state = sa.select(batches.c.state, sa.func.count()).group_by(batches.c.state)
     return {
         "channels": channels,
         "batches": {line[0]: line[1] for line in db.execute(by_state)},
-        "images": db.scalar(sa.select(sa.func.count()).select_from(images)),
+        "images": kept.get("images", 0),
+        "tools": kept.get("tools", 0),
     }
+
+
+def flaws(db: sa.Connection) -> dict[str, dict[str, int]]:
+    """Channel -> flaw -> turns that have it, those of open episodes included."""
+    e, t = episodes.c, turns.c
+    counted = (
+        sa.select(e.channel, t.flaw, sa.func.count())
+        .join_from(episodes, turns, t.episode_seq == e.seq)
+        .where(t.flaw.is_not(None), sa.or_(e.n_flawed > 0, e.state == "open"))
+        .group_by(e.channel, t.flaw)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for channel, flaw, count in db.execute(counted):
+        found.setdefault(channel, {})[flaw] = count
+    return found
 
 
 def _pieces(values: Sequence[_T]) -> Iterator[Sequence[_T]]:

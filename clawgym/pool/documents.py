@@ -87,6 +87,7 @@ def atif_of(episode: PooledEpisode, turns: Sequence[Turn]) -> dict[str, Any]:
     document = episode_to_atif(record)
     document["session_id"] = document["trajectory_id"] = episode.id
     document["extra"]["clawgym"] |= json_safe({name: getattr(episode, name) for name in _ABOUT})
+    document["extra"]["clawgym"]["outcome"] = episode.outcome  # None while it is open
     agent_steps = [step for step in document["steps"] if step["source"] == "agent"]
     for index, (step, turn) in enumerate(zip(agent_steps, turns, strict=True)):
         named = ("parent", "role", "policy_version", "finish_reason", "flaw")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from clawgym.errors import PoolError, TraceError
 from clawgym.pool import documents, parquet
@@ -23,10 +23,23 @@ from clawgym.pool.traces import json_rows, readable
 from clawgym.records import Image, Outcome, Turn
 from clawgym.registry import did_you_mean
 
-__all__ = ["Format", "Imported", "export", "import_"]
+__all__ = ["Exported", "Format", "Imported", "export", "import_"]
 
 Format = Literal["parquet", "atif", "messages"]
+_FORMATS: tuple[Format, ...] = get_args(Format)
+_SUFFIXES: Mapping[str, tuple[Format, ...]] = {".parquet": ("parquet",), ".jsonl": ("atif", "messages")}
+"""Suffix of a file -> the formats that it may have, its default first."""
 _NO_OUTCOME = "imported without an outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export did."""
+
+    episodes: int
+    """Written."""
+    left_open: int
+    """Chosen but for their state: still open, and so left out."""
 
 
 @dataclass
@@ -45,36 +58,58 @@ def export(
     pool: Pool,
     out: str | Path,
     *,
-    format: Format = "parquet",
+    format: Format | None = None,
     channel: str | None = None,
     task_ids: Collection[str] | None = None,
     outcome: str | None = None,
+    include_open: bool = False,
     progress: Callable[[int], None] = lambda done: None,
-) -> int:
-    """Write the closed episodes of a pool to ``out``, in the order in which they were opened. Returns how many.
+) -> Exported:
+    """Write the closed episodes of a pool to ``out``, in the order in which they were opened; with ``include_open``
+    also the open ones, as they are now.
+
+    The format is that of the suffix if none is given: ``.parquet`` is parquet, ``.jsonl`` is atif; any other file gets
+    parquet.
 
     ``parquet``: one row per turn, lossless, with training sequences; ``atif``: one ATIF document per line;
     ``messages``: chat messages, one line per branch of the main agent. Raises :class:`~clawgym.errors.PoolError` if the
-    file cannot be written.
+    file cannot be written, and for a format that its suffix contradicts.
     """
     writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages}
+    format = _format_of(Path(out), format)
     if format not in writers:
         raise PoolError(
             f"there is no export format {format!r}.{did_you_mean(format, writers)} Known: {', '.join(writers)}"
         )
-    count = 0
+    count = left_open = 0
 
     def chosen() -> Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]:
-        nonlocal count
-        for episode in pool.episodes(channel=channel, state="closed"):
-            if outcome in (None, episode.outcome) and (not task_ids or episode.task_id in task_ids):
-                yield episode, pool.turns(episode.id)
-                count += 1
-                progress(count)
+        nonlocal count, left_open
+        for episode in pool.episodes(channel=channel):
+            if outcome not in (None, episode.outcome) or (task_ids and episode.task_id not in task_ids):
+                continue
+            if episode.state == "open" and not include_open:
+                left_open += 1
+                continue
+            yield episode, pool.turns(episode.id)
+            count += 1
+            progress(count)
 
     with _whole(Path(out)) as path:
         writers[format](pool, chosen(), path)
-    return count
+    return Exported(count, left_open)
+
+
+def _format_of(out: Path, format: Format | None) -> Format:
+    """The format that was asked for, or that of the suffix."""
+    fits = _SUFFIXES.get(out.suffix.lower())
+    if format is None:
+        return fits[0] if fits else "parquet"
+    if fits and format in _FORMATS and format not in fits:
+        raise PoolError(
+            f"{out}: a {out.suffix} file is not {format}: give --format {' or '.join(fits)}, or another name"
+        )
+    return format
 
 
 Chosen = Iterator[tuple[PooledEpisode, tuple[Turn, ...]]]
@@ -252,8 +287,8 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
         yield _Entry(
             opening={"id": id, "group": group, "meta": json.loads(about["meta"])} | {n: about[n] for n in names},
             turns=[parquet.turn_of(row) for row in rows if row["index"] is not None],
-            closing={n: about[n] for n in ("outcome", "reward", "cause")} | {"rewards": json.loads(about["rewards"])},
-            curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else {},
+            closing=_closing(about) | {"rewards": json.loads(about["rewards"])},
+            curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else _curation(about),
             rewards=rewards,
             about=said,
             images=[Image(**image) for row in rows for image in row["image_files"] or ()],
@@ -278,8 +313,6 @@ def _of_line(path: Path, number: int, row: Any) -> _Entry:
         id = None if id is None else "-".join([str(id), *map(str, (row.get("turns") or ())[-1:])])
     else:
         raise TraceError(f"{path}:{number}: neither an ATIF document nor chat messages: correct the line")
-    outcome = ours.get("outcome")
-    known = outcome in set(Outcome)
     return _Entry(
         opening={
             "id": str(id) if id is not None else f"{path.stem}-{number}",
@@ -288,10 +321,21 @@ def _of_line(path: Path, number: int, row: Any) -> _Entry:
             "meta": {"imported_from": path.name},
         },
         turns=turns,
-        closing={
-            "outcome": outcome if known else "failed",
-            "reward": ours.get("reward"),
-            "cause": ours.get("cause") if known else _NO_OUTCOME,
-        },
-        curation={} if known else {"trainable": False},
+        closing=_closing(ours),
+        curation=_curation(ours),
     )
+
+
+def _closing(about: Mapping[str, Any]) -> dict[str, Any]:
+    """How an episode ended; where the file does not say (it was still open), as failed without a reward."""
+    known = about.get("outcome") in set(Outcome)
+    return {
+        "outcome": about["outcome"] if known else "failed",
+        "reward": about.get("reward"),
+        "cause": about.get("cause") if known else _NO_OUTCOME,
+    }
+
+
+def _curation(about: Mapping[str, Any]) -> dict[str, Any]:
+    """An episode without an outcome is never trained on."""
+    return {} if about.get("outcome") in set(Outcome) else {"trainable": False}

@@ -236,6 +236,12 @@ class Pool:
         with self._store.read() as db:
             return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
 
+    def flaws(self) -> dict[str, dict[str, int]]:
+        """Channel -> flaw (``docs/gateway.md``) -> how many turns have it, those of open episodes included. Reads every
+        turn of the episodes that have one."""
+        with self._store.read() as db:
+            return _load.flaws(db)
+
     def group_states(self, channel: str = "train") -> dict[str, str]:
         """Each group's id and state (``open``, ``ready``, ``leased``, ``consumed``, ``dropped``), oldest first."""
         with self._store.read() as db:

@@ -6,10 +6,13 @@ import asyncio
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import aiohttp
+import anthropic
 import openai
+import pytest
 
 from clawgym.pool import Pool
 
@@ -36,6 +39,11 @@ async def test_a_gateway_over_a_recording(tmp_path):
                 model="policy", messages=[{"role": "user", "content": "hello"}]
             )
             assert answer.choices[0].message.content == "one"
+        async with anthropic.AsyncAnthropic(base_url=shown["base_url"], api_key=shown["api_key"]) as client:
+            said = await client.messages.create(
+                model="policy", max_tokens=9, messages=[{"role": "user", "content": "hello again"}]
+            )
+            assert [part.text for part in said.content if part.type == "text"] == ["one"]
         connector = aiohttp.UnixConnector(path=shown["control"])
         headers = {"Authorization": f"Bearer {Path(shown['token']).read_text().strip()}"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as client:
@@ -47,8 +55,31 @@ async def test_a_gateway_over_a_recording(tmp_path):
     assert not Path(shown["control"]).exists()
     assert not Path(shown["token"]).exists()
     with Pool(tmp_path / "pool.db") as pool:
-        (turn,) = pool.turns(shown["base_url"].split("/s/")[1].split("/")[0])
-        assert (turn.flaw, turn.reply["content"]) == ("text-only", "one"), "a recording is text: never trained"
+        turns = pool.turns(shown["base_url"].split("/s/")[1].split("/")[0])
+        assert {turn.flaw for turn in turns} == {"text-only"}, "a recording is text: never trained"
+        assert len(turns) == 2
+
+
+async def test_a_session_closed_in_the_pool_takes_no_further_call(tmp_path):
+    recording = tmp_path / "answers.jsonl"
+    recording.write_text('{"text": "one"}\n{"text": "two"}\n')
+    process, shown = await start("--engine", "replay", "--model", str(recording), cwd=tmp_path)
+    try:
+        async with openai.AsyncOpenAI(base_url=shown["base_url"], api_key=shown["api_key"], max_retries=0) as client:
+            ask = partial(client.chat.completions.create, model="m", messages=[{"role": "user", "content": "hello"}])
+            await ask()
+            closing = (sys.executable, "-c", PROGRAM, "pool", "close", "pool.db", "--all")
+            done = await asyncio.create_subprocess_exec(*closing, cwd=tmp_path)
+            assert await done.wait() == 0
+            for _ in range(2):
+                with pytest.raises(openai.PermissionDeniedError, match="this session is closed"):
+                    await ask()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    with Pool(tmp_path / "pool.db") as pool:
+        (episode,) = pool.episodes()
+    assert (episode.state, episode.n_turns) == ("closed", 1)
 
 
 async def test_what_does_not_go_together_is_said(tmp_path):

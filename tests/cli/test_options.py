@@ -34,6 +34,7 @@ NOT_NAMES = {
 """Name that a command must not use -> the name that the others use for it."""
 OWN_MEANING = {
     "--format": "the formats of tasks and of pools differ",
+    "--outcome": "of what is exported, or how a session ended",
     "--model": "eval takes several models, the gateway one or a folder",
     "--sandbox": "some commands default to all sandboxes, or to that of the run",
     "--version": "of OpenClaw, of a package, of this library",
@@ -81,7 +82,20 @@ def test_an_option_of_two_commands_is_the_same_in_both() -> None:
 
 
 def test_positional_arguments_have_the_names_of_the_table() -> None:
-    known = {"TASKSET", "RUN", "RUN...", "POOL", "POOL|FILE", "FILE", "SOURCE", "DEST", "NAME", "TASK", "FOLDER"}
+    known = {
+        "TASKSET",
+        "RUN",
+        "RUN...",
+        "POOL",
+        "POOL|FILE",
+        "FILE",
+        "SESSION...",
+        "SOURCE",
+        "DEST",
+        "NAME",
+        "TASK",
+        "FOLDER",
+    }
     known |= {"PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "rl|sft"}
     shown = {
         (name, argument.metavar or argument.name.upper())

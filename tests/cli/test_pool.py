@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 from clawgym.cli import app
 from clawgym.errors import PoolError, TraceError
 from clawgym.pool import Pool
+from clawgym.records import Image
 
 from ..pool.histories import chain, store
 
@@ -45,6 +47,56 @@ def test_episodes_go_out_and_come_in(where: Path, tmp_path: Path) -> None:
         in run("pool", "export", where, tmp_path / "m.jsonl", "--format", "messages", "--task", "t1").output
     )
     assert run("pool", "check", second).exit_code == 0
+
+
+@pytest.fixture
+def online(tmp_path: Path) -> Path:
+    """A pool with two sessions that a gateway left open; one turn is greedy."""
+    with Pool(tmp_path / "online.db") as pool:
+        for id, flaw in (("one", "greedy"), ("two", None)):
+            turns = chain(3, 2, flaw=flaw) if flaw else chain(3, 2)
+            pool.open_episode(id=id, channel="online")
+            pool.append([(id, index, turn) for index, turn in enumerate(turns)])
+        definitions = b"[]"
+        pool.put_images([Image(hashlib.sha256(definitions).hexdigest(), definitions, "application/json")])
+    return tmp_path / "online.db"
+
+
+def test_stats_name_flaws_and_tell_tools_from_images(online: Path) -> None:
+    text = run("pool", "stats", online).output
+    assert "turns     4, of them flawed 2 (2 greedy)" in text
+    assert "0 images, 1 tool definitions" in text
+    found = json.loads(run("pool", "stats", online, "--json").output)
+    assert (found["images"], found["tools"]) == (0, 1)
+    assert found["channels"]["online"]["flaws"] == {"greedy": 2}
+
+
+def test_export_says_how_many_sessions_are_open_and_close_ends_them(online: Path, tmp_path: Path) -> None:
+    out = tmp_path / "e.parquet"
+    done = run("pool", "export", online, out)
+    assert "0 episodes" in done.output
+    assert "2 open sessions were left out" in done.stderr
+    assert f"clawgym pool close {online} --all" in done.stderr.replace("\n", " ")
+    assert "2 episodes" in run("pool", "export", online, out, "--open").output
+    assert run("pool", "close", online).exit_code == 2
+    assert run("pool", "close", online, "one", "--reward", "1").exit_code == 2
+    assert "1 sessions closed" in run("pool", "close", online, "one", "--outcome", "solved", "--reward", "1").output
+    assert "1 sessions closed" in run("pool", "close", online, "--all").output
+    with Pool(online) as pool:
+        one, two = pool.episode("one"), pool.episode("two")
+    assert (one.outcome, one.reward, one.trainable) == ("solved", 1.0, None)
+    assert (two.outcome, two.cause, two.trainable) == ("failed", "closed without an outcome", False)
+    done = run("pool", "export", online, out)
+    assert "2 episodes" in done.output
+    assert not done.stderr
+    assert isinstance(run("pool", "close", online, "three").exception, PoolError)
+
+
+def test_close_refuses_a_closed_session_and_changes_nothing(online: Path) -> None:
+    assert run("pool", "close", online, "one", "--outcome", "solved").exit_code == 0
+    assert "one: closed already" in str(run("pool", "close", online, "two", "one").exception)
+    with Pool(online) as pool:
+        assert (pool.episode("one").trainable, pool.episode("two").state) == (None, "open")
 
 
 def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from clawgym.errors import PoolError, TraceError
 from clawgym.pool import Pool, samples_of
 from clawgym.pool.check import check
-from clawgym.pool.exchange import export, import_
+from clawgym.pool.exchange import Exported, export, import_
 from clawgym.pool.traces import read_traces
 from clawgym.records import Image, Turn
 from clawgym.records.atif import steps_from_atif
@@ -66,7 +67,7 @@ def same(first: Pool, second: Pool, ids: list[str]) -> None:
 
 def test_parquet_comes_back_as_it_was(pool: Pool, tmp_path: Path) -> None:
     ids = filled(pool)
-    assert export(pool, tmp_path / "out" / "e.parquet") == 5
+    assert export(pool, tmp_path / "out" / "e.parquet").episodes == 5
     with Pool(tmp_path / "second.db") as second:
         done = import_(second, tmp_path / "out" / "e.parquet")
         assert (done.episodes, done.turns, done.flawed, done.known) == (5, 12, 2, 0)
@@ -203,9 +204,9 @@ def test_messages_are_chats_of_the_main_agent(file_pool: Pool, tmp_path: Path) -
 
 def test_filters_choose(file_pool: Pool, tmp_path: Path) -> None:
     filled(file_pool)
-    assert export(file_pool, tmp_path / "e", channel="eval") == 1
-    assert export(file_pool, tmp_path / "e", outcome="failed") == 1
-    assert export(file_pool, tmp_path / "e", task_ids=["nothing"]) == 0
+    assert export(file_pool, tmp_path / "e", channel="eval").episodes == 1
+    assert export(file_pool, tmp_path / "e", outcome="failed").episodes == 1
+    assert export(file_pool, tmp_path / "e", task_ids=["nothing"]).episodes == 0
     assert pq.read_table(tmp_path / "e").num_rows == 0
     with pytest.raises(PoolError, match=r"no export format 'parket'\. Did you mean 'parquet'"):
         export(file_pool, tmp_path / "e", format="parket")  # type: ignore[arg-type]
@@ -221,9 +222,8 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "pool.db") as db:
             db.execute("UPDATE turns SET sampled_ids = x'00' WHERE episode_seq = 2")
         db.close()
-        for format in ("parquet", "atif", "messages"):
-            with pytest.raises(PoolError, match="changed since"):
-                export(pool, out, format=format)  # type: ignore[arg-type]
+        with pytest.raises(PoolError, match="changed since"):
+            export(pool, out)
         assert out.read_bytes() == before
         assert os.listdir(out.parent) == ["e.parquet"]
         with pytest.raises(PoolError, match="cannot be written"):
@@ -266,3 +266,33 @@ def test_other_files_are_refused(file_pool: Pool, tmp_path: Path, content: bytes
         import_(file_pool, tmp_path / "f")
     with pytest.raises(TraceError, match="give a file"):
         import_(file_pool, tmp_path / "gone")
+
+
+def test_format_is_that_of_the_suffix(file_pool: Pool, tmp_path: Path) -> None:
+    store(file_pool, chain(0, 2))
+    export(file_pool, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
+    export(file_pool, tmp_path / "a.jsonl")
+    assert json.loads((tmp_path / "a.jsonl").read_text())["schema_version"].startswith("ATIF")
+    export(file_pool, tmp_path / "m.jsonl", format="messages")
+    assert "messages" in json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
+    for name, format in (("x.jsonl", "parquet"), ("x.parquet", "atif"), ("x.parquet", "messages")):
+        with pytest.raises(PoolError, match=r"give --format .*or another name"):
+            export(file_pool, tmp_path / name, format=format)  # type: ignore[arg-type]
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+@pytest.mark.parametrize("format", ["parquet", "atif", "messages"])
+def test_open_episodes_are_counted_and_can_be_included(file_pool: Pool, tmp_path: Path, format: Any) -> None:
+    store(file_pool, chain(0, 2), id="closed")
+    turns = chain(1, 3)
+    file_pool.open_episode(id="open")
+    file_pool.append([("open", index, turn) for index, turn in enumerate(turns)])
+    assert export(file_pool, tmp_path / "e", format=format) == Exported(1, 1)
+    assert export(file_pool, tmp_path / "e", format=format, include_open=True) == Exported(2, 0)
+    with Pool(tmp_path / "second.db") as second:
+        import_(second, tmp_path / "e")
+        back = [episode for episode in second.episodes() if "open" in episode.id]
+        assert len(back) == 1
+        assert (back[0].state, back[0].trainable, back[0].reward) == ("closed", False, None)
+        assert sum(episode.n_turns for episode in second.episodes()) == 5
