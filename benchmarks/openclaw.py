@@ -32,7 +32,7 @@ from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Limits, Outcome, Task, TaskFile, Usage, VerifierSpec
-from clawgym.rollout import Attempt, run_episode
+from clawgym.rollout import Attempt, EpisodeRequest, run_episode
 from clawgym.sandbox import Backend, SandboxSpec, backend
 
 CALLS: tuple[tuple[str, Mapping[str, str]], ...] = (
@@ -179,7 +179,8 @@ class Bench:
 
         async def one(agent: BlackBoxAgent) -> Outcome:
             async with gate:
-                return (await run_episode(TASK, agent, self.backend, seed=1, keep_workspace=False)).outcome
+                request = EpisodeRequest(task=TASK, seed=1, keep_workspace=False)
+                return (await run_episode(request, agent, self.backend)).episode.outcome
 
         spent, started = cpu(), time.perf_counter()
         async with self.agent(spare) as agent:
@@ -198,7 +199,7 @@ class Bench:
                 while number > 1 and not boxes.ready:  # noqa: ASYNC110  # the first two find none
                     await asyncio.sleep(0.05)
                 asked, hits, started = len(self.model.asked), boxes.hits, time.perf_counter()
-                attempt = Attempt(TASK, self.backend, agent.name, seed=1, sample=0, resident=agent)
+                attempt = Attempt(EpisodeRequest(task=TASK, seed=1), self.backend, agent.name, resident=agent)
                 await attempt.open()
                 ready = time.perf_counter() - started
                 await agent.run(AgentContext(attempt.task, attempt.box, attempt.tools, 1, 0, attempt.steps.append))

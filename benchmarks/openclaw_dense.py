@@ -20,7 +20,7 @@ import psutil
 from openclaw import TASK, Bench, line
 
 from clawgym.agents.openclaw.dense import DenseOpenClaw
-from clawgym.rollout import run_episode
+from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import backend
 
 
@@ -62,9 +62,9 @@ async def main(tasks: int, latency: float, prompt: str) -> None:
     watching = asyncio.ensure_future(watch())
     started = time.perf_counter()
     async with bench.agent() as agent:
-        episodes = await asyncio.gather(
-            *(run_episode(TASK, agent, boxes, seed=1, keep_workspace=False) for _ in range(tasks))
-        )
+        request = EpisodeRequest(task=TASK, seed=1, keep_workspace=False)
+        ended = await asyncio.gather(*(run_episode(request, agent, boxes) for _ in range(tasks)))
+        episodes = [one.episode for one in ended]
         wall = time.perf_counter() - started
         await asyncio.sleep(3)
     watching.cancel()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clawgym.pool import Pool, PoolWriter
+from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Turn
 
 TURNS, GROUP, CONTEXT, SAMPLED = 6, 8, 150, 100
@@ -57,7 +57,7 @@ def fill(pool: Pool, turns: list[Turn], groups: int) -> float:
         ids = [pool.open_episode(group=group, task_id="t", sample=n) for n in range(GROUP)]
         pool.append([(id, n, turn) for id in ids for n, turn in enumerate(turns)])
         for id in ids:
-            pool.close_episode(id, outcome="solved", reward=1.0)
+            pool.close_episode(id, EpisodeEnd(outcome="solved", reward=1.0))
     return time.perf_counter() - start
 
 

@@ -23,7 +23,7 @@ from clawgym.agents import NoopAgent, OracleAgent
 from clawgym.agents.protocol import Agent
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskFile
-from clawgym.rollout import run_episode
+from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 from clawgym.sandbox import backend as make_backend
 from clawgym.tasks import load
@@ -62,7 +62,8 @@ async def attempt_all(
     async def attempt(task: Task) -> Episode:
         nonlocal done
         async with gate:
-            episode = await run_episode(task, agent, backend, seed=0, keep_workspace=False)
+            request = EpisodeRequest(task=task, seed=0, keep_workspace=False)
+            episode = (await run_episode(request, agent, backend)).episode
         done += 1
         if show and sys.stderr.isatty():
             print(f"\r{done}/{len(tasks)} ", end="\r" if done == len(tasks) else "", file=sys.stderr, flush=True)

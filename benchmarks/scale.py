@@ -38,7 +38,7 @@ from env import Cpu, _ticks, _tree
 
 from clawgym.errors import ClawGymError, TaskSetNotFound
 from clawgym.records import Task, ToolCall
-from clawgym.rollout.attempt import Attempt
+from clawgym.rollout import Attempt, EpisodeRequest
 from clawgym.sandbox import Backend, backend
 from clawgym.tasks import load
 from clawgym.tools.protocol import CallRefused
@@ -144,7 +144,8 @@ async def run(made: Backend, count: int, think: float, meter: Meter, turns: int 
     """``count`` real episodes: all opened, then all at work, then all graded."""
     source = tasks(kind)
     _, tool, arguments = KINDS[kind]
-    attempts = [Attempt(next(source), made, "scale", seed=0, sample=i) for i in range(count)]
+    requests = [EpisodeRequest(task=next(source), seed=0, sample=i, keep_workspace=False) for i in range(count)]
+    attempts = [Attempt(request, made, "scale") for request in requests]
     marks: list[tuple[float, tuple[float, float, float]]] = []
 
     def mark() -> None:
@@ -165,7 +166,7 @@ async def run(made: Backend, count: int, think: float, meter: Meter, turns: int 
     plans = thoughts(count, think, turns)
     await asyncio.gather(*(work(attempt, plan) for attempt, plan in zip(attempts, plans, strict=True)))
     mark()
-    await asyncio.gather(*(attempt.finish(keep_workspace=False) for attempt in attempts))
+    await asyncio.gather(*(attempt.finish() for attempt in attempts))
     mark()
 
     def cost(first: int, steps: int) -> Cost:

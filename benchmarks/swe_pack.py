@@ -23,7 +23,7 @@ from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.protocol import Agent
 from clawgym.agents.script import ScriptAgent
 from clawgym.records import Outcome, Task
-from clawgym.rollout import run_episode
+from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import backend
 from clawgym.tasks.layers import prepare
 from clawgym.tasks.packs import swe_basic
@@ -61,7 +61,7 @@ async def attempts(packages: list[str]) -> None:
     async def one(task: Task, agent: Agent) -> None:
         nonlocal bad
         async with slots:
-            episode = await run_episode(task, agent, boxes, seed=0, keep_workspace=False)
+            episode = (await run_episode(EpisodeRequest(task=task, seed=0, keep_workspace=False), agent, boxes)).episode
         wanted = Outcome.SOLVED if agent.name == "oracle" else Outcome.FAILED
         if episode.result is not None:
             took.append(episode.result.seconds)

@@ -29,14 +29,16 @@ from clawgym.records import (
 if TYPE_CHECKING:
     from clawgym.agents import make_agent
     from clawgym.evaluation.runner import EvalConfig, evaluate
-    from clawgym.rollout import run_episode
+    from clawgym.rollout import Ended, EpisodeRequest, run_episode
     from clawgym.sandbox import SandboxSpec, backend
     from clawgym.tasks.python import TaskDraft, task
     from clawgym.tasks.sets import load
 
 __all__ = [
     "ClawGymError",
+    "Ended",
     "Episode",
+    "EpisodeRequest",
     "EvalConfig",
     "GradingMode",
     "Limits",
@@ -60,6 +62,8 @@ __all__ = [
 ]
 
 _LATE = {
+    "Ended": "clawgym.rollout",
+    "EpisodeRequest": "clawgym.rollout",
     "EvalConfig": "clawgym.evaluation.runner",
     "SandboxSpec": "clawgym.sandbox",
     "TaskDraft": "clawgym.tasks.python",

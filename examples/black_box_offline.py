@@ -15,13 +15,19 @@ from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
-from clawgym.rollout.collect import collect_episode
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, over_http
 
 
 def agent(base_url: str, api_key: str) -> Agent:
     """Any agent will do that takes a base_url and a key."""
     return clawgym.make_agent("tool-loop", engine=OpenAIEngine("policy", base_url=base_url, api_key=api_key))
+
+
+def session(group: str) -> SessionRequest:
+    return SessionRequest(group=group, sampling=Sampling(temperature=1.0, max_tokens=32))
 
 
 async def main() -> None:
@@ -37,12 +43,15 @@ async def main() -> None:
                 group = pool.open_group(task_id=task.id, size=2, deadline=300)
                 work += [
                     collect_episode(
-                        task, agent, backend, gateway,
-                        group=group, sample=sample, seed=sample, sampling=Sampling(temperature=1.0, max_tokens=32),
+                        EpisodeRequest(task=task, seed=sample, sample=sample, session=session(group)),
+                        over_http(agent),
+                        backend,
+                        gateway,
                     )
                     for sample in range(2)
-                ]  # fmt: skip
-            for episode in await asyncio.gather(*work):
+                ]
+            for ended in await asyncio.gather(*work):
+                episode = ended.episode
                 print(f"{episode.key}: {episode.outcome}, {len(episode.turns)} turns")
 
         batch = pool.fetch("trainer", step=0, groups=2)

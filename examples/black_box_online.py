@@ -16,7 +16,8 @@ from clawgym.engines import Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
 
 AGENT = """
 import os, openai
@@ -50,7 +51,7 @@ async def main() -> None:
     with Pool(folder / "pool.db") as pool:
         async with Gateway(engine, pool) as gateway:
             await gateway.listen(host="127.0.0.1", tls=tls)  # host="0.0.0.0" lets other machines in
-            opened = await gateway.open_session(channel="online", sampling=Sampling(temperature=1.0))
+            opened = await gateway.open_session(SessionRequest(channel="online", sampling=Sampling(temperature=1.0)))
             env = {
                 "OPENAI_BASE_URL": gateway.base_url(opened),
                 "OPENAI_API_KEY": opened.secret,
@@ -58,7 +59,7 @@ async def main() -> None:
             }
             agent = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, env=env)
             assert await agent.wait() == 0
-            await gateway.close_session(opened.id, outcome="solved", reward=1.0)  # the person was content
+            await gateway.close_session(opened.id, EpisodeEnd(outcome="solved", reward=1.0))  # the person was content
 
         batch = pool.fetch("trainer", step=0, channel="online", min_episodes=1)
         assert batch is not None

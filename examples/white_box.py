@@ -13,7 +13,7 @@ from clawgym.engines import Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.gateway.render import Renderer
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn
 
 
@@ -45,7 +45,7 @@ async def main() -> None:
                 # The next prompt: everything so far, then only the ids of what is new.
                 context = renderer.increment(ids, [{"role": "user", "content": "Again."}], [])
                 prompt = (*prompt, *ids, *context)
-            pool.close_episode(episode, outcome="solved" if sample else "failed", reward=float(sample))
+            pool.close_episode(episode, EpisodeEnd(outcome="solved" if sample else "failed", reward=float(sample)))
 
         batch = pool.fetch("trainer", step=0)
         assert batch is not None

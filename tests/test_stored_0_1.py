@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clawgym.cli import app
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import EpisodeEnd, Pool, samples_of
 from clawgym.sandbox import Backend
 
 STORED = Path(__file__).parent / "data" / "v0.1"
@@ -253,7 +253,7 @@ def test_pool_is_written_further(copy: Copy) -> None:
         assert batch is not None
         assert [len(group.episodes) for group in batch.groups] == [1]
         id = pool.open_episode(task_id="new")
-        pool.close_episode(id, outcome="failed", reward=0.0)
+        pool.close_episode(id, EpisodeEnd(outcome="failed", reward=0.0))
         assert pool.episode(id).outcome == "failed"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from clawgym.records import Episode, Step, Task, Turn, Usage
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd
+from clawgym.records import Step, Task, Turn, Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 from clawgym.tools import Tools
 
-__all__ = ["Agent", "AgentContext", "AgentReport", "ResidentAgent"]
+__all__ = ["Agent", "AgentContext", "AgentReport", "Known", "ResidentAgent"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class AgentContext:
     has recorded the instruction as the first step."""
     record_turn: Callable[[Turn], None] = lambda turn: None
     """Call once per model call that has exact tokens."""
-    session: Mapping[str, Any] = field(default_factory=dict)
-    """How an agent that has a gateway opens its session there (``channel``, ``group``, ``sampling``, ...).
-    ``opening()`` is awaited just before, and ``finished(session id, episode)`` before its episode is closed."""
+    session: SessionRequest | None = None
+    """How an agent that has a gateway opens its session there; ``None``: as it likes."""
+    opening: Callable[[], Awaitable[None]] | None = None
+    """Awaited by such an agent just before it opens its session."""
 
     @property
     def rng(self) -> random.Random:
@@ -67,20 +70,32 @@ class Agent(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What only the agent knows about an episode."""
+
+    usage: Usage = field(default_factory=Usage)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What its program wrote about itself (:attr:`~clawgym.records.Episode.files`)."""
+
+
 @runtime_checkable
 class ResidentAgent(Agent, Protocol):
-    """An agent that lives in the box itself, and so makes the box."""
+    """An agent that lives in the sandbox itself, and so creates the sandbox."""
 
     async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
-        """A box for one episode of a task that asks for ``spec``. Its time is not the set-up's. Raises as
+        """A sandbox for one episode of a task that asks for ``spec``. Its time does not count as set-up. Raises as
         :meth:`~clawgym.sandbox.protocol.Backend.create` does."""
         ...
 
     async def close_box(self, box: Sandbox) -> None:
-        """Close a box of :meth:`open_box`, whatever it did since. Idempotent."""
+        """Close a sandbox of :meth:`open_box`, in whatever state it is. Idempotent."""
         ...
 
-    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
-        """Learn how the episode in ``box`` ended; called once, after :meth:`close_box`. Returns it with what the agent
-        alone knows (:attr:`~clawgym.records.Episode.usage`, ``files``)."""
+    def session_of(self, box: Sandbox) -> str | None:
+        """The id of the gateway session in which this episode is recorded; ``None`` if its work never began."""
+        ...
+
+    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
+        """Close the session with how the episode in ``box`` ended; called once, after :meth:`close_box`."""
         ...

@@ -106,6 +106,7 @@ async def _serve(
     from clawgym.gateway.control import Control
     from clawgym.gateway.render import Renderer
     from clawgym.gateway.server import Gateway
+    from clawgym.gateway.sessions import SessionRequest
     from clawgym.pool import Pool
     from clawgym.registry import engines
 
@@ -132,7 +133,7 @@ async def _serve(
         socket = await stack.enter_async_context(_private_socket(control_at, control.token))
         await gateway.listen(host=host, port=port, tls=tls)
         await control.listen(path=socket)
-        opened = await gateway.open_session(channel="online")
+        opened = await gateway.open_session(SessionRequest(channel="online"))
         _settle_garbage()
         out = Console()
         for name, value in (

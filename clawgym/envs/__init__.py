@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from clawgym.envs._single import TaskEnv
     from clawgym.envs._vector import TaskVectorEnv
     from clawgym.envs._worker import Kit
-    from clawgym.envs.env import Observation, Reward, SandboxEnv
+    from clawgym.envs.env import Observation, SandboxEnv
+    from clawgym.rollout import RewardName
 
 __all__ = [
     "Observation",
-    "Reward",
+    "RewardName",
     "SandboxEnv",
     "TaskEnv",
     "TaskVectorEnv",
@@ -38,7 +39,7 @@ __all__ = [
 
 _LATE = {
     "Observation": "clawgym.envs.env",
-    "Reward": "clawgym.envs.env",
+    "RewardName": "clawgym.rollout",
     "SandboxEnv": "clawgym.envs.env",
     "TaskEnv": "clawgym.envs._single",
     "TaskVectorEnv": "clawgym.envs._vector",
@@ -83,7 +84,7 @@ def make(
     env: str | Made,
     tasks: str | TaskSet | None = None,
     backend: str = "auto",
-    reward: Reward = "official",
+    reward: RewardName = "official",
     render_mode: str | None = None,
     **options: Any,
 ) -> TaskEnv | TaskVectorEnv:
@@ -117,7 +118,7 @@ def make_vector(
     env: str | Made,
     tasks: str | TaskSet | None = None,
     backend: str = "auto",
-    reward: Reward = "official",
+    reward: RewardName = "official",
     autoreset_mode: AutoresetMode | str = "NextStep",
     render_mode: str | None = None,
     **options: Any,
@@ -141,7 +142,7 @@ _SINGLE = ("tasks", "backend", "reward", "render_mode")
 
 
 def _kit(
-    env: str | Made, tasks: str | TaskSet | None, options: dict[str, Any], reward: Reward, known: Sequence[str]
+    env: str | Made, tasks: str | TaskSet | None, options: dict[str, Any], reward: RewardName, known: Sequence[str]
 ) -> tuple[Kit, str | TaskSet]:
     """What makes environments of ``env`` with ``options``, and the tasks that they play. Raises ValueError for an
     option that neither its class nor ``known`` names, and where nothing says which tasks."""

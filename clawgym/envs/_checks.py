@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from clawgym.envs.env import Reward
 from clawgym.registry import did_you_mean
+from clawgym.rollout import RewardName
 
 __all__ = ["autoreset_mode_of", "check_action", "check_options", "check_reward", "one_action_each"]
 
@@ -22,8 +22,8 @@ _SHOWN = 60
 
 
 def check_reward(reward: object) -> None:
-    """``reward`` names a :data:`~clawgym.envs.env.Reward`."""
-    known = get_args(Reward)
+    """``reward`` names a :data:`~clawgym.rollout.RewardName`."""
+    known = get_args(RewardName)
     if reward not in known:
         names = ", ".join(map(repr, known))
         raise ValueError(f"reward={reward!r} is not a reward: use one of {names}.{did_you_mean(reward, known)}")

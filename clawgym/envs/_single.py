@@ -11,8 +11,8 @@ from clawgym.envs._human import Human
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs._worker import Kit
-from clawgym.envs.env import Reward
 from clawgym.records import Episode, TaskSet
+from clawgym.rollout import RewardName
 
 __all__ = ["TaskEnv", "checked_mode"]
 
@@ -42,7 +42,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
 
     def __init__(
-        self, kit: Kit, tasks: str | TaskSet, *, backend: str, reward: Reward, render_mode: str | None
+        self, kit: Kit, tasks: str | TaskSet, *, backend: str, reward: RewardName, render_mode: str | None
     ) -> None:
         modes = single_modes(kit)
         self.render_mode = render_mode if render_mode in modes else checked_mode(kit, render_mode)

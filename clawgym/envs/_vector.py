@@ -22,9 +22,9 @@ from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
 from clawgym.envs._worker import Kit, StepResult
-from clawgym.envs.env import Reward
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
+from clawgym.rollout import RewardName
 
 __all__ = ["TaskVectorEnv"]
 
@@ -56,7 +56,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         tasks: str | TaskSet,
         *,
         backend: str,
-        reward: Reward,
+        reward: RewardName,
         autoreset_mode: AutoresetMode | str,
         render_mode: str | None,
     ) -> None:

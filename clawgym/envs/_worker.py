@@ -9,14 +9,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
-from clawgym.envs.env import Observation, Reward, SandboxEnv
+from clawgym.envs.env import Observation, SandboxEnv
 from clawgym.envs.spaces import blank, counter
 from clawgym.errors import (
     ClawGymError,
@@ -29,11 +28,11 @@ from clawgym.errors import (
     UnsupportedTask,
     traceback_of,
 )
-from clawgym.records import Episode, Outcome, Step, Task, VerifierResult
+from clawgym.records import Episode, Step, Task
 from clawgym.records import Observation as Seen
 from clawgym.records.atif import json_safe
-from clawgym.rollout import Attempt
-from clawgym.rollout.attempt import fault_of, utc_now
+from clawgym.rollout import Attempt, Ended, EpisodeRequest, RewardName, Stop, fault_of
+from clawgym.rollout.attempt import utc_now
 from clawgym.sandbox import Backend
 from clawgym.verifiers.diff import DIFF_FILE
 
@@ -88,7 +87,7 @@ class Kit(Protocol):
         """Make ready what all ``num_envs`` workers share; once, before the first :meth:`worker`."""
         ...
 
-    def worker(self, reward: Reward) -> Worker: ...
+    def worker(self, reward: RewardName) -> Worker: ...
 
     def screen(self, observation: dict[str, Any]) -> Any:
         """``observation`` for a person."""
@@ -115,7 +114,7 @@ class EnvKit:
         self._shared = backend
         self._backend = self._first.sandboxes(backend, num_envs)
 
-    def worker(self, reward: Reward) -> EnvWorker:
+    def worker(self, reward: RewardName) -> EnvWorker:
         if self._unused:
             env, self._unused = self._first, False
         else:
@@ -153,7 +152,7 @@ class EnvWorker:
     """The episodes of one :class:`~clawgym.envs.env.SandboxEnv`, one after another."""
 
     def __init__(
-        self, env: SandboxEnv, fields: tuple[tuple[str, gym.Space[Any]], ...], backend: Backend, reward: Reward
+        self, env: SandboxEnv, fields: tuple[tuple[str, gym.Space[Any]], ...], backend: Backend, reward: RewardName
     ) -> None:
         self.env = env
         self.backend = backend
@@ -166,14 +165,12 @@ class EnvWorker:
         """What carries out an action just now."""
         self._cancelled: asyncio.Task[Any] | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._reward: Reward = reward
+        self._reward: RewardName = reward
         self._count = self._most = 0
         self._deadline = self._command_seconds = 0.0
-        self._floor: float | None = None
-        self._traceback = ""
         self._seen: dict[str, Any] = {}
         """The last observation, without the counters: repeated by a step that sees nothing new."""
-        self._dropping: asyncio.Future[Episode] | None = None
+        self._dropping: asyncio.Future[Ended] | None = None
         """The end of the attempt before the running one."""
 
     # -- an episode begins
@@ -193,11 +190,12 @@ class EnvWorker:
 
     async def _begin(self, task: Task, seed: int, floor: float | None) -> dict[str, Any]:
         """A fresh sandbox for ``task``, once more where the host failed. Returns the info of ``reset``."""
-        self._count, self._most, self._floor, self._traceback = 0, task.limits.max_steps, floor, ""
+        self._count, self._most = 0, task.limits.max_steps
         self._seen = {name: blank(space) for name, space in self._fields}
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
-            attempt = self.attempt = Attempt(task, self.backend, "env", seed=seed, sample=0)
+            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=floor, keep_workspace=False)
+            attempt = self.attempt = Attempt(request, self.backend, "env")
             try:
                 await attempt.open()
                 await self._open(attempt, info)
@@ -221,7 +219,7 @@ class EnvWorker:
 
     async def _open(self, attempt: Attempt, info: dict[str, Any]) -> None:
         env, task = self.env, attempt.task
-        env.task, env.seed, env.steps, env.seconds = task, attempt.seed, 0, task.limits.setup_seconds
+        env.task, env.seed, env.steps, env.seconds = task, attempt.request.seed, 0, task.limits.setup_seconds
         env.info, env._attempt, env._submitted = {}, attempt, False
         try:
             async with asyncio.timeout(task.limits.setup_seconds):
@@ -232,8 +230,7 @@ class EnvWorker:
         except (InfraError, SandboxDied, TaskError, *_NOTHING_WORKS):
             raise
         except Exception as error:
-            self._failed(attempt, "open", error)
-            info["error"] = self._traceback
+            info["error"] = self._failed(attempt, "open", error).error
 
     # -- an action
 
@@ -246,7 +243,7 @@ class EnvWorker:
     async def step(self, action: Any) -> StepResult:
         """See :class:`Worker`."""
         attempt, env = self.running(), self.env
-        if attempt.failed_infra or attempt.stop == "error":  # it did not open
+        if attempt.stop is not None:  # it did not open
             return await self._end({})
         self._count += 1
         if isinstance(action, np.str_):
@@ -267,9 +264,9 @@ class EnvWorker:
                     shown = env.render(observation)
                     seen = shown if isinstance(shown, str) else None
             if time.monotonic() >= self._deadline:
-                attempt.stop, attempt.cause = "budget", "time"
+                attempt.stop = Stop("budget", "time")
         except SandboxDied as error:
-            attempt.stop, attempt.cause = "error", error.cause
+            attempt.stop = Stop("error", error.cause)
         except InfraError as error:
             attempt.fail_infra(f"host: {error}", fault=fault_of(error))
         except EngineError as error:
@@ -287,18 +284,19 @@ class EnvWorker:
                 await self._interrupted(attempt)
                 raise
             self._cancelled = None
-            attempt.stop, attempt.cause = "budget", "time"
+            attempt.stop = Stop("budget", "time")
         if self._cancelled is not None:  # act() made something else of it
             self._cancelled.uncancel()
             self._cancelled = None
-            attempt.stop, attempt.cause = "budget", "time"
+            attempt.stop = Stop("budget", "time")
         if not env._recorded:
             results = () if seen is None else (Seen(seen),)
             attempt.steps.append(Step("agent", _text(action), utc_now(), observations=results))
-        if attempt.stop != "submitted" or attempt.failed_infra or env._submitted:
-            return await self._end(env.info)
-        if self._count >= self._most:
-            attempt.stop, attempt.cause = "budget", "steps"
+        if attempt.stop is None and env._submitted:
+            attempt.stop = Stop("submitted")
+        if attempt.stop is None and self._count >= self._most:
+            attempt.stop = Stop("budget", "steps")
+        if attempt.stop is not None:
             return await self._end(env.info)
         return self._observe(), 0.0, False, False, env.info
 
@@ -329,22 +327,19 @@ class EnvWorker:
         """Grade what is there."""
         self._disarm()
         attempt, self.attempt = self.running(), None
-        if attempt.failed_infra:
-            self.last = await attempt.abandon()
-        else:
-            self.last = await attempt.finish(floor=self._floor, keep_workspace=False)
-        if self._traceback:
-            self.last = replace(self.last, error=self._traceback)
-            info = {**info, "error": self._traceback}
-        paid, terminated, truncated, about = ending(self.last, cut=attempt.stop == "budget", reward=self._reward)
-        return self._observe(), paid, terminated, truncated, info | about
+        stop = attempt.stop
+        ended = await (attempt.abandon() if stop is not None and stop.kind == "infra" else attempt.finish())
+        self.last = ended.episode
+        if ended.episode.cause == ENV_ERROR:
+            info = {**info, "error": ended.episode.error}
+        return self._observe(), *ending(ended, info)
 
-    def _failed(self, attempt: Attempt, where: str, error: Exception) -> None:
+    def _failed(self, attempt: Attempt, where: str, error: Exception) -> Stop:
         """``error`` came from the environment's own code."""
-        attempt.stop, attempt.cause = "error", ENV_ERROR
-        self._traceback = traceback_of(error)
+        stop = attempt.stop = Stop("error", ENV_ERROR, traceback_of(error))
         name = type(self.env).__name__
-        log.warning("%s.%s raised on task %s: the episode is failed\n%s", name, where, attempt.task.id, self._traceback)
+        log.warning("%s.%s raised on task %s: the episode is failed\n%s", name, where, attempt.task.id, stop.error)
+        return stop
 
     async def _interrupted(self, attempt: Attempt) -> None:
         """Ctrl-C in the middle of something: what state it is in nobody knows, so the episode is over."""
@@ -406,32 +401,23 @@ def _text(action: Any) -> str:
     return action if isinstance(action, str) else json.dumps(json_safe(action), ensure_ascii=False)
 
 
-def ending(episode: Episode, *, cut: bool, reward: Reward) -> tuple[float, bool, bool, dict[str, Any]]:
-    """Reward, ``terminated``, ``truncated`` and info of the last step. ``cut`` says that a budget ended the work."""
-    truncated = episode.outcome in (Outcome.TRUNCATED, Outcome.INFRA)
-    truncated = truncated or (episode.outcome is Outcome.SOLVED and cut)
-    info: dict[str, Any] = {
+def ending(ended: Ended, info: Mapping[str, Any]) -> tuple[float, bool, bool, dict[str, Any]]:
+    """Reward, ``terminated``, ``truncated`` and info of the last step, whose own info is ``info``."""
+    episode = ended.episode
+    about: dict[str, Any] = {
+        **info,
         "task_id": episode.task_id,
         "outcome": str(episode.outcome),
         "cause": episode.cause or "",
     }
     result = episode.result
     if result is not None:
-        info |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
-        info |= {"tampered": result.tampered}
+        about |= {"checks": dict(result.checks), "official": result.official, "strict": result.strict}
+        about |= {"tampered": result.tampered}
         if result.judged_by:
-            info["judged_by"] = result.judged_by
+            about["judged_by"] = result.judged_by
         if result.corrected is not None:
-            info["corrected"] = result.corrected
+            about["corrected"] = result.corrected
     if (diff := episode.files.get(DIFF_FILE)) is not None:
-        info["diff"] = diff.decode("utf-8", "replace")
-    return _pay(result, reward), not truncated, truncated, info
-
-
-def _pay(result: VerifierResult | None, reward: Reward) -> float:
-    if result is None:
-        return 0.0
-    if reward == "checks":
-        return float(sum(result.checks.values()))
-    value = getattr(result, reward)
-    return float(result.strict if value is None else value)
+        about["diff"] = diff.decode("utf-8", "replace")
+    return ended.reward or 0.0, not ended.truncated, ended.truncated, about

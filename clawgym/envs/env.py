@@ -19,7 +19,7 @@ docs/new-environment.md is a longer one, with its tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 
@@ -33,13 +33,10 @@ if TYPE_CHECKING:
     from clawgym.sandbox import Backend, Sandbox
     from clawgym.tools import Tools
 
-__all__ = ["Observation", "Reward", "SandboxEnv"]
+__all__ = ["Observation", "SandboxEnv"]
 
 Observation = Mapping[str, Any]
 """A value for each key of :attr:`SandboxEnv.observation_space`."""
-Reward = Literal["official", "strict", "corrected", "checks"]
-"""What the last step pays: a score of the grading (``corrected``: ``strict`` where no baseline is known), or the sum
-over its named checks. Other steps pay 0."""
 
 
 class SandboxEnv:

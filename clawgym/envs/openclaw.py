@@ -25,19 +25,18 @@ import numpy as np
 from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.config import Prompt
-from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.agents.protocol import AgentContext, AgentReport, Known
 from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs._turnstile import Asked, Seat, Turnstile
 from clawgym.envs._worker import StepResult, ending
-from clawgym.envs.env import Reward
 from clawgym.envs.spaces import AssistantText, openclaw_observation_space
 from clawgym.errors import ClawGymError
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.tool_calls import CallParser
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Episode, Outcome, Task
 from clawgym.registry import envs
-from clawgym.rollout import run_episode
+from clawgym.rollout import Ended, EpisodeRequest, RewardName, run_episode
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
 __all__ = ["OpenClawKit", "OpenClawWorker"]
@@ -55,8 +54,6 @@ class _Seated:
         self._seat = seat
         self.name = agent.name
         self.version = agent.version
-        self.cut = False
-        """Whether a budget, or an interruption, ended the work."""
 
     async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
         return await self._agent.open_box(backend, spec)
@@ -64,18 +61,15 @@ class _Seated:
     async def close_box(self, box: Sandbox) -> None:
         await self._agent.close_box(box)
 
-    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
-        return await self._agent.settle(box, episode)
+    def session_of(self, box: Sandbox) -> str | None:
+        return self._agent.session_of(box)
+
+    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
+        return await self._agent.settle(box, end)
 
     async def run(self, context: AgentContext) -> AgentReport:
-        with self._turnstile.taken(self._agent.session_of(context.sandbox), self._seat):
-            try:
-                report = await self._agent.run(context)
-            except asyncio.CancelledError:
-                self.cut = True
-                raise
-        self.cut = report.stop == "budget"
-        return report
+        with self._turnstile.taken(self._agent.reserved_for(context.sandbox), self._seat):
+            return await self._agent.run(context)
 
     def receipt(self) -> dict[str, Any]:
         return self._agent.receipt()
@@ -88,16 +82,20 @@ class OpenClawWorker:
     """One environment (:class:`~clawgym.envs._worker.Worker`)."""
 
     def __init__(
-        self, backend: Backend, agent: BlackBoxAgent, turnstile: Turnstile, parser: CallParser | None, reward: Reward
+        self,
+        backend: Backend,
+        agent: BlackBoxAgent,
+        turnstile: Turnstile,
+        parser: CallParser | None,
+        reward: RewardName,
     ) -> None:
         self._backend = backend
         self._agent = agent
         self._turnstile = turnstile
         self._parser = parser
-        self._reward: Reward = reward
+        self._reward: RewardName = reward
         self.last: Episode | None = None
-        self._play: asyncio.Task[Episode] | None = None
-        self._seated: _Seated | None = None
+        self._play: asyncio.Task[Ended] | None = None
         self._seat = Seat()
         self._shown: Asked | None = None
         self._steps = self._most = 0
@@ -109,15 +107,14 @@ class OpenClawWorker:
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
             seat = self._seat = Seat()
-            self._seated = _Seated(self._agent, self._turnstile, seat)
-            self._play = asyncio.ensure_future(
-                run_episode(task, self._seated, self._backend, seed=seed, floor=floor, keep_workspace=False)
-            )
+            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=floor, keep_workspace=False)
+            seated = _Seated(self._agent, self._turnstile, seat)
+            self._play = asyncio.ensure_future(run_episode(request, seated, self._backend))
             self._play.add_done_callback(lambda _, changed=seat.changed: changed.set())
             await self._until_asked()
             if not self._play.done():
                 break
-            episode = self._play.result()
+            episode = self._play.result().episode
             if episode.outcome is Outcome.INFRA:
                 if retry and (episode.cause or "").startswith("setup"):
                     continue
@@ -141,10 +138,9 @@ class OpenClawWorker:
         if not self._play.done():
             return self._observe(), 0.0, False, False, info
         play, self._play = self._play, None
-        self.last = play.result()
-        cut = self._seated is not None and self._seated.cut
-        paid, terminated, truncated, about = ending(self.last, cut=cut, reward=self._reward)
-        return self._observe(), paid, terminated, truncated, info | about
+        ended = play.result()
+        self.last = ended.episode
+        return self._observe(), *ending(ended, info)
 
     async def _until_asked(self) -> None:
         """Wait until a request waits, or the episode is over; whoever is interrupted here has no episode any more."""
@@ -258,7 +254,7 @@ class OpenClawKit:
             raise
         self._agent = BlackBoxAgent(self._claw, gateway=gateway, spare=spare, max_tokens=self._max_tokens)
 
-    def worker(self, reward: Reward) -> OpenClawWorker:
+    def worker(self, reward: RewardName) -> OpenClawWorker:
         return OpenClawWorker(self._backend, self._agent, self._turnstile, self._parser, reward)
 
     def screen(self, observation: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import TaskError
-from clawgym.evaluation.summary import UNSUPPORTED, summarize
+from clawgym.evaluation.summary import summarize
 from clawgym.records import Outcome
 from clawgym.records.atif import PICTURES, picture_name, steps_from_atif
 from clawgym.records.run_folder import RESULTS, SUMMARY, RunFolder, seal_of
@@ -55,13 +55,13 @@ def discrepancies(run: RunFolder) -> dict[str, tuple[str, ...]]:
         found = out.setdefault(row["key"], [])
         if edited(run, row):
             found.append(f"line {number} of {RESULTS} was edited: it does not match its seal")
-        if not belongs(run, row) and row["outcome"] != UNSUPPORTED:
+        if not belongs(run, row) and row["outcome"] != Outcome.UNSUPPORTED:
             found.append(f"line {number} of {RESULTS} does not fit the receipt")
         if row["key"] in graded:
             found.append(f"line {number} of {RESULTS} replaces a result that was final")
         if row["outcome"] != Outcome.INFRA:
             graded.add(row["key"])
-        if row["outcome"] not in (Outcome.INFRA, UNSUPPORTED):
+        if row["outcome"] not in (Outcome.INFRA, Outcome.UNSUPPORTED):
             try:
                 found += _contradictions(run, row)
             except (AttributeError, TypeError, ValueError):

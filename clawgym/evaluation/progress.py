@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clawgym import statistics
-from clawgym.evaluation.summary import UNSUPPORTED, cause, fault, faults_text, strict
+from clawgym.evaluation.summary import cause, fault, faults_text, strict
 from clawgym.records import Outcome
 from clawgym.visible import visible
 
@@ -152,7 +152,7 @@ class RichProgress:
         return sum(map(len, self._by_task.values())) + self._unsupported
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        if row["outcome"] == UNSUPPORTED:
+        if row["outcome"] == Outcome.UNSUPPORTED:
             self._unsupported += 1
             self._ran += 1
             return

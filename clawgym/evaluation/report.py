@@ -158,7 +158,7 @@ def _about(run: RunFolder) -> list[tuple[str, str]]:
 def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
     result, usage = row.get("result") or {}, row.get("usage") or {}
     checks = result.get("checks") or {}
-    graded = row["outcome"] not in (Outcome.INFRA, summary.UNSUPPORTED)
+    graded = row["outcome"] not in (Outcome.INFRA, Outcome.UNSUPPORTED)
     about = _task(run, row)
     return {
         "task": row["task_id"][:300],

@@ -19,10 +19,10 @@ from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, Unsup
 from clawgym.evaluation.grader import describe_grader
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
-from clawgym.evaluation.summary import UNSUPPORTED, Summary, summarize
+from clawgym.evaluation.summary import Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.records.run_folder import SUMMARY, Receipt, RunFolder, make_receipt, now
-from clawgym.rollout import fault_of
+from clawgym.rollout import Ended, EpisodeRequest, fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.graders import judged_by
@@ -33,17 +33,7 @@ __all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluat
 class EpisodeFunction(Protocol):
     """The shape of :func:`clawgym.rollout.run_episode`."""
 
-    async def __call__(
-        self,
-        task: Task,
-        agent: Agent,
-        backend: Backend,
-        *,
-        seed: int,
-        sample: int = 0,
-        floor: float | None = None,
-        keep_workspace: bool = True,
-    ) -> Episode: ...
+    async def __call__(self, request: EpisodeRequest, agent: Agent, backend: Backend) -> Ended: ...
 
 
 @dataclass(frozen=True)
@@ -166,23 +156,22 @@ class _Run:
         config = self._config
         seed = episode_seed(config.seed, task.content_hash, sample)
         try:
-            episode = await self._run_episode(
-                task,
-                config.agent,
-                config.backend,
+            request = EpisodeRequest(
+                task=task,
                 seed=seed,
                 sample=sample,
-                floor=self._floors.get(task.id),
+                baseline=self._floors.get(task.id),
                 keep_workspace=config.keep_workspaces,
             )
-            return episode, None
+            ended = await self._run_episode(request, config.agent, config.backend)
+            return ended.episode, None
         except (UnsupportedTask, AgentError) as error:
             return None, {
                 "key": f"{task.id}#{sample}",
                 "task_id": task.id,
                 "task_hash": task.content_hash,
                 "sample": sample,
-                "outcome": UNSUPPORTED,
+                "outcome": Outcome.UNSUPPORTED,
                 "cause": str(error),
                 "finished": now(),
             }

@@ -22,7 +22,6 @@ from clawgym.statistics import Estimate
 __all__ = [
     "JUDGED",
     "READS_FILES",
-    "UNSUPPORTED",
     "GroupScores",
     "Scores",
     "Summary",
@@ -37,8 +36,6 @@ READS_FILES = "reads files only"
 """The group of the tasks whose grader is code that runs nothing that the agent wrote."""
 JUDGED = "judged by a model"
 """The group of the tasks whose scores a model gave."""
-UNSUPPORTED = "unsupported"
-"""The ``outcome`` of a row whose task turned out not to be runnable here."""
 
 Row = Mapping[str, Any]
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3}
@@ -134,12 +131,12 @@ def summarize(run: RunFolder) -> Summary:
 def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
     """The numbers of the rows that belong to ``receipt``'s tasks and samples."""
     rows = list(rows)
-    attempts = [row for row in rows if row["outcome"] != UNSUPPORTED]
+    attempts = [row for row in rows if row["outcome"] != Outcome.UNSUPPORTED]
     latest = {row["key"]: row for row in rows}
     unsupported = {task: str(about["unsupported"]) for task, about in receipt.tasks.items() if about.get("unsupported")}
     for row in latest.values():
-        if row["outcome"] == UNSUPPORTED:
-            unsupported[row["task_id"]] = row.get("cause") or UNSUPPORTED
+        if row["outcome"] == Outcome.UNSUPPORTED:
+            unsupported[row["task_id"]] = row.get("cause") or Outcome.UNSUPPORTED
     runnable = [task for task in receipt.tasks if task not in unsupported]
     planned = [f"{task}#{sample}" for task in runnable for sample in range(receipt.samples)]
     graded = {key: latest[key] for key in planned if key in latest and latest[key]["outcome"] != Outcome.INFRA}
@@ -190,7 +187,9 @@ def graded_by_task(receipt: Receipt, rows: Iterable[Row]) -> dict[str, list[Row]
     latest = {row["key"]: row for row in rows}
     planned = [f"{task}#{sample}" for task in receipt.tasks for sample in range(receipt.samples)]
     return _by_task(
-        latest[key] for key in planned if key in latest and latest[key]["outcome"] not in (Outcome.INFRA, UNSUPPORTED)
+        latest[key]
+        for key in planned
+        if key in latest and latest[key]["outcome"] not in (Outcome.INFRA, Outcome.UNSUPPORTED)
     )
 
 

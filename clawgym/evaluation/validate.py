@@ -18,7 +18,7 @@ from clawgym.agents.protocol import Agent
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import AgentError, UnsupportedTask
 from clawgym.records import Episode, Fault, Outcome, Task
-from clawgym.rollout import run_episode
+from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import Backend
 
 __all__ = ["LEAST_WRONG", "TIMES", "WRONG_BELOW", "Finding", "Status", "validate_solution", "validate_task"]
@@ -101,7 +101,8 @@ async def _several(
 
 async def _attempt(task: Task, backend: Backend, make: Callable[[], Agent]) -> Episode | str:
     try:
-        return await run_episode(task, make(), backend, seed=0, keep_workspace=False)
+        request = EpisodeRequest(task=task, seed=0, keep_workspace=False)
+        return (await run_episode(request, make(), backend)).episode
     except (AgentError, UnsupportedTask) as error:
         return str(error)
 

@@ -34,6 +34,8 @@ from clawgym.errors import ClawGymError, GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
 from clawgym.gateway.dialects.errors import Failure, envelope, failure_of
 from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn, continued, prompt_ids
 
 __all__ = ["Control", "turns_of_prompts"]
@@ -43,7 +45,7 @@ _OPENING: Mapping[str, type] = {
     "adapter": str, "meta": dict,
 }  # fmt: skip
 _CLOSING: Mapping[str, type | tuple[type, ...]] = {
-    "outcome": str, "reward": (int, float), "rewards": dict, "cause": str, "meta": dict,
+    "outcome": str, "reward": (int, float), "rewards": dict, "penalties": dict, "cause": str, "meta": dict,
 }  # fmt: skip
 _Handler = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
@@ -142,14 +144,14 @@ class Control:
         if extra := sampling.keys() - names:
             raise Refusal(400, f"'sampling.{min(extra)}' is unknown: use {', '.join(sorted(names))}", param="sampling")
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sampling.items()}
-        opened = await self._gateway.open_session(sampling=Sampling(**settings), **about)
+        opened = await self._gateway.open_session(SessionRequest(sampling=Sampling(**settings), **about))
         return {"id": opened.id, "secret": opened.secret, "base_url": self._gateway.base_url(opened)}
 
     async def _show(self, request: web.Request) -> dict[str, Any]:
         session = await self._gateway.sessions.get(request.match_info["session"])
         if session is None:
             raise Refusal(404, "there is no such session: use the id that opening it gave")
-        turns = await self._gateway.run_in_pool("turns", session.id)
+        turns = await self._gateway.in_pool(lambda pool: pool.turns(session.id))
         roles: dict[str, int] = {}
         for turn in turns:
             roles[turn.role] = roles.get(turn.role, 0) + 1
@@ -171,19 +173,19 @@ class Control:
         if session.active:
             raise Refusal(409, "an agent is in the middle of a turn of this session: add turns when it has ended")
         async with session.lock:
-            known = await self._gateway.run_in_pool("turns", session.id)
+            known = await self._gateway.in_pool(lambda pool: pool.turns(session.id))
             turns = turns_of_prompts(rows, list(known))
-            await self._gateway.run_in_pool("append", [(session.id, len(known) + n, t) for n, t in enumerate(turns)])
+            added = [(session.id, len(known) + n, turn) for n, turn in enumerate(turns)]
+            await self._gateway.in_pool(lambda pool: pool.append(added))
             self._gateway.sessions.forget(session.id)  # what was added here is read again with the next request
         return {"turns": len(known) + len(turns)}
 
     async def _close(self, request: web.Request) -> dict[str, Any]:
         body = await read_object(request, most=LARGEST_CONTROL_BODY)
         about = _fields(body, _CLOSING, set())
-        outcome = about.pop("outcome", None)
-        if outcome is None and about:
+        if "outcome" not in about and about:
             raise Refusal(400, f"'{min(about)}' goes with an 'outcome': give both, or neither", param="outcome")
-        await self._gateway.close_session(request.match_info["session"], outcome=outcome, **about)
+        await self._gateway.close_session(request.match_info["session"], EpisodeEnd(**about) if about else None)
         return {"closed": True}
 
     async def _group(self, request: web.Request) -> dict[str, Any]:
@@ -192,7 +194,7 @@ class Control:
         about = {"deadline": None, **_fields(body, kinds, set())}
         if "size" not in about:
             raise Refusal(400, "'size' is missing: how many attempts make the group", param="size")
-        return {"id": await self._gateway.run_in_pool("open_group", **about)}
+        return {"id": await self._gateway.in_pool(lambda pool: pool.open_group(**about))}
 
     async def _hold(self, request: web.Request) -> dict[str, Any]:
         if self._holding is None:
@@ -217,7 +219,7 @@ class Control:
             await holding.__aexit__(None, None, None)
 
     async def _stats(self, request: web.Request) -> dict[str, Any]:
-        return {"gateway": self._gateway.stats(), "pool": await self._gateway.run_in_pool("stats")}
+        return {"gateway": self._gateway.stats(), "pool": await self._gateway.in_pool(Pool.stats)}
 
     async def _nowhere(self, request: web.Request) -> dict[str, Any]:
         raise Refusal(404, f"there is nothing at {request.method} {request.path!r}: see docs/gateway.md")

@@ -16,7 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -35,13 +35,13 @@ from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import Failure, failure_of
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
-from clawgym.gateway.sessions import Opened, Session, Sessions
-from clawgym.pool import Pool, PoolWriter
-from clawgym.records import Episode
+from clawgym.gateway.sessions import Opened, Session, SessionRequest, Sessions
+from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.registry import dialects as known_dialects
 
 __all__ = ["Address", "Gateway", "Listeners"]
 
+_T = TypeVar("_T")
 _log = logging.getLogger("clawgym.gateway")
 
 
@@ -197,25 +197,13 @@ class Gateway:
         if self._address is address:
             self._address = None
 
-    async def open_session(self, **about: Any) -> Opened:
-        """A session for one agent: see :meth:`~clawgym.gateway.sessions.Sessions.open`."""
-        return await self.sessions.open(**about)
+    async def open_session(self, request: SessionRequest | None = None, *, reserved: Opened | None = None) -> Opened:
+        """Open a session for one agent: see :meth:`~clawgym.gateway.sessions.Sessions.open`."""
+        return await self.sessions.open(request or SessionRequest(), reserved=reserved)
 
-    async def close_session(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
-        """End a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
-        await self.sessions.close(session_id, outcome=outcome, **result)
-
-    async def settle(self, session_id: str, episode: Episode) -> None:
-        """End a session as its ``episode`` ended; the reward is the strict score. Raises as :meth:`close_session`."""
-        result = episode.result
-        await self.close_session(
-            session_id,
-            outcome=episode.outcome,
-            cause=episode.cause,
-            reward=None if result is None else result.strict,
-            rewards={} if result is None else {"strict": result.strict, "official": result.official},
-            meta={"judged_by": result.judged_by} if result is not None and result.judged_by else {},
-        )
+    async def close_session(self, session_id: str, end: EpisodeEnd | None = None) -> None:
+        """Close a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
+        await self.sessions.close(session_id, end)
 
     async def hang_up(self, session_id: str) -> None:
         """Take no further call of a session and end those under way, with a record of each."""
@@ -226,9 +214,9 @@ class Gateway:
                 task.cancel()
             await asyncio.wait(session.handlers)
 
-    async def run_in_pool(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A method of the pool, after what was recorded before."""
-        return await self._writer.run(getattr(self.pool, method), *args, **kwargs)
+    async def in_pool(self, work: Callable[[Pool], _T]) -> _T:
+        """``work(pool)`` on the thread that writes to the pool, after everything that was recorded before."""
+        return await self._writer.run(work, self.pool)
 
     def base_url(self, session: Opened | str, address: Address | None = None) -> str:
         """What a client of this session takes as ``base_url``: OpenAI's, and Anthropic's (with or without ``/v1``)."""

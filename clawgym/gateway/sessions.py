@@ -25,10 +25,10 @@ from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
 from clawgym.gateway.roles import opening_of, system_of, told_by
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
-from clawgym.pool import Pool, PoolWriter
+from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Role, Turn, Usage
 
-__all__ = ["Opened", "Session", "Sessions", "reserve"]
+__all__ = ["Opened", "Session", "SessionRequest", "Sessions", "reserve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,34 @@ class Opened:
 def reserve() -> Opened:
     """Id and key of a session that may be opened later: until then it is an unknown one."""
     return Opened(uuid.uuid4().hex, secrets.token_urlsafe(24))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRequest:
+    """What a session of the gateway begins with, and its episode in the pool.
+
+    Whoever lets the library run an episode (:class:`~clawgym.rollout.EpisodeRequest`) gives ``channel``, ``group``,
+    ``sampling``, ``adapter`` and ``meta``; the rest is filled in.
+    """
+
+    channel: str = "train"
+    """What the episode is for: a trainer fetches from one channel."""
+    group: str | None = None
+    """A group of the pool (:meth:`~clawgym.pool.Pool.open_group`); ``None``: a group of one."""
+    sampling: Sampling | None = None
+    """Overrides what the requests of the agent ask for. ``None``: an agent with a gateway of its own chooses."""
+    adapter: str | None = None
+    """The LoRA adapter of the engine that samples."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Stored with the episode; anything that JSON can hold."""
+    task_id: str = ""
+    task_hash: str = ""
+    sample: int = 0
+    """0-based index of the episode among those of its task or group."""
+    seed: int = 0
+    agent: str = ""
+    most_turns: int | None = None
+    """Model calls; further ones are refused. ``None``: no limit."""
 
 
 @dataclass(eq=False)
@@ -155,30 +183,33 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._here)
 
-    async def open(
-        self,
-        *,
-        sampling: Sampling | None = None,
-        adapter: str | None = None,
-        most_turns: int | None = None,
-        reserved: Opened | None = None,
-        meta: Mapping[str, Any] | None = None,
-        **episode: Any,
-    ) -> Opened:
-        """A new session and its episode (``episode``: what :meth:`~clawgym.pool.Pool.open_episode` takes), or the one
-        that was ``reserved``. After ``most_turns`` calls it answers no more."""
+    async def open(self, request: SessionRequest, *, reserved: Opened | None = None) -> Opened:
+        """Open a session and its episode in the pool; with ``reserved``, under that id and key.
+
+        Raises :class:`~clawgym.errors.PoolError` as :meth:`~clawgym.pool.Pool.open_episode` does.
+        """
         opened = reserved or reserve()
         digest = _digest(opened.secret)
-        sampling = sampling or Sampling()
-        about = {"sampling": asdict(sampling), "adapter": adapter, "most_turns": most_turns}
+        sampling = request.sampling or Sampling()
+        about = {
+            "sampling": asdict(sampling),
+            "adapter": request.adapter,
+            "most_turns": request.most_turns,
+        }
         await self._writer.run(
             self._pool.open_episode,
             id=opened.id,
             secret_sha256=digest,
-            meta={**(meta or {}), "gateway": about},
-            **episode,
+            channel=request.channel,
+            group=request.group,
+            task_id=request.task_id,
+            task_hash=request.task_hash,
+            sample=request.sample,
+            seed=request.seed,
+            agent=request.agent,
+            meta={**request.meta, "gateway": about},
         )
-        self._keep(Session(opened.id, digest, sampling, adapter, most_turns))
+        self._keep(Session(opened.id, digest, sampling, request.adapter, request.most_turns))
         return opened
 
     async def find(self, session_id: str, secret: str) -> Session:
@@ -207,18 +238,18 @@ class Sessions:
         coming.add_done_callback(lambda _: self._coming.pop(session_id, None))
         return await asyncio.shield(coming)
 
-    async def close(self, session_id: str, *, outcome: str | None = None, **result: Any) -> None:
-        """Refuse further requests of a session; with an ``outcome``, its episode is done (``result``: what
-        :meth:`~clawgym.pool.Pool.close_episode` takes). Raises :class:`~clawgym.errors.PoolError` for an unknown
-        session, and for another outcome than it has."""
+    async def close(self, session_id: str, end: EpisodeEnd | None = None) -> None:
+        """Refuse further requests of a session; with ``end``, close its episode in the pool as well.
+
+        Raises :class:`~clawgym.errors.PoolError` for an unknown session, and for another end than it has."""
         session = await self.get(session_id)
         if session is not None:
             session.closed = True
         async with session.lock if session else contextlib.nullcontext():  # a turn being stored goes first
-            if outcome is None:
+            if end is None:
                 await self._writer.run(self._pool.revoke, session_id)
             else:
-                await self._writer.run(self._pool.close_episode, session_id, outcome=outcome, **result)
+                await self._writer.run(self._pool.close_episode, session_id, end)
                 self.forget(session_id)
 
     def forget(self, session_id: str) -> None:

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clawgym.pool.pool import Pool
     from clawgym.pool.samples import samples_of
-    from clawgym.pool.states import PooledEpisode
+    from clawgym.pool.states import EpisodeEnd, PooledEpisode
     from clawgym.pool.writer import PoolWriter
 
-__all__ = ["Pool", "PoolWriter", "PooledEpisode", "samples_of"]
+__all__ = ["EpisodeEnd", "Pool", "PoolWriter", "PooledEpisode", "samples_of"]
 
-_HOMES = {"Pool": "pool", "PooledEpisode": "states", "PoolWriter": "writer", "samples_of": "samples"}
+_HOMES = {
+    "EpisodeEnd": "states",
+    "Pool": "pool",
+    "PoolWriter": "writer",
+    "PooledEpisode": "states",
+    "samples_of": "samples",
+}
 
 
 def __getattr__(name: str) -> Any:

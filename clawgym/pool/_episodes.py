@@ -16,9 +16,13 @@ from clawgym.errors import EpisodeClosed, PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
 from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
 from clawgym.pool.samples import Shape, paths_of
+from clawgym.pool.states import EpisodeEnd
 from clawgym.records import Image, Outcome, Turn
 
-__all__ = ["append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
+__all__ = ["ENDS", "append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
+
+ENDS = tuple(outcome for outcome in Outcome if outcome is not Outcome.UNSUPPORTED)
+"""The outcomes that an episode of a pool can be closed with."""
 
 TRAINABLE_ROLES = ("main", "subagent", "compaction")
 """Roles whose turns can be trained on; ``unknown`` never is."""
@@ -189,17 +193,22 @@ def _images_there(db: sa.Connection, names: set[str]) -> None:
             raise PoolError(f"image {missing[0]}: not in this pool: put the images before the turns that show them")
 
 
-def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], rewards: Mapping[str, float],
-          meta: Mapping[str, Any]) -> None:  # fmt: skip
-    """Close an episode. Its group becomes ready if this was the last missing one."""
-    if row["outcome"] not in set(Outcome):
-        raise PoolError(f"episode {id}: outcome {row['outcome']!r} is not one of {', '.join(Outcome)}: correct it")
-    row = {**row, "reward": number(f"episode {id}: reward", row["reward"])}
-    if row["cause"] is not None:
-        text(f"episode {id}: cause", row["cause"])
-    named = {name: number(f"episode {id}: reward {name}", value) for name, value in rewards.items()}
-    closing = json.loads(json.dumps({"rewards": named, "meta": from_json(to_json(f"episode {id}: meta", meta))}))
-    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # lock the group before the episode, as a fetch does
+def close(db: sa.Connection, now: float, id: str, end: EpisodeEnd) -> None:
+    """Close an episode; its group is ready when this was the last one it waited for."""
+    if end.outcome not in ENDS:
+        raise PoolError(f"episode {id}: outcome {end.outcome!r} is not one of {', '.join(ENDS)}: correct it")
+    reward = number(f"episode {id}: reward", end.reward)
+    row = {"outcome": str(end.outcome), "reward": reward, "cause": end.cause}
+    if end.cause is not None:
+        text(f"episode {id}: cause", end.cause)
+    closing: dict[str, Any] = {
+        "rewards": {name: number(f"episode {id}: reward {name}", value) for name, value in end.rewards.items()},
+        "meta": from_json(to_json(f"episode {id}: meta", end.meta)),
+    }
+    if end.penalties:
+        closing["penalties"] = {name: _penalty(id, name, value) for name, value in end.penalties.items()}
+    closing = json.loads(json.dumps(closing))
+    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # before the episode, as a fetch locks them
     episode = locked(db, id)
     assert group is not None
     if episode["state"] == "closed":
@@ -215,6 +224,13 @@ def close(db: sa.Connection, now: float, id: str, row: Mapping[str, Any], reward
     if group["state"] == "open" and change["closed"] == group["members"] >= group["size"]:
         change |= {"state": "ready", "ready_at": now}
     db.execute(_CHANGE[groups], {"of": group["seq"], **change})
+
+
+def _penalty(id: str, name: str, value: float) -> float:
+    checked = number(f"episode {id}: penalty {name}", value)
+    if checked is None or checked > 0:
+        raise PoolError(f"episode {id}: penalty {name} is {value!r}: give what it takes off, 0 or less")
+    return checked
 
 
 _SHAPES = (
@@ -249,8 +265,6 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float],
            about: Mapping[int, Mapping[str, Any]]) -> None:  # fmt: skip
     """Rewards of single turns; the same value twice is no change, and so is the same word about it."""
     text("name of the reward", name)
-    if loose := sorted(set(about) - set(values)):
-        raise PoolError(f"episode {id}: something about turn {loose[0]}, and no reward {name} of it: give both")
     episode = locked(db, id)
     if episode["fate"] == "delivered":
         raise PoolError(f"episode {id}: delivered to training already: judge it before it is fetched")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,17 +14,31 @@ from clawgym.pool._fetch import delivered
 from clawgym.pool._pack import from_json, text, unpack
 from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
 from clawgym.pool.samples import samples_of
-from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
+from clawgym.pool.states import PROCESS_REWARD, Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import Turn
 
-__all__ = ["about_turn_rewards", "batch", "flaws", "page", "pooled", "row", "stats", "turn_rewards_of", "turns_of"]
+__all__ = [
+    "UNSCORED",
+    "about_turn_rewards",
+    "batch",
+    "flaws",
+    "page",
+    "pooled",
+    "row",
+    "stats",
+    "turn_rewards_of",
+    "turns_of",
+]
 
 _T = TypeVar("_T")
 _TOOLS_TYPE = "application/json"
 """Media type of the tool definitions that are kept beside the images."""
 _AT_ONCE = 500
+UNSCORED = "-unscored"
+"""After the name of a reward: what was said about turns that got none; the stored value has no meaning."""
+_PENALTY = "penalty-"
 _JOINED = sa.select(*episodes.c, groups.c.id.label("group")).join(groups, groups.c.seq == episodes.c.group_seq)
-_SAME = [f.name for f in fields(PooledEpisode) if f.name not in ("rewards", "tags", "meta")]
+_SAME = [f.name for f in fields(PooledEpisode) if f.name not in ("rewards", "penalties", "tags", "meta")]
 _TURN = [c for c in turns.c if c.name != "n_sampled"]
 
 
@@ -43,6 +57,7 @@ def pooled(found: Any) -> PooledEpisode:
     return PooledEpisode(
         **{name: found[name] for name in _SAME},
         rewards=closing["rewards"],
+        penalties=closing.get("penalties", {}),
         tags=tuple(json.loads(found["tags"])),
         meta={**from_json(found["meta"]), **closing["meta"]},
     )
@@ -73,17 +88,18 @@ def turn_rewards_of(db: sa.Connection, seqs: Sequence[int]) -> dict[int, dict[st
         query = sa.select(*turn_rewards.c["episode_seq", "name", "index", "value"])
         for line in db.execute(query.where(turn_rewards.c.episode_seq.in_(some))):
             seq, name, index, value = tuple(line)
-            found.setdefault(seq, {}).setdefault(name, {})[index] = value
+            if not name.endswith(UNSCORED):
+                found.setdefault(seq, {}).setdefault(name, {})[index] = value
     return found
 
 
 def about_turn_rewards(db: sa.Connection, seq: int) -> dict[str, dict[int, dict[str, Any]]]:
-    """Name -> index -> what was said about the reward."""
+    """Name -> index -> what was said about the reward, or about the lack of one."""
     c = turn_rewards.c
     found: dict[str, dict[int, dict[str, Any]]] = {}
     said = sa.select(c.name, c["index"], c.about).where(c.episode_seq == seq, c.about.is_not(None))
     for name, index, about in db.execute(said):
-        found.setdefault(name, {})[index] = from_json(about)
+        found.setdefault(name.removesuffix(UNSCORED), {})[index] = from_json(about)
     return found
 
 
@@ -101,13 +117,21 @@ def batch(db: sa.Connection, claimed: Any) -> Batch:
     rewards = turn_rewards_of(db, seqs)
 
     def member(seq: int) -> BatchEpisode:
-        return BatchEpisode(records[seq], tuple(samples_of(histories[seq], roles=roles)), rewards.get(seq, {}))
+        named = rewards.get(seq, {})
+        samples = tuple(samples_of(histories[seq], roles=roles))
+        return BatchEpisode(_with_old_penalties(records[seq], named), samples, named.get(PROCESS_REWARD, {}))
 
     made = tuple(
         BatchGroup(records[members[0]].group, records[members[0]].task_id, tuple(map(member, members)))
         for _, members in wanted
     )
     return Batch(claimed["consumer"], claimed["step"], made, claimed["lease_until"], claimed["state"] == "acked")
+
+
+def _with_old_penalties(episode: PooledEpisode, named: Mapping[str, Mapping[int, float]]) -> PooledEpisode:
+    """Version 0.1 stored a penalty as the reward ``penalty-NAME`` of the first turn."""
+    old = {name.removeprefix(_PENALTY): sum(v.values()) for name, v in named.items() if name.startswith(_PENALTY)}
+    return replace(episode, penalties=old) if old else episode
 
 
 def group_states(db: sa.Connection, channel: str) -> dict[str, str]:

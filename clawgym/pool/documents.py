@@ -20,7 +20,7 @@ from clawgym.records.atif import episode_to_atif, json_safe
 
 __all__ = ["atif_of", "conversations_of", "turns_from_atif", "turns_from_messages"]
 
-_ABOUT = ("channel", "group", "reward", "rewards", "trainable", "tags", "note", "meta")
+_ABOUT = ("channel", "group", "reward", "rewards", "penalties", "trainable", "tags", "note", "meta")
 
 
 def _parts(content: Any) -> str:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from clawgym.errors import PoolError, TraceError
-from clawgym.pool import documents, parquet
+from clawgym.pool import _episodes, documents, parquet
 from clawgym.pool.pool import Pool
-from clawgym.pool.states import PooledEpisode
+from clawgym.pool.states import EpisodeEnd, PooledEpisode
 from clawgym.pool.traces import json_rows, readable
-from clawgym.records import Image, Outcome, Turn
+from clawgym.records import Image, Turn
 from clawgym.registry import did_you_mean
 
 __all__ = ["Exported", "Format", "Imported", "export", "import_"]
@@ -223,8 +223,7 @@ class _Entry:
     opening: dict[str, Any]
     """Arguments of :meth:`Pool.open_episode`."""
     turns: Sequence[Turn]
-    closing: dict[str, Any]
-    """What :meth:`Pool.close_episode` takes."""
+    end: EpisodeEnd
     curation: dict[str, Any] = field(default_factory=dict)
     rewards: dict[str, dict[int, float]] = field(default_factory=dict)
     """Turn rewards: name -> index -> reward."""
@@ -252,7 +251,7 @@ def _store(pool: Pool, entry: _Entry, done: Imported) -> None:
         pool.set_turn_rewards(id, values, name=name, about=entry.about.get(name))
     if entry.curation:
         pool.curate(id, **entry.curation)
-    pool.close_episode(id, **entry.closing)
+    pool.close_episode(id, entry.end)
     done.episodes += 1
     done.turns += len(entry.turns)
     done.flawed += sum(turn.flaw is not None for turn in entry.turns)
@@ -287,7 +286,7 @@ def _parquet_entries(path: Path) -> Iterator[_Entry]:
         yield _Entry(
             opening={"id": id, "group": group, "meta": json.loads(about["meta"])} | {n: about[n] for n in names},
             turns=[parquet.turn_of(row) for row in rows if row["index"] is not None],
-            closing=_closing(about) | {"rewards": json.loads(about["rewards"])},
+            end=_end(about, json.loads(about["rewards"]), json.loads(about.get("penalties") or "{}")),
             curation={n: about[n] for n in ("trainable", "tags", "note")} if judged else _curation(about),
             rewards=rewards,
             about=said,
@@ -321,21 +320,25 @@ def _of_line(path: Path, number: int, row: Any) -> _Entry:
             "meta": {"imported_from": path.name},
         },
         turns=turns,
-        closing=_closing(ours),
+        end=_end(ours),
         curation=_curation(ours),
     )
 
 
-def _closing(about: Mapping[str, Any]) -> dict[str, Any]:
+def _end(
+    about: Mapping[str, Any], rewards: Mapping[str, float] | None = None, penalties: Mapping[str, float] | None = None
+) -> EpisodeEnd:
     """How an episode ended; where the file does not say (it was still open), as failed without a reward."""
-    known = about.get("outcome") in set(Outcome)
-    return {
-        "outcome": about["outcome"] if known else "failed",
-        "reward": about.get("reward"),
-        "cause": about.get("cause") if known else _NO_OUTCOME,
-    }
+    known = about.get("outcome") in _episodes.ENDS
+    return EpisodeEnd(
+        outcome=str(about["outcome"]) if known else "failed",
+        reward=about.get("reward"),
+        cause=about.get("cause") if known else _NO_OUTCOME,
+        rewards=rewards or {},
+        penalties=penalties or {},
+    )
 
 
 def _curation(about: Mapping[str, Any]) -> dict[str, Any]:
     """An episode without an outcome is never trained on."""
-    return {} if about.get("outcome") in set(Outcome) else {"trainable": False}
+    return {} if about.get("outcome") in _episodes.ENDS else {"trainable": False}

@@ -46,6 +46,7 @@ def schema() -> pa.Schema:
     kinds: dict[str, Any] = {
         "episode": text, "channel": text, "task_id": text, "task_hash": text, "group": text, "sample": pa.int64(),
         "seed": pa.int64(), "agent": text, "outcome": text, "cause": text, "reward": pa.float64(), "rewards": text,
+        "penalties": text,
         "trainable": pa.bool_(), "tags": pa.list_(text), "note": text, "meta": text, "opened_at": pa.float64(),
         "closed_at": pa.float64(), "index": pa.int32(), "parent": pa.int32(), "role": text,
         "policy_version": pa.int64(), "finish_reason": text, "flaw": text, "malformed_calls": pa.int64(),
@@ -69,6 +70,7 @@ def rows_from(
     about |= {
         "episode": episode.id,
         "rewards": json.dumps(dict(episode.rewards)),
+        "penalties": json.dumps(dict(episode.penalties)),
         "meta": json.dumps(dict(episode.meta)),
     }
     about["tags"] = list(episode.tags)

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from clawgym.errors import PoolError
 from clawgym.pool import _episodes, _fetch, _load
 from clawgym.pool._schema import episodes, images
-from clawgym.pool.states import Batch, PooledEpisode
+from clawgym.pool.states import PROCESS_REWARD, Batch, EpisodeEnd, PooledEpisode
 from clawgym.records import Image, Role, Turn
 
 __all__ = ["Pool"]
@@ -112,19 +112,13 @@ class Pool:
             raise PoolError(f"no image {sha256} in this pool: put it first")
         return Image(row["sha256"], bytes(row["data"]), row["media_type"])
 
-    def close_episode(
-        self,
-        id: str,
-        *,
-        outcome: str,
-        reward: float | None = None,
-        rewards: Mapping[str, float] | None = None,
-        cause: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> None:
-        """End an episode: now it takes no turn, and counts for its group. The same end again changes nothing."""
-        row = {"outcome": str(outcome), "reward": reward, "cause": cause}
-        self._store.retried(lambda db: _episodes.close(db, self._store.now(db), id, row, rewards or {}, meta or {}))
+    def close_episode(self, id: str, end: EpisodeEnd) -> None:
+        """Close an episode: it takes no more turns, and counts for its group. The same end again changes nothing.
+
+        Raises :class:`~clawgym.errors.PoolError` for an unknown episode, one that was closed with another end, and for
+        values that cannot be stored.
+        """
+        self._store.retried(lambda db: _episodes.close(db, self._store.now(db), id, end))
 
     def revoke(self, id: str) -> None:
         """Delete the secret of an episode, so that no request can be made for it; it may still be closed."""
@@ -140,16 +134,23 @@ class Pool:
         id: str,
         rewards: Mapping[int, float],
         *,
-        name: str = "judge",
+        name: str = PROCESS_REWARD,
         about: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         """Rewards of single turns (index -> reward), given by ``name``; in pieces, before or after the end.
 
-        ``about`` says where a value comes from (index -> anything that JSON can carry: votes, texts, the judge's
-        version). A value stands once it is given, with what was said about it, and none is taken after the episode
-        went to training: a judge that training must wait for scores before the episode is closed.
+        ``about`` says where a value comes from, or why a turn has none (index -> anything that JSON can carry: votes,
+        texts, the judge's version). A value stands once it is given, with what was said about it, and none is taken
+        after the episode went to training: a judge that training must wait for scores before the episode is closed.
         """
-        self._store.retried(lambda db: _episodes.reward(db, id, name, rewards, about or {}))
+        scored = {turn: said for turn, said in (about or {}).items() if turn in rewards}
+        unscored = {turn: said for turn, said in (about or {}).items() if turn not in rewards}
+
+        def work(db: sa.Connection) -> None:
+            _episodes.reward(db, id, name, rewards, scored)
+            _episodes.reward(db, id, name + _load.UNSCORED, dict.fromkeys(unscored, 0.0), unscored)
+
+        self._store.retried(work)
 
     def turn_rewards(self, id: str) -> dict[str, dict[int, float]]:
         """Name -> index of the turn -> reward."""
@@ -158,7 +159,7 @@ class Pool:
             return _load.turn_rewards_of(db, [seq]).get(seq, {})
 
     def about_turn_rewards(self, id: str) -> dict[str, dict[int, dict[str, Any]]]:
-        """Name -> index of the turn -> what was said about its reward; nothing where nothing was said."""
+        """Name -> index of the turn -> what was said about its reward, or about the lack of one."""
         with self._store.read() as db:
             return _load.about_turn_rewards(db, _load.row(db, id)["seq"])
 

@@ -8,7 +8,27 @@ from typing import Any
 
 from clawgym.records import Sample
 
-__all__ = ["Batch", "BatchEpisode", "BatchGroup", "PooledEpisode"]
+__all__ = ["PROCESS_REWARD", "Batch", "BatchEpisode", "BatchGroup", "EpisodeEnd", "PooledEpisode"]
+
+PROCESS_REWARD = "judge"
+"""The name of the turn rewards that training uses as process rewards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeEnd:
+    """What an episode is closed with."""
+
+    outcome: str
+    """An :class:`~clawgym.records.Outcome` except ``unsupported``."""
+    cause: str | None = None
+    reward: float | None = None
+    """What training uses; ``None`` where the episode was not graded."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Named scores beside it (``strict``, ``official``)."""
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    """Name -> what training adds to the reward of the whole episode, 0 or less."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Overlays what was given when the episode was opened."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +56,9 @@ class PooledEpisode:
     cause: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Named parts of the reward."""
+    """Named scores beside the reward (``strict``, ``official``)."""
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    """Name -> what training adds to the reward of the whole episode, 0 or less."""
     n_samples: int | None = None
     """Number of training sequences of role ``main``; None while open."""
     trainable: bool | None = None
@@ -57,8 +79,8 @@ class BatchEpisode:
     episode: PooledEpisode
     samples: tuple[Sample, ...]
     """At least one training sequence, of the requested roles."""
-    turn_rewards: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Name -> index of the turn -> reward."""
+    process_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Index of the turn -> what a judge scored it with."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ class Outcome(StrEnum):
     """How an episode ended."""
 
     SOLVED = "solved"
-    """Strict score 1."""
+    """The strict score is 1."""
     FAILED = "failed"
-    """Graded below 1, or the agent broke its box (``cause`` says how)."""
+    """The strict score is below 1, or the agent broke its sandbox; ``cause`` says how."""
     TRUNCATED = "truncated"
-    """Stopped by a budget; graded all the same."""
+    """A budget of the task ended the work; graded all the same."""
     INFRA = "infra"
-    """Our fault: retried, reported as a rate, never in a score or a gradient."""
+    """An infrastructure error: of the host, of an endpoint, or of the task itself. Retried, reported as a rate, never
+    in a score or a gradient."""
+    UNSUPPORTED = "unsupported"
+    """The task or the agent cannot run here (an image or a network that is missing). Nothing was attempted: counted
+    beside the score."""
 
 
 class Fault(StrEnum):

@@ -31,7 +31,7 @@ from clawgym.redteam import exploits as library
 from clawgym.redteam.exploits import Exploit
 from clawgym.redteam.original_grader import original_score_of
 from clawgym.redteam.rates import ORIGINAL, OURS, Attack, task_class
-from clawgym.rollout import fault_of, run_episode
+from clawgym.rollout import EpisodeRequest, fault_of, run_episode
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.scores import plain_mean
@@ -174,7 +174,8 @@ async def _score(task: Task, script: str, backend: Backend, harness: str) -> dic
         return {"score": stock.score, "official": stock.score, "full": full, "cause": stock.cause}
     episode = None
     for _ in range(ATTEMPTS):
-        episode = await run_episode(task, ScriptAgent(script.encode()), backend, seed=0, keep_workspace=False)
+        request = EpisodeRequest(task=task, seed=0, keep_workspace=False)
+        episode = (await run_episode(request, ScriptAgent(script.encode()), backend)).episode
         if episode.outcome != Outcome.INFRA:
             break
     assert episode is not None

@@ -117,13 +117,16 @@ async def policy_engine(gateway: Gateway, *, channel: str = "judge") -> AsyncIte
     """
     if channel == "train":
         raise ValueError("channel 'train' is trained on: choose another one")
-    opened = await gateway.open_session(channel=channel)
+    from clawgym.gateway.sessions import SessionRequest
+    from clawgym.pool import EpisodeEnd
+
+    opened = await gateway.open_session(SessionRequest(channel=channel))
     engine = OpenAIEngine("policy", base_url=gateway.base_url(opened), api_key=opened.secret)
     try:
         yield engine
     finally:
         await engine.aclose()
-        await gateway.close_session(opened.id, outcome=Outcome.SOLVED)
+        await gateway.close_session(opened.id, EpisodeEnd(outcome=Outcome.SOLVED))
 
 
 @judges.register("model")

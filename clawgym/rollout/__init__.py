@@ -1,53 +1,83 @@
-"""The one episode loop: a box, an agent, a verifier. Environments and evaluation are faces of it."""
+"""The episode loop of environments, evaluation and training: ``EpisodeRequest`` -> ``Attempt`` -> ``Ended``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
 
 from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
-from clawgym.records import Episode, Task
-from clawgym.rollout.attempt import Attempt, fault_of, transcript_payload
+from clawgym.records import Episode
+from clawgym.rollout.attempt import Attempt, Stop, fault_of, transcript_payload
+from clawgym.rollout.request import Ended, EpisodeRequest, RewardName, reward_of
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["Attempt", "fault_of", "run_episode", "transcript_payload"]
+__all__ = [
+    "Attempt",
+    "Ended",
+    "EpisodeRequest",
+    "Graded",
+    "RewardName",
+    "Stop",
+    "fault_of",
+    "reward_of",
+    "run_episode",
+    "transcript_payload",
+]
+
+
+class Graded(Protocol):
+    """Called between the grading of an episode and its end in the pool: training gets an episode only after that."""
+
+    async def __call__(self, session: str, episode: Episode) -> Mapping[str, float]:
+        """Store process rewards for the turns of ``session``, if any, and return the penalties of the episode by name,
+        each 0 or less."""
+        ...
 
 
 async def run_episode(
-    task: Task,
+    request: EpisodeRequest,
     agent: Agent,
     backend: Backend,
     *,
-    seed: int,
-    sample: int = 0,
-    floor: float | None = None,
-    keep_workspace: bool = True,
-    session: Mapping[str, Any] | None = None,
-) -> Episode:
-    """Let ``agent`` attempt ``task`` once in a fresh box of ``backend`` and grade what is left.
+    opening: Callable[[], Awaitable[None]] | None = None,
+    graded: Graded | None = None,
+) -> Ended:
+    """Let ``agent`` attempt the task once in a fresh sandbox of ``backend`` and grade the workspace.
 
-    ``floor`` is the task's best cheap-policy score, for the corrected score; ``session`` goes to an agent that has a
-    gateway (:attr:`~clawgym.agents.protocol.AgentContext.session`). A bad rollout is data: whatever the
-    agent does ends in an :class:`Episode`. Raises :class:`~clawgym.errors.AgentError` if the agent cannot work on
-    this task at all and :class:`~clawgym.errors.UnsupportedTask` if the task cannot run here.
+    ``opening`` and ``graded`` are for an agent that has sessions of a gateway (:class:`ResidentAgent`): the first is
+    awaited before its session opens, the second before its episode is closed. Whatever the agent does ends in
+    :class:`Ended`. Raises :class:`~clawgym.errors.AgentError` if the agent cannot work on this task at all and
+    :class:`~clawgym.errors.UnsupportedTask` if the task cannot run here.
     """
     resident = agent if isinstance(agent, ResidentAgent) else None
-    attempt = Attempt(task, backend, agent.name, seed=seed, sample=sample, resident=resident)
+    attempt = Attempt(request, backend, agent.name, resident=resident)
     try:
-        episode = await _attempt_it(attempt, agent, session or {}, floor, keep_workspace)
+        ended = await _attempt_it(attempt, agent, opening)
     except BaseException:
         if resident is not None and attempt.opened is not None:
-            await resident.settle(attempt.opened, await attempt.abandon())
+            await _settle(resident, attempt, await attempt.abandon(), graded)
         raise
     if resident is not None and attempt.opened is not None:
-        episode = await resident.settle(attempt.opened, episode)
-    return episode
+        ended = await _settle(resident, attempt, ended, graded)
+    return ended
 
 
-async def _attempt_it(
-    attempt: Attempt, agent: Agent, session: Mapping[str, Any], floor: float | None, keep_workspace: bool
-) -> Episode:
+async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: Graded | None) -> Ended:
+    """Let the agent close its session; also if ``graded`` fails, whose error is raised afterwards."""
+    assert attempt.opened is not None
+    session = agent.session_of(attempt.opened)
+    try:
+        if session is not None and graded is not None:
+            ended = replace(ended, penalties=await graded(session, ended.episode))
+    finally:
+        known = await agent.settle(attempt.opened, ended.end())
+    files = {**ended.episode.files, **known.files}
+    return replace(ended, episode=replace(ended.episode, usage=known.usage, files=files))
+
+
+async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awaitable[None]] | None) -> Ended:
     try:
         await attempt.open()
     except InfraError as error:
@@ -56,21 +86,23 @@ async def _attempt_it(
     except TaskError as error:
         attempt.fail_infra(f"task: {error}", fault=fault_of(error))
         return await attempt.abandon()
+    request = attempt.request
     context = AgentContext(
         task=attempt.task,
         sandbox=attempt.box,
         tools=attempt.tools,
-        seed=attempt.seed,
-        sample=attempt.sample,
+        seed=request.seed,
+        sample=request.sample,
         record=attempt.steps.append,
         record_turn=attempt.turns.append,
-        session=session,
+        session=request.session_of(agent.name),
+        opening=opening,
     )
 
-    async def work() -> None:
+    async def work() -> Stop:
         report = await agent.run(context)
-        attempt.stop, attempt.cause = report.stop, report.cause
         attempt.final_message, attempt.usage = report.final_message, report.usage
+        return Stop(report.stop, report.cause)
 
     try:
         await attempt.work(work)
@@ -83,6 +115,6 @@ async def _attempt_it(
     except BaseException:
         await attempt.abandon()
         raise
-    if attempt.failed_infra:
+    if attempt.stop is not None and attempt.stop.kind == "infra":
         return await attempt.abandon()
-    return await attempt.finish(floor=floor, keep_workspace=keep_workspace)
+    return await attempt.finish()

@@ -1,7 +1,7 @@
-"""One attempt at one task: the phases every face of the rollout shares (``run_episode``, the environments).
+"""One attempt at one task: set-up, agent, verify and teardown, as ``run_episode`` and the environments share them.
 
-Set-up, agent, verify and teardown each have a budget of the task and a hard deadline here. What the agent can
-cause is ``failed`` with a cause; only what also fails without it, or the host, is ``infra``.
+Each phase has a budget, which is the task's, and a hard deadline. Whatever the agent can cause is ``failed`` with a
+cause; ``infra`` is only what also fails without the agent, or the host.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import contextlib
 import errno
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from clawgym import live
 from clawgym.agents.protocol import ResidentAgent
@@ -35,22 +35,23 @@ from clawgym.errors import (
     traceback_of,
 )
 from clawgym.offload import offloaded
-from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, VerifierResult
+from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Turn, Usage, VerifierResult
+from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.shown import Shown
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, open_tools, sandbox_spec
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 
-__all__ = ["Attempt", "fault_of", "transcript_payload"]
+__all__ = ["Attempt", "Stop", "fault_of", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
 _TAKING = 120.0
-"""Seconds that taking the workspace, and putting it into the boxes that grade it, may take beside the grading."""
+"""Seconds that the transfer of the workspace into the grading sandboxes may take, beside the grading."""
 _PIECE = 1 << 20
-"""Bytes that are compressed before others have their turn."""
+"""Bytes that are compressed at a time: between two pieces, other work of the loop runs."""
 _HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
-"""Errors that say that the host is full, whoever meets them."""
+"""Errors of a host that is out of descriptors, memory or disk space, in whatever code they are raised."""
 
 
 def utc_now() -> str:
@@ -72,19 +73,37 @@ def fault_of(error: BaseException) -> Fault:
     return Fault.TASK if isinstance(error, TaskError | GradingError) else Fault.HOST
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why the work of an attempt ended."""
+
+    kind: Literal["submitted", "budget", "error", "infra"]
+    """``submitted``: the agent was done. ``budget``: a budget of the task was used up. ``error``: the agent failed or
+    broke its sandbox; the score is 0. ``infra``: an infrastructure error; there is no score."""
+    cause: str | None = None
+    error: str = ""
+    """The whole message of an infrastructure error, or the traceback of the agent's exception."""
+    fault: Fault | None = None
+    """Where an infrastructure error came from."""
+
+
 class Attempt:
-    """Open, work, :meth:`finish`. Not to be used twice."""
+    """One attempt: :meth:`open`, :meth:`work`, then :meth:`finish` or :meth:`abandon`. Used once.
+
+    ``agent`` is the agent's name. ``resident``: the agent, if it makes its own sandbox. Raises
+    :class:`~clawgym.errors.UnsupportedTask` for a task that cannot run here and :class:`~clawgym.errors.AgentError` for
+    an agent that cannot work on it.
+    """
 
     def __init__(
         self,
-        task: Task,
+        request: EpisodeRequest,
         backend: Backend,
         agent: str,
         *,
-        seed: int,
-        sample: int,
         resident: ResidentAgent | None = None,
     ) -> None:
+        task = request.task
         if task.unsupported:
             raise UnsupportedTask(f"task {task.id} cannot run here: {task.unsupported}")
         for layer in task.layers.values():
@@ -98,50 +117,45 @@ class Attempt:
                 f"agent {agent!r} has tools of its own, and task {task.id} brings others: use tool-loop (or oracle, "
                 "replay, script, noop)"
             )
+        self.request = request
         self.task = task
+        """From :meth:`open` on, a copy whose files are read and pinned."""
         self.backend = backend
         self.agent = agent
         self.resident = resident
-        self.seed = seed
-        self.sample = sample
         self.steps: list[Step] = [Step("user", task.instruction, utc_now())]
         self.turns: list[Turn] = []
         self.usage = Usage()
         self.final_message = ""
         self.seconds: dict[str, float] = {}
-        self.stop: str = "submitted"
-        """``submitted``, ``budget`` or ``error``."""
-        self.cause: str | None = None
+        self.stop: Stop | None = None
+        """Why the work ended; ``None`` while it goes on."""
         self._box: Sandbox | None = None
         self._tools: Tools | None = None
-        self._infra: str | None = None
-        self._fault: Fault | None = None
-        self._error = ""
-        self._shown = Shown(self)
         self._live = 0
 
     @property
     def opened(self) -> Sandbox | None:
-        """The agent's box, if there was one."""
+        """The agent's sandbox; ``None`` if it was never created."""
         return self._box
 
     @property
     def box(self) -> Sandbox:
-        """The agent's box; opened by :meth:`open`."""
+        """The agent's sandbox, which :meth:`open` creates."""
         if self._box is None:
-            raise SandboxError("this attempt has no box: call open() first")
+            raise SandboxError("this attempt has no sandbox: call open() first")
         return self._box
 
     @property
     def tools(self) -> Tools:
-        """What the agent acts with; opened by :meth:`open`."""
+        """What the agent acts with, which :meth:`open` starts."""
         if self._tools is None:
             raise SandboxError("this attempt has no tools: call open() first")
         return self._tools
 
     @contextlib.asynccontextmanager
     async def phase(self, phase: Phase) -> AsyncIterator[None]:
-        """Time a phase and hold it to its budget. Raises TimeoutError past it."""
+        """Measure a phase and enforce its budget. Raises TimeoutError when that is used up."""
         budget = {
             Phase.SETUP: self.task.limits.setup_seconds,
             Phase.AGENT: self.task.limits.agent_seconds,
@@ -157,13 +171,16 @@ class Attempt:
             self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + time.monotonic() - started
 
     async def open(self) -> None:
-        """Create the box, put the inputs in, start the tools. Raises :class:`InfraError` (also past the set-up budget),
-        and :class:`TaskError` if the task's files are gone or are not what its hash was taken of, or its tools cannot
-        be offered; a backend that cannot work here at all is :class:`SandboxUnavailable`."""
+        """Create the sandbox, copy the inputs into it, start the tools.
+
+        Raises :class:`InfraError` (also when the set-up budget is used up), :class:`TaskError` if files of the task are
+        missing or do not match its hash, or if its tools cannot be offered, and :class:`SandboxUnavailable` for a
+        backend that cannot work here at all.
+        """
         task = self.task
         try:
             async with self.phase(Phase.SETUP):
-                # From here on nothing is read from the task's folder: what is graded is what was pinned.
+                # From here on nothing is read from the task's folder: what is graded is what was hashed.
                 task = self.task = await asyncio.to_thread(task.frozen)
                 spec = sandbox_spec(task)
                 await self.backend.probe()
@@ -177,7 +194,7 @@ class Attempt:
                 if task.inputs:
                     await self.box.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.box, self.backend)
-            self._live = live.add(self._shown)
+            self._live = live.add(Shown(task, self.agent, self.steps, self._tools))
         except TimeoutError:
             await self._close()
             raise InfraError(
@@ -193,8 +210,8 @@ class Attempt:
             await self._close()
             raise
 
-    async def work(self, agent: Callable[[], Any]) -> None:
-        """Run the agent within its budget and note how it ended.
+    async def work(self, agent: Callable[[], Awaitable[Stop]]) -> None:
+        """Run ``agent`` within its budget and set :attr:`stop`.
 
         An exception of the agent's own code fails the episode, with the traceback in :attr:`Episode.error`.
         Cancellation, :class:`~clawgym.errors.ClawGymError` and errors of a host that is out of memory, disk space or
@@ -202,23 +219,25 @@ class Attempt:
         """
         try:
             async with self.phase(Phase.AGENT):
-                await agent()
+                self.stop = await agent()
         except TimeoutError:
-            self.stop, self.cause = "budget", "time"
+            self.stop = Stop("budget", "time")
         except BudgetExceeded as error:
-            self.stop, self.cause = "budget", error.cause
+            self.stop = Stop("budget", error.cause)
         except SandboxDied as error:
-            self.stop, self.cause = "error", error.cause
+            self.stop = Stop("error", error.cause)
         except ClawGymError:
             raise
         except Exception as error:
             if isinstance(error, MemoryError) or getattr(error, "errno", None) in _HOST_ERRORS:
                 raise
-            self.stop, self.cause = "error", "agent-exception"
-            self._error = traceback_of(error)
+            self.stop = Stop("error", "agent-exception", traceback_of(error))
 
-    async def finish(self, *, floor: float | None = None, keep_workspace: bool = True) -> Episode:
-        """Stop the box, grade what is left, close everything; never raises for what the agent did."""
+    async def finish(self) -> Ended:
+        """Stop the sandbox, grade the workspace, close everything. Raises nothing for what the agent did; an attempt
+        whose :attr:`stop` is not set was submitted."""
+        if self.stop is None:
+            self.stop = Stop("submitted")
         result: VerifierResult | None = None
         workspace: Archive | None = None
         snapshot: Snapshot | None = None
@@ -226,12 +245,13 @@ class Attempt:
             async with self.phase(Phase.VERIFY):
                 await self._end_tools()  # what a server keeps is at rest before it is graded
                 mode = self.task.verifier.mode
-                if mode is not GradingMode.LIVE or self.stop == "error":
-                    await self.box.stop()  # InfraError where the box died with what keeps it: then nobody is to blame
+                broken = self.stop.kind == "error"
+                if mode is not GradingMode.LIVE or broken:
+                    await self.box.stop()  # InfraError if the sandbox died because its host process did
                 else:
-                    await self.box.exec(["true"])  # a box that the agent has broken serves nothing: SandboxDied
-                if self.stop == "error":
-                    result = self._zero(self.cause or "error")
+                    await self.box.exec(["true"])  # SandboxDied if the agent broke the sandbox that is graded
+                if broken:
+                    result = self._zero(self.stop.cause or "error")
                 workspace, cause = await self._take()
                 if result is None and cause is None and mode is GradingMode.FORK:
                     try:
@@ -239,7 +259,7 @@ class Attempt:
                     except TreeTooLarge as error:
                         cause = f"layer-{error.bound}"
                 if result is None and cause is not None:
-                    self.stop, self.cause, result = "error", cause, self._zero(cause)
+                    self.stop, result = Stop("error", cause), self._zero(cause)
                 if result is None:
                     subject = Subject(
                         workspace,
@@ -248,7 +268,7 @@ class Attempt:
                         self.final_message,
                         transcript_payload(self.steps),
                     )
-                    result = await grade(self.task, subject, self.backend, floor=floor)
+                    result = await grade(self.task, subject, self.backend, floor=self.request.baseline)
         except TimeoutError:
             budget = 3 * self.task.limits.verify_seconds + _TAKING
             self.fail_infra(
@@ -265,38 +285,36 @@ class Attempt:
             self.fail_infra(f"host: {error}", fault=Fault.HOST)
         except SandboxUnavailable:
             raise
-        except SandboxDied as error:  # the box died between the last command and stop()
-            self.stop, self.cause, result = "error", error.cause, self._zero(error.cause)
-        except SandboxError:  # a box in such a state that its files cannot be taken
-            self.stop, self.cause, result = "error", "workspace", self._zero("workspace")
+        except SandboxDied as error:  # between the last command and stop()
+            self.stop, result = Stop("error", error.cause), self._zero(error.cause)
+        except SandboxError:  # its files cannot be read out
+            self.stop, result = Stop("error", "workspace"), self._zero("workspace")
         finally:
             if snapshot is not None:
-                with contextlib.suppress(InfraError):  # it goes when the backend ends
+                with contextlib.suppress(InfraError):  # closing the backend removes it
                     await self.backend.drop(snapshot)
             await self._close()
-        if keep_workspace and workspace is not None:
-            episode = self._episode(result, await _compressed(workspace.tar), workspace.dropped)
+        if self.request.keep_workspace and workspace is not None:
+            ended = self._ended(result, await _compressed(workspace.tar), workspace.dropped)
         else:
-            episode = self._episode(result)
+            ended = self._ended(result)
         if workspace is None or result is None or not self.task.verifier.protected:
-            return episode
+            return ended
         submission = await offloaded(submission_diff, self.task, workspace.tar)
-        return replace(episode, files={**episode.files, DIFF_FILE: submission})
+        files = {**ended.episode.files, DIFF_FILE: submission}
+        return replace(ended, episode=replace(ended.episode, files=files))
 
     def fail_infra(self, cause: str, error: str = "", *, fault: Fault) -> None:
-        """Record an infrastructure error; the episode will be ``infra``. ``error`` is the whole message, where
-        ``cause`` is not."""
-        self._infra, self._error, self._fault = cause, error or cause, fault
+        """Record an infrastructure error: the episode ends as ``infra``. ``error`` is the whole message, if ``cause``
+        is only a name."""
+        self.stop = Stop("infra", cause, error or cause, fault)
 
-    @property
-    def failed_infra(self) -> bool:
-        """Whether :meth:`fail_infra` was called."""
-        return self._infra is not None
-
-    async def abandon(self) -> Episode:
-        """Close without grading."""
+    async def abandon(self) -> Ended:
+        """Close without grading; the episode ends as ``infra``."""
         await self._close()
-        return self._episode(None)
+        if self.stop is None or self.stop.kind != "infra":
+            self.stop = Stop("infra", "abandoned", "" if self.stop is None else self.stop.error)
+        return self._ended(None)
 
     async def _take(self) -> tuple[Archive, str | None]:
         """The frozen workspace, or an empty one where the agent left no folder; and why it cannot be graded."""
@@ -328,29 +346,31 @@ class Attempt:
             except (TimeoutError, InfraError):
                 pass  # the lease stays with the supervisor, which clears it when we end
 
-    def _episode(
+    def _ended(
         self, result: VerifierResult | None, workspace: bytes | None = None, dropped: tuple[str, ...] = ()
-    ) -> Episode:
-        if self._infra is not None or result is None:
-            outcome, cause, result = Outcome.INFRA, self._infra or "abandoned", None
-        elif self.stop == "error":
-            outcome, cause = Outcome.FAILED, self.cause
+    ) -> Ended:
+        assert self.stop is not None
+        stop = self.stop
+        if stop.kind == "infra" or result is None:
+            outcome, cause, result = Outcome.INFRA, stop.cause if stop.kind == "infra" else "abandoned", None
+        elif stop.kind == "error":
+            outcome, cause = Outcome.FAILED, stop.cause
         elif result.strict >= 1.0:
             outcome, cause = Outcome.SOLVED, None
-        elif self.stop == "budget":
-            outcome, cause = Outcome.TRUNCATED, self.cause
+        elif stop.kind == "budget":
+            outcome, cause = Outcome.TRUNCATED, stop.cause
         else:
             outcome, cause = Outcome.FAILED, result.cause
-        return Episode(
+        episode = Episode(
             task_id=self.task.id,
             task_hash=self.task.content_hash,
-            sample=self.sample,
-            seed=self.seed,
+            sample=self.request.sample,
+            seed=self.request.seed,
             agent=self.agent,
             outcome=outcome,
             cause=cause,
-            fault=self._fault if outcome is Outcome.INFRA else None,
-            error=self._error if outcome in (Outcome.INFRA, Outcome.FAILED) else "",
+            fault=stop.fault,
+            error=stop.error,
             result=result,
             steps=tuple(self.steps),
             turns=tuple(self.turns),
@@ -361,22 +381,26 @@ class Attempt:
             workspace=workspace,
             dropped=dropped,
         )
+        return Ended(
+            episode=episode,
+            reward=reward_of(result, self.request.reward),
+            truncated=stop.kind in ("budget", "infra"),
+        )
 
 
 async def _compressed(data: bytes) -> bytes:
-    """``data`` as gzip has it, without a time. Piece by piece: nobody's files wait for all of another's."""
+    """``data`` in gzip format, without a timestamp. Compressed in pieces, so that other episodes are not held up."""
     packing = zlib.compressobj(6, zlib.DEFLATED, 31)
     pieces = [await offloaded(packing.compress, data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
     return await offloaded(b"".join, (*pieces, packing.flush()))
 
 
 def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:
-    """A transcript as verifiers see it (``transcript`` of the reward payload)."""
+    """The transcript that verifiers are given (``transcript`` of the reward payload)."""
     return tuple(map(_message, steps))
 
 
 def _message(step: Step) -> Mapping[str, Any]:
-    """A transcript entry of the reward payload."""
     body: dict[str, Any] = {"role": "assistant" if step.source == "agent" else step.source, "content": step.message}
     if step.tool_calls:
         body["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": dict(c.arguments)} for c in step.tool_calls]

@@ -1,163 +1,119 @@
-"""Tasks, an agent behind a gateway: episodes with exact tokens in the pool.
+"""Episodes of an agent behind a gateway, recorded in the pool with exact tokens.
 
-Invariant: each attempt has a session of its own, closed with the outcome that the verifier gave (``infra`` included, so
-that its group does not wait for it), whatever happens to the agent.
+Invariant: each attempt has a session of its own, which is closed with the outcome of the grading, whatever happens to
+the agent. Infrastructure errors are no exception, so that a group never waits for an episode that is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.engines.protocol import Engine
 from clawgym.errors import ClawGymError
 from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import Opened
-from clawgym.records import Episode, Outcome, Task
-from clawgym.rollout import run_episode
+from clawgym.gateway.sessions import Opened, SessionRequest
+from clawgym.pool import EpisodeEnd
+from clawgym.records import Outcome
+from clawgym.rollout import Graded, run_episode
+from clawgym.rollout.request import Ended, EpisodeRequest
 from clawgym.sandbox.protocol import Backend
 
-__all__ = ["collect_episode", "collect_here", "collect_resident"]
+__all__ = ["AgentMaker", "collect_episode", "in_process", "over_http"]
 
-Finished = Callable[[str, Episode], Awaitable[None]]
-Opening = Callable[[], Awaitable[None]]
+AgentMaker = Callable[[Gateway, Opened], Agent]
+"""Makes the agent of one episode, whose model calls go to this session. It is closed after the episode."""
+
+
+def over_http(make: Callable[[str, str], Agent]) -> AgentMaker:
+    """An agent that takes a ``base_url`` and an API key, as any client of an OpenAI-compatible endpoint does."""
+    return lambda gateway, opened: make(gateway.base_url(opened), opened.secret)
+
+
+def in_process(make: Callable[[Engine], Agent]) -> AgentMaker:
+    """An agent of this process, which reaches the gateway without HTTP. What is recorded is the same."""
+    return lambda gateway, opened: make(SessionEngine(gateway, opened))
 
 
 async def collect_episode(
-    task: Task,
-    agent: Callable[[str, str], Agent],
+    request: EpisodeRequest,
+    agent: AgentMaker | ResidentAgent,
     backend: Backend,
     gateway: Gateway,
     *,
-    seed: int,
-    sample: int = 0,
-    group: str | None = None,
-    channel: str = "train",
-    keep_workspace: bool = True,
-    finished: Finished | None = None,
-    **session: Any,
-) -> Episode:
-    """One attempt at ``task`` by ``agent(base_url, api_key)``, recorded by ``gateway``; its reward is the strict score.
+    opening: Callable[[], Awaitable[None]] | None = None,
+    graded: Graded | None = None,
+) -> Ended:
+    """Run one episode whose model calls ``gateway`` records, and close it in the pool with its reward.
 
-    ``group`` is one of the pool's (:meth:`~clawgym.pool.Pool.open_group`); ``session`` is what
-    :meth:`~clawgym.gateway.server.Gateway.open_session` takes. ``finished`` is awaited with the session's id and the
-    graded episode before the episode is closed, for rewards that training must wait for. Returns the episode with its
-    turns. Raises as :func:`~clawgym.rollout.run_episode` does, after the session was closed as ``infra``.
+    ``agent`` is made for the episode and closed after it, or it is a program with sandboxes of its own that speaks to
+    ``gateway``; that one serves many episodes and stays the caller's. ``opening`` is awaited before the session opens:
+    for a program, that is when it has started. ``graded`` is awaited before the episode is closed.
+    Returns the end of the episode, with its turns. Raises as :func:`~clawgym.rollout.run_episode` does, after the
+    session was closed as ``infra``.
+
+    >>> ended = await collect_episode(  # doctest: +SKIP
+    ...     EpisodeRequest(task=task, seed=0, session=SessionRequest(group=group)),
+    ...     over_http(lambda base_url, key: MyAgent(base_url, key)),
+    ...     backend,
+    ...     gateway,
+    ... )
     """
-    return await _collect(
-        task,
-        lambda opened: agent(gateway.base_url(opened), opened.secret),
-        backend,
-        gateway,
-        keep_workspace,
-        finished,
-        {"seed": seed, "sample": sample, "group": group, "channel": channel, **session},
-    )
+    request = replace(request, session=request.session or SessionRequest())
+    if isinstance(agent, ResidentAgent):
+        return await _collect_resident(request, agent, backend, gateway, opening, graded)
+    if opening is not None:
+        await opening()
+    opened = await gateway.open_session(request.session_of(""))
+    try:
+        worker = agent(gateway, opened)
+        try:
+            ended = await run_episode(request, worker, backend)
+        finally:
+            await worker.aclose()
+    except BaseException as error:
+        await gateway.close_session(opened.id, EpisodeEnd(outcome=Outcome.INFRA, cause=type(error).__name__))
+        raise
+    ended = await _close(gateway, opened.id, ended, graded)
+    try:
+        turns = await gateway.in_pool(lambda pool: pool.turns(opened.id))
+    except ClawGymError:
+        turns = ()
+    return replace(ended, episode=replace(ended.episode, turns=turns))
 
 
-async def collect_here(
-    task: Task,
-    agent: Callable[[Engine], Agent],
-    backend: Backend,
-    gateway: Gateway,
-    *,
-    seed: int,
-    sample: int = 0,
-    group: str | None = None,
-    channel: str = "train",
-    keep_workspace: bool = True,
-    finished: Finished | None = None,
-    **session: Any,
-) -> Episode:
-    """:func:`collect_episode` for an agent of this process, ``agent(engine)``, which needs no wire to the gateway."""
-    return await _collect(
-        task,
-        lambda opened: agent(SessionEngine(gateway, opened)),
-        backend,
-        gateway,
-        keep_workspace,
-        finished,
-        {"seed": seed, "sample": sample, "group": group, "channel": channel, **session},
-    )
-
-
-async def collect_resident(
-    task: Task,
+async def _collect_resident(
+    request: EpisodeRequest,
     agent: ResidentAgent,
     backend: Backend,
     gateway: Gateway,
-    *,
-    opening: Opening | None = None,
-    finished: Finished | None = None,
-    seed: int,
-    sample: int = 0,
-    keep_workspace: bool = True,
-    **session: Any,
-) -> Episode:
-    """:func:`collect_episode` for a program that lives in the boxes of ``agent`` and speaks to ``gateway``. The agent
-    serves many episodes and stays the caller's to close.
+    opening: Callable[[], Awaitable[None]] | None,
+    graded: Graded | None,
+) -> Ended:
+    began = False
 
-    The session opens when the program is up and its work begins; ``opening`` is awaited just before. Where that never
-    came, the attempt has a session all the same, closed as ``infra``, so that its group does not wait for it."""
-    came = False
-
-    async def opens() -> None:
-        nonlocal came
+    async def begins() -> None:
+        nonlocal began
         if opening is not None:
             await opening()
-        came = True
+        began = True
 
-    about = {"channel": "train", **session}
-    episode = await run_episode(
-        task, agent, backend, seed=seed, sample=sample, keep_workspace=keep_workspace,
-        session={**about, "opening": opens, "finished": finished},
-    )  # fmt: skip
-    if not came:
+    ended = await run_episode(request, agent, backend, opening=begins, graded=graded)
+    if not began:  # the program never started: its group must not wait for this episode
         if opening is not None:
             await opening()
-        about |= {"task_id": task.id, "task_hash": task.content_hash, "seed": seed, "sample": sample}
-        opened = await gateway.open_session(**about)
-        await _settle(gateway, opened.id, episode, finished)
-    return episode
+        opened = await gateway.open_session(request.session_of(agent.name))
+        ended = await _close(gateway, opened.id, ended, graded)
+    return ended
 
 
-async def _collect(
-    task: Task,
-    agent: Callable[[Opened], Agent],
-    backend: Backend,
-    gateway: Gateway,
-    keep_workspace: bool,
-    finished: Finished | None,
-    about: dict[str, Any],
-) -> Episode:
-    opened = await gateway.open_session(task_id=task.id, task_hash=task.content_hash, **about)
-    worker = agent(opened)
+async def _close(gateway: Gateway, session: str, ended: Ended, graded: Graded | None) -> Ended:
+    """Close the session; also if ``graded`` fails, whose error is raised afterwards."""
     try:
-        episode = await run_episode(
-            task, worker, backend, seed=about["seed"], sample=about["sample"], keep_workspace=keep_workspace
-        )
-    except BaseException as error:
-        await gateway.close_session(opened.id, outcome=Outcome.INFRA, cause=type(error).__name__)
-        raise
+        if graded is not None:
+            ended = replace(ended, penalties=await graded(session, ended.episode))
     finally:
-        await worker.aclose()
-    await _settle(gateway, opened.id, episode, finished)
-    try:
-        turns = await gateway.run_in_pool("turns", opened.id)
-    except ClawGymError:
-        turns = ()
-    return replace(episode, turns=turns)
-
-
-async def _settle(gateway: Gateway, session: str, episode: Episode, finished: Finished | None) -> None:
-    """Close the session as the episode ended, also where ``finished`` failed; then its error is raised."""
-    try:
-        if finished is not None:
-            await finished(session, episode)
-    except Exception:
-        await gateway.settle(session, episode)
-        raise
-    await gateway.settle(session, episode)
+        await gateway.close_session(session, ended.end())
+    return ended

@@ -1,19 +1,20 @@
-"""What somebody who watches is shown of an attempt (:mod:`clawgym.live`).
+"""What :mod:`clawgym.live` shows of a running attempt.
 
-Invariant: watching changes nothing: the picture is the one that the agent saw last.
+Invariant: watching changes nothing; the picture is the last one that the agent saw.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from clawgym.records import Step, Task
 from clawgym.records.atif import json_safe
+from clawgym.tools import Tools
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from clawgym.rollout.attempt import Attempt
 
 __all__ = ["Shown"]
 
@@ -24,22 +25,26 @@ _ACTION, _TEXT = 200, 2_000
 class Shown:
     """See :class:`clawgym.live.Watched`."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, task: Task, agent: str, steps: Sequence[Step], tools: Tools) -> None:
+        self._task = task
+        self._agent = agent
+        self._steps = steps
+        """The transcript so far; grows."""
+        self._tools = tools
 
     def about(self) -> dict[str, Any]:
         """See :class:`clawgym.live.Watched`."""
-        attempt, screen = self._attempt, self._screen()
-        done = [step for step in list(attempt.steps) if step.source == "agent"]
+        screen = self._screen()
+        done = [step for step in list(self._steps) if step.source == "agent"]
         calls = done[-1].tool_calls if done else ()
         text = done[-1].observations[-1].content if done and done[-1].observations else ""
         return json_safe(
             {
-                "task": attempt.task.id,
-                "agent": attempt.agent,
+                "task": self._task.id,
+                "agent": self._agent,
                 "step": len(done),
                 "action": json.dumps(json_safe(calls[-1].arguments))[:_ACTION] if calls else "",
-                "text": (text or attempt.task.instruction)[-_TEXT:],
+                "text": (text or self._task.instruction)[-_TEXT:],
                 "picture": screen[0] if screen else None,
             }
         )
@@ -54,5 +59,4 @@ class Shown:
     def _screen(self) -> tuple[int, np.ndarray] | None:
         from clawgym.tools.computer import ComputerTools
 
-        tools = self._attempt.tools
-        return tools.desktop.screen.shown if isinstance(tools, ComputerTools) else None
+        return self._tools.desktop.screen.shown if isinstance(self._tools, ComputerTools) else None

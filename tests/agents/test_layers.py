@@ -14,8 +14,8 @@ from clawgym.agents.openclaw.dense import DenseOpenClaw
 from clawgym.agents.pi import Pi
 from clawgym.errors import AgentError, UnsupportedTask
 from clawgym.records import Layer, Outcome, Task
-from clawgym.rollout import run_episode
 
+from ..rollouts import episode_of
 from ..tools.tasks_with_tools import noting
 from .blackbox.conftest import room, task
 from .test_pi import call
@@ -69,4 +69,4 @@ async def test_a_layer_that_is_gone_is_named(room: Any, tmp_path: Path) -> None:
     (tmp_path / "a" / "layered.py").unlink()
     (tmp_path / "a").rmdir()
     with pytest.raises(UnsupportedTask, match=r"test/a is gone.*clawgym tasks prepare"):
-        await run_episode(made, it.agent, it.backend, seed=0)
+        await episode_of(made, it.agent, it.backend)

@@ -16,13 +16,14 @@ from clawgym.agents.protocol import Agent
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Desktop, Episode, Limits, Outcome, Task, prompt_ids
-from clawgym.rollout import run_episode
-from clawgym.rollout.collect import collect_episode
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, over_http
 from clawgym.sandbox import Backend
 
 from ..engines.fake_openai import FakeOpenAI, call, fake_openai, reply
 from ..gateway import models
 from ..gateway.scripted import ScriptedEngine
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task
 
 __all__ = ["fake_openai"]
@@ -62,7 +63,7 @@ async def test_an_endpoint_gets_every_picture(fake_openai: FakeOpenAI, backend: 
     for action in ACTIONS:
         fake_openai.script.append(reply(None, tool_calls=[call("computer_use", action)], finish_reason="tool_calls"))
     agent = make_agent("tool-loop", model="m", base_url=fake_openai.base_url, api_key="k")
-    episode = await run_episode(look(), agent, backend, seed=0)
+    episode = await episode_of(look(), agent, backend)
     await agent.aclose()
     assert (episode.outcome, episode.final_message) == (Outcome.FAILED, "seen")
     first, second = pictures(episode)
@@ -92,7 +93,8 @@ async def test_recorded_turns_have_the_images_that_the_model_saw(backend: Backen
     with contextlib.closing(Pool(tmp_path / "pool.db")) as pool:
         async with Gateway(engine, pool) as gateway:
             await gateway.listen()
-            episode = await collect_episode(look(), agent, backend, gateway, seed=0)
+            ended = await collect_episode(EpisodeRequest(task=look(), seed=0), over_http(agent), backend, gateway)
+            episode = ended.episode
         first, second = pictures(episode)
         assert [turn.images for turn in episode.turns] == [(), (first,), (second,), ()]
         assert [turn.flaw for turn in episode.turns] == [None] * 4

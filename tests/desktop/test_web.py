@@ -18,12 +18,12 @@ from clawgym.desktop import KINDS
 from clawgym.envs.checker import check_vector_env
 from clawgym.errors import TaskError
 from clawgym.records import Desktop, Limits, Outcome, Site, Task, TaskFile, TaskSet, ToolCall
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import write
 from clawgym.tools import aimed, open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -86,7 +86,7 @@ FILES = dataclasses.replace(
 
 
 async def test_solution_solves_the_task_with_screenshots_in_the_transcript(backend: Backend) -> None:
-    episode = await run_episode(colours(), OracleAgent(), backend, seed=0)
+    episode = await episode_of(colours(), OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, episode.error
     assert episode.final_message == "sent"
     images = [seen.image for step in episode.steps for seen in step.observations]
@@ -97,14 +97,14 @@ async def test_solution_solves_the_task_with_screenshots_in_the_transcript(backe
 
 async def test_an_element_that_is_not_there_is_an_observation(backend: Backend) -> None:
     wrong = [{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": "#nowhere"}}, *RIGHT]
-    episode = await run_episode(colours(), ScriptAgent(json.dumps(wrong).encode()), backend, seed=0)
+    episode = await episode_of(colours(), ScriptAgent(json.dumps(wrong).encode()), backend)
     assert episode.outcome is Outcome.SOLVED
     assert "give [x, y]" in episode.steps[1].observations[0].content
 
 
 async def test_doing_nothing_does_not_solve_the_task(backend: Backend) -> None:
     nothing = ScriptAgent(json.dumps(RIGHT[-1:]).encode())
-    episode = await run_episode(colours(), nothing, backend, seed=0)
+    episode = await episode_of(colours(), nothing, backend)
     assert (episode.outcome, episode.result and episode.result.official) == (Outcome.FAILED, 0.0)
 
 

@@ -86,7 +86,7 @@ def test_a_desktop_takes_actions_of_its_space_and_arguments_as_models_write_them
 @pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_an_unknown_reward_is_refused_at_construction(name: str, num_envs: int | None) -> None:
-    with pytest.raises(ValueError, match=r"'official', 'strict', 'corrected', 'checks'.*Did you mean 'strict'"):
+    with pytest.raises(ValueError, match=r"'strict', 'official', 'corrected', 'checks'.*Did you mean 'strict'"):
         gym.make(name, num_envs=num_envs, tasks=TASKS, reward="strickt")
 
 

@@ -18,6 +18,7 @@ from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxError
 from clawgym.evaluation.runner import ATTEMPTS, EvalConfig, episode_seed, evaluate
 from clawgym.records import Episode, Fault, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.records.run_folder import RunFolder
+from clawgym.rollout import Ended
 from clawgym.sandbox.protocol import Isolation
 
 
@@ -46,12 +47,17 @@ def config(out: Path, task_set: TaskSet | None = None, **kwargs) -> EvalConfig:
     return EvalConfig(task_set or tasks(), FakeAgent(), FakeBackend(), out, **kwargs)  # type: ignore[arg-type]
 
 
-async def attempt(task, agent, backend, *, seed, sample=0, floor=None, keep_workspace=True, outcome=None, cause=None):
+async def attempt(request, agent, backend, *, outcome=None, cause=None):
     """Solved or not by the seed alone."""
-    score = float(seed % 2)
+    task, score = request.task, float(request.seed % 2)
     outcome = outcome or (Outcome.SOLVED if score else Outcome.FAILED)
-    result = None if outcome == Outcome.INFRA else VerifierResult({"a": score}, score, score, None, floor=floor)
-    return Episode(task.id, task.content_hash, sample, seed, agent.name, outcome, cause=cause, result=result)
+    result = (
+        None if outcome == Outcome.INFRA else VerifierResult({"a": score}, score, score, None, floor=request.baseline)
+    )
+    episode = Episode(
+        task.id, task.content_hash, request.sample, request.seed, agent.name, outcome, cause=cause, result=result
+    )
+    return Ended(episode=episode, reward=None if result is None else score, truncated=False)
 
 
 def rows(out: Path) -> dict[str, tuple]:
@@ -69,9 +75,9 @@ async def test_every_task_is_run_k_times_and_the_folder_is_complete(tmp_path: Pa
 
 
 async def test_results_do_not_depend_on_concurrency_nor_on_who_finishes_first(tmp_path: Path):
-    async def shuffled(task, *args, seed, **kwargs):
+    async def shuffled(request, *args):
         await asyncio.sleep(random.random() / 50)
-        return await attempt(task, *args, seed=seed, **kwargs)
+        return await attempt(request, *args)
 
     for width in (1, 7):
         await evaluate(config(tmp_path / str(width), samples=3, concurrency=width), run_episode=shuffled)
@@ -92,14 +98,14 @@ async def test_seeds_differ_by_run_task_and_sample_only(tmp_path: Path):
 async def test_starts_in_order_and_never_above_the_ceiling(tmp_path: Path):
     started, now, most = [], 0, 0
 
-    async def watched(task, *args, sample, **kwargs):
+    async def watched(request, *args):
         nonlocal now, most
-        started.append(f"{task.id}#{sample}")
+        started.append(f"{request.task.id}#{request.sample}")
         now += 1
         most = max(most, now)
         await asyncio.sleep(0.01)
         now -= 1
-        return await attempt(task, *args, sample=sample, **kwargs)
+        return await attempt(request, *args)
 
     await evaluate(config(tmp_path / "run", tasks(6), samples=2, concurrency=3), run_episode=watched)
     assert started == [f"t{i}#{s}" for s in range(2) for i in range(6)]
@@ -109,13 +115,14 @@ async def test_starts_in_order_and_never_above_the_ceiling(tmp_path: Path):
 async def test_infra_is_retried_recorded_and_not_scored(tmp_path: Path):
     calls: Counter[str] = Counter()
 
-    async def flaky(task, *args, **kwargs):
+    async def flaky(request, *args):
+        task = request.task
         calls[task.id] += 1
         if task.id == "t0" or (task.id == "t1" and calls["t1"] < 3):
-            return await attempt(task, *args, outcome=Outcome.INFRA, cause="fork failed", **kwargs)
+            return await attempt(request, *args, outcome=Outcome.INFRA, cause="fork failed")
         if task.id == "t2" and calls["t2"] < 2:
             raise EngineError("502: try later", retryable=True)
-        return await attempt(task, *args, **kwargs)
+        return await attempt(request, *args)
 
     summary = await evaluate(config(tmp_path / "run"), run_episode=flaky, retry_seconds=0)
     assert calls == {"t0": ATTEMPTS, "t1": 3, "t2": 2, "t3": 1}
@@ -133,10 +140,11 @@ async def test_infra_is_retried_recorded_and_not_scored(tmp_path: Path):
 
 
 async def test_a_bug_in_one_episode_is_data(tmp_path: Path):
-    async def buggy(task, *args, **kwargs):
+    async def buggy(request, *args):
+        task = request.task
         if task.id == "t2":
             raise KeyError("oops")
-        return await attempt(task, *args, **kwargs)
+        return await attempt(request, *args)
 
     summary = await evaluate(config(tmp_path / "run"), run_episode=buggy, retry_seconds=0)
     assert summary.missing == ("t2#0",)
@@ -148,10 +156,10 @@ async def test_a_bug_in_one_episode_is_data(tmp_path: Path):
 async def test_when_everything_fails_the_run_stops_early(tmp_path: Path):
     calls = 0
 
-    async def down(task, *args, **kwargs):
+    async def down(request, *args):
         nonlocal calls
         calls += 1
-        return await attempt(task, *args, outcome=Outcome.INFRA, cause="engine: refused", **kwargs)
+        return await attempt(request, *args, outcome=Outcome.INFRA, cause="engine: refused")
 
     summary = await evaluate(config(tmp_path / "run", tasks(100), concurrency=2), run_episode=down, retry_seconds=0)
     assert calls < 20
@@ -168,12 +176,13 @@ async def test_broken_tasks_do_not_stop_the_run(tmp_path: Path):
 
 
 async def test_unsupported_is_apart_and_never_zero(tmp_path: Path):
-    async def picky(task, *args, **kwargs):
+    async def picky(request, *args):
+        task = request.task
         if task.id == "t1":
             raise UnsupportedTask("needs network")
         if task.id == "t2":
             raise AgentError("no reference solution: add solution/solve.sh")
-        return await attempt(task, *args, **kwargs)
+        return await attempt(request, *args)
 
     marked = tasks(4).tasks + tasks(6, unsupported="needs an image").tasks[4:5]
     summary = await evaluate(config(tmp_path / "run", TaskSet("demo", marked)), run_episode=picky)
@@ -214,7 +223,8 @@ async def test_floors_are_passed_on_and_pinned(tmp_path: Path, monkeypatch):
 async def test_stopping_cancels_what_is_in_flight_and_the_same_call_continues(tmp_path: Path):
     stop, ran, cancelled = asyncio.Event(), Counter(), []
 
-    async def slow(task, *args, sample, **kwargs):
+    async def slow(request, *args):
+        task = request.task
         if task.id == "t3" and not stop.is_set():
             asyncio.get_running_loop().call_later(0.05, stop.set)
             try:
@@ -222,8 +232,8 @@ async def test_stopping_cancels_what_is_in_flight_and_the_same_call_continues(tm
             except asyncio.CancelledError:
                 cancelled.append(task.id)
                 raise
-        ran[f"{task.id}#{sample}"] += 1
-        return await attempt(task, *args, sample=sample, **kwargs)
+        ran[f"{request.task.id}#{request.sample}"] += 1
+        return await attempt(request, *args)
 
     began = time.monotonic()
     first = await evaluate(config(tmp_path / "run", tasks(6), concurrency=1), run_episode=slow, stop=stop)
@@ -264,11 +274,11 @@ spec = importlib.util.spec_from_file_location("helpers", {here!r})
 helpers = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(helpers)
 
-async def slow(task, *args, sample, **kwargs):
+async def slow(request, *args):
     with open({log!r}, "a") as log:
-        log.write(f"{{task.id}}#{{sample}}\\n")
+        log.write(f"{{request.task.id}}#{{request.sample}}\\n")
     await asyncio.sleep(0.02)
-    return await helpers.attempt(task, *args, sample=sample, **kwargs)
+    return await helpers.attempt(request, *args)
 
 config = helpers.config(helpers.Path({out!r}), helpers.tasks(30), samples=2, concurrency=4)
 print(asyncio.run(helpers.evaluate(config, run_episode=slow)).complete)

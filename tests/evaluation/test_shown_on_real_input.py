@@ -8,11 +8,11 @@ import pytest
 
 from clawgym.agents import NoopAgent, OracleAgent
 from clawgym.records import Outcome, Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
 
 from ..conftest import benchmark
+from ..rollouts import episode_of
 
 pytestmark = [pytest.mark.data, pytest.mark.timeout(1800)]
 
@@ -38,7 +38,7 @@ def sample(tasks: dict[str, Task]) -> list[Task]:
 
 
 async def two_scores(task: Task, backend: Backend) -> tuple[Outcome, float, float]:
-    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    episode = await episode_of(task, OracleAgent(), backend)
     assert episode.result is not None, (task.id, episode.cause)
     return episode.outcome, episode.result.official, await real_tasks.by_hand(task, backend)
 

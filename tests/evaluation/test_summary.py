@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clawgym.evaluation.summary import JUDGED, READS_FILES, UNSUPPORTED, faults_text, summarize_rows
+from clawgym.evaluation.summary import JUDGED, READS_FILES, faults_text, summarize_rows
+from clawgym.records import Outcome
 from clawgym.records.manifest import Receipt
 
 
@@ -89,7 +90,10 @@ def test_corrected_covers_the_tasks_with_a_floor_and_zeroes_broken_boxes():
 
 def test_unsupported_tasks_are_apart():
     about = {"t0": {}, "t1": {"unsupported": "network"}, "t2": {}}
-    rows = [solved("t0"), {"key": "t2#0", "task_id": "t2", "sample": 0, "outcome": UNSUPPORTED, "cause": "image"}]
+    rows = [
+        solved("t0"),
+        {"key": "t2#0", "task_id": "t2", "sample": 0, "outcome": Outcome.UNSUPPORTED, "cause": "image"},
+    ]
     summary = summarize_rows(receipt(about), rows)
     assert summary.unsupported == {"t1": "network", "t2": "image"}
     assert (summary.planned, summary.complete) == (1, True)

@@ -9,6 +9,7 @@ import pytest
 from clawgym.evaluation import validate
 from clawgym.evaluation.validate import validate_task
 from clawgym.records import Episode, Outcome, Task, TaskFile, VerifierResult
+from clawgym.rollout import Ended
 from clawgym.sandbox import Backend
 from clawgym.tasks.scaffold import starter
 from clawgym.verifiers.stock import stock_reward_sh
@@ -78,12 +79,14 @@ async def test_what_looks_right_in_a_table_is_found(backend: Backend):
 async def test_a_solution_that_passes_now_and_then_is_found(monkeypatch, passes: int):
     made = []
 
-    async def run_episode(task, agent, backend, **_):
+    async def run_episode(request, agent, backend):
+        task = request.task
         made.append(agent.name)
         right = agent.name == "oracle" and len(made) <= passes
         result = VerifierResult({"a": float(right)}, float(right), float(right), None)
         outcome = Outcome.SOLVED if right else Outcome.FAILED
-        return Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, result=result)
+        episode = Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, result=result)
+        return Ended(episode=episode, reward=None, truncated=False)
 
     monkeypatch.setattr(validate, "run_episode", run_episode)
     task = dataclasses.replace(starter("t"), wrong_solutions=())
@@ -124,9 +127,11 @@ async def test_a_wrong_solution_that_is_no_text_is_a_finding(backend: Backend):
 
 @pytest.mark.parametrize("outcome", [Outcome.INFRA, Outcome.TRUNCATED])
 async def test_a_host_failure_is_never_a_pass(monkeypatch, outcome):
-    async def run_episode(task, agent, backend, **_):
+    async def run_episode(request, agent, backend):
+        task = request.task
         result = None if outcome is Outcome.INFRA else VerifierResult({"a": 1.0}, 1.0, 1.0, None)
-        return Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, cause="disk gone", result=result)
+        episode = Episode(task.id, task.content_hash, 0, 0, agent.name, outcome, cause="disk gone", result=result)
+        return Ended(episode=episode, reward=None, truncated=False)
 
     monkeypatch.setattr(validate, "run_episode", run_episode)
     found = await validate_task(starter("t"), backend=None)  # type: ignore[arg-type]

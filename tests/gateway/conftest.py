@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 
 from .scripted import ScriptedEngine
@@ -53,7 +54,7 @@ async def desk(model_folder, pool):
                 engine = ScriptedEngine(model_folder, say if callable(say) else lambda _, n: said(say, n), **options)
             running = await stack.enter_async_context(Gateway(engine, pool, **(gateway or {})))
             await running.listen()
-            return Desk(running, engine, await running.open_session(**(session or {})))
+            return Desk(running, engine, await running.open_session(SessionRequest(**(session or {}))))
 
         yield make
 

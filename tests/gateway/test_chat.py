@@ -12,6 +12,7 @@ import pytest
 
 from clawgym.errors import ContextLengthExceeded
 from clawgym.gateway.dialects import _sse
+from clawgym.pool import EpisodeEnd
 from clawgym.records import prompt_ids
 
 from .scripted import refused
@@ -289,7 +290,7 @@ async def test_only_the_right_secret_opens_a_session(desk):
 async def test_a_closed_session_is_closed(desk):
     d = await desk("x")
     await d.chat(ASK)
-    await d.gateway.close_session(d.session.id, outcome="solved", reward=1.0)
+    await d.gateway.close_session(d.session.id, EpisodeEnd(outcome="solved", reward=1.0))
     with pytest.raises(openai.APIStatusError) as refusal:
         await d.chat(ASK)
     assert refusal.value.status_code in (401, 403)

@@ -11,14 +11,15 @@ import pytest
 from clawgym.agents import Agent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import OpenAIEngine, Sampling
-from clawgym.engines.protocol import Engine
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
 from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.documents import conversations_of
 from clawgym.records import Episode, Outcome, VerifierResult
-from clawgym.rollout.collect import collect_episode, collect_here
+from clawgym.rollout import Ended, EpisodeRequest
+from clawgym.rollout.collect import collect_episode, in_process, over_http
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import terminal_basic
 
@@ -33,6 +34,10 @@ SAID = (
 )
 
 
+def client(base_url: str, api_key: str) -> Agent:
+    return ToolLoopAgent(OpenAIEngine("policy", base_url=base_url, api_key=api_key))
+
+
 async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend: Backend, tmp_path: Path) -> None:
     task = terminal_basic.make("file-op", 0)
     records = []
@@ -41,19 +46,10 @@ async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend
         with Pool(tmp_path / f"{name}.db") as pool:
             async with Gateway(engine, pool) as gateway:
                 await gateway.listen()
-                about = {"seed": 3, "sampling": Sampling(temperature=0.9, max_tokens=200)}
-                if name == "http":
-
-                    def over_http(base_url: str, api_key: str) -> Agent:
-                        return ToolLoopAgent(OpenAIEngine("policy", base_url=base_url, api_key=api_key))
-
-                    episode = await collect_episode(task, over_http, backend, gateway, **about)
-                else:
-
-                    def at_hand(engine: Engine) -> Agent:
-                        return ToolLoopAgent(engine)
-
-                    episode = await collect_here(task, at_hand, backend, gateway, **about)
+                session = SessionRequest(sampling=Sampling(temperature=0.9, max_tokens=200))
+                request = EpisodeRequest(task=task, seed=3, session=session)
+                agent = over_http(client) if name == "http" else in_process(ToolLoopAgent)
+                episode = (await collect_episode(request, agent, backend, gateway)).episode
         plain = [_CALL_ID.sub("call", repr(dataclasses.replace(turn, seconds={}, id=""))) for turn in episode.turns]
         steps = [(s.message, s.tool_calls, [o.content for o in s.observations]) for s in episode.steps]
         records.append((plain, steps, str(episode.outcome), episode.final_message))
@@ -67,15 +63,14 @@ async def test_an_episode_is_settled_whatever_is_done_when_it_has_finished(
 ) -> None:
     engine = ScriptedEngine(model_folder, lambda prompt, number: SAID[number % len(SAID)])
 
-    async def fails(session: str, episode: object) -> None:
+    async def fails(session: str, episode: object) -> dict[str, float]:
         raise LookupError("nobody knows")
 
     with Pool(tmp_path / "p.db") as pool:
         async with Gateway(engine, pool) as gateway:
+            request = EpisodeRequest(task=terminal_basic.make("file-op", 0), seed=3)
             with pytest.raises(LookupError, match="nobody knows"):
-                await collect_here(
-                    terminal_basic.make("file-op", 0), ToolLoopAgent, backend, gateway, seed=3, finished=fails
-                )
+                await collect_episode(request, in_process(ToolLoopAgent), backend, gateway, graded=fails)
         (episode,) = pool.episodes()
         assert episode.state != "open"
         assert episode.reward is not None
@@ -90,7 +85,8 @@ async def test_pool_says_that_a_model_judged(model_folder: Path, tmp_path: Path)
                 asked = [{"role": "user", "content": "Is it?"}]
                 await SessionEngine(gateway, opened).complete(asked, sampling=Sampling())
                 result = VerifierResult({"a": 1.0}, 1.0, 1.0, None, judged_by=judge)
-                await gateway.settle(opened.id, Episode("t", "h", 0, 0, "a", Outcome.SOLVED, result=result))
+                episode = Episode("t", "h", 0, 0, "a", Outcome.SOLVED, result=result)
+                await gateway.close_session(opened.id, Ended(episode=episode, reward=1.0, truncated=False).end())
         code, judged = pool.episodes()
         assert (code.meta.get("judged_by"), judged.meta["judged_by"]) == (None, "rubric (judge-1)")
         rows = [next(conversations_of(one, pool.turns(one.id), {})) for one in (code, judged)]
@@ -101,7 +97,7 @@ async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path
     engine = ScriptedEngine(model_folder, lambda prompt, number: "yes", context_window=300)
     with Pool(tmp_path / "p.db") as pool:
         async with Gateway(engine, pool) as gateway:
-            opened = await gateway.open_session(most_turns=1)
+            opened = await gateway.open_session(SessionRequest(most_turns=1))
             here, asked = SessionEngine(gateway, opened), [{"role": "user", "content": "Is it?"}]
             with pytest.raises(ContextLengthExceeded):
                 await here.complete([{"role": "user", "content": "long " * 400}], sampling=Sampling())

@@ -20,8 +20,9 @@ from hostile_trees import CAUSES, TREES
 
 from clawgym.agents import ScriptAgent
 from clawgym.records import GradingMode
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend, backend
+
+from ..rollouts import episode_of
 
 HONEST = b"mkdir -p output; printf 42 > output/sum.txt"
 
@@ -45,7 +46,7 @@ async def attempt(boxes: Backend, mode: str, work: bytes) -> tuple[str, str | No
     else:
         made = guarded("42", disk_mb=512, agent_seconds=120)
     try:
-        episode = await run_episode(made, ScriptAgent(work), boxes, seed=0)
+        episode = await episode_of(made, ScriptAgent(work), boxes)
     except Exception as error:
         return "raised", repr(error)
     return episode.outcome.value, episode.cause if not episode.error else episode.error

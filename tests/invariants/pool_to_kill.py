@@ -20,7 +20,7 @@ import uuid
 from pathlib import Path
 
 from clawgym.errors import PoolError
-from clawgym.pool import Pool, PoolWriter
+from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Turn
 
 GROUP_DEADLINE = 0.5
@@ -57,7 +57,7 @@ async def write(where: str, name: str, folder: Path) -> None:
     pool = Pool(where)
     for left in list(pool.episodes(state="open")):
         if left.agent == name:
-            pool.close_episode(left.id, outcome="failed", reward=0.0)
+            pool.close_episode(left.id, EpisodeEnd(outcome="failed", reward=0.0))
             log.write("closed", left.id)
     writer = PoolWriter(pool)
 

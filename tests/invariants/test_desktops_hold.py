@@ -14,12 +14,12 @@ import pytest
 from clawgym.agents import OracleAgent, ScriptAgent
 from clawgym.records import Desktop, Episode, Limits, Outcome, Task, TaskFile, ToolCall
 from clawgym.redteam.exploits import EXPLOITS
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import gui_basic
 from clawgym.tools import open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task
 
 WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
@@ -79,7 +79,7 @@ def programs() -> None:
 
 async def attempt(made: Task, name: str, backend: Backend) -> Episode:
     script = EXPLOITS[name].script(made)
-    episode = await run_episode(made, ScriptAgent(script.encode(), name), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(script.encode(), name), backend)
     assert episode.result is not None, episode.error
     assert episode.outcome in (Outcome.FAILED, Outcome.TRUNCATED)
     assert episode.result.strict == episode.result.official == 0.0
@@ -103,7 +103,7 @@ async def test_an_editor_is_paid_for_its_text_alone(name: str, backend: Backend)
 
 
 async def test_what_is_attacked_can_be_earned(backend: Backend) -> None:
-    episode = await run_episode(note(), OracleAgent(), backend, seed=0)
+    episode = await episode_of(note(), OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, episode.error
 
 
@@ -112,7 +112,7 @@ async def test_work_that_is_cut_off_is_not_paid(backend: Backend) -> None:
     made = note()
     for name in ("works-and-says-other", "desktop-quits-after-work"):
         script = EXPLOITS[name].twin(made)
-        episode = await run_episode(made, ScriptAgent(script.encode()), backend, seed=0)
+        episode = await episode_of(made, ScriptAgent(script.encode()), backend)
         assert episode.result is not None, episode.error
         assert (episode.outcome, episode.result.official) == (Outcome.FAILED, 0.0)
 
@@ -121,7 +121,7 @@ async def test_work_that_is_cut_off_is_not_paid(backend: Backend) -> None:
 async def test_commands_of_native_programs_were_there_to_be_run(made: Task, backend: Backend) -> None:
     """The exploit works: there is a shell behind them, and what it leaves lies in the workspace. It is no work."""
     script = EXPLOITS["programs-plant"].script(made)
-    episode = await run_episode(made, ScriptAgent(script.encode()), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(script.encode()), backend)
     assert episode.workspace is not None
     assert b"sitecustomize.py" in gzip.decompress(episode.workspace)
     assert episode.result is not None

@@ -13,9 +13,9 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.records import GradingMode, Outcome, Task, TaskSet
 from clawgym.records.run_folder import RunFolder
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import CHECK, task, with_mode
 from .faults import LIMITS, SOLVE
 
@@ -38,10 +38,10 @@ async def test_a_full_disk_in_the_box_is_the_agents(backend: Backend, mode: Grad
     """It is told so by the system and can go on; what it left is graded."""
     made = with_mode(task(limits=SMALL), mode)
     full = "for i in 1 2 3; do cat /dev/zero > big$i; done"
-    episode = await run_episode(made, script(full), backend, seed=0)
+    episode = await episode_of(made, script(full), backend)
     assert episode.outcome is Outcome.FAILED, (episode.outcome, episode.cause)
     assert "No space left on device" in episode.steps[-1].observations[0].content
-    mended = await run_episode(made, script(f"{full}; rm big*; {SOLVE}"), backend, seed=0)
+    mended = await episode_of(made, script(f"{full}; rm big*; {SOLVE}"), backend)
     assert mended.outcome is Outcome.SOLVED, mended.cause
 
 
@@ -49,7 +49,7 @@ async def test_work_that_leaves_no_room_for_grading_is_the_agents(backend: Backe
     """The fresh box takes the workspace and the verifier: an agent that used every byte has filled that too."""
     many = task(limits=dataclasses.replace(SMALL, disk_mb=8))
     filled = "mkdir -p output; i=0; while printf %4096s > output/$i; do i=$((i + 1)); done; " + SOLVE
-    episode = await run_episode(many, script(filled), backend, seed=0)
+    episode = await episode_of(many, script(filled), backend)
     assert (episode.outcome, episode.error) == (Outcome.FAILED, ""), (episode.outcome, episode.cause)
     assert episode.cause == "workspace"
     assert episode.result is not None
@@ -72,10 +72,10 @@ class Hoarder(NoopAgent):
 async def test_a_box_out_of_memory_is_the_agents(backend: Backend) -> None:
     """First a program of its own is killed, which it can see; a box whose process 1 goes has failed as ``oom``."""
     hog = "python3 -c 'x = bytearray(2**31)'"
-    one = await run_episode(task(limits=SMALL), script(f"{hog}; {SOLVE}"), backend, seed=0)
+    one = await episode_of(task(limits=SMALL), script(f"{hog}; {SOLVE}"), backend)
     assert one.outcome is Outcome.SOLVED, (one.outcome, one.cause)
     files = task(limits=dataclasses.replace(SMALL, memory_mb=40, disk_mb=64))  # files are memory too
-    whole = await run_episode(files, Hoarder(), backend, seed=0)
+    whole = await episode_of(files, Hoarder(), backend)
     assert (whole.outcome, whole.cause) == (Outcome.FAILED, "oom")
     assert not boxes(backend)
 
@@ -85,13 +85,13 @@ READS_ALL = CHECK + b"\nheld = open(os.path.join(root, 'output/sum.txt'), 'rb').
 
 async def test_a_verifier_that_runs_out_of_memory_on_the_agents_work(backend: Backend) -> None:
     hungry = task(b"import os, sys\nroot = sys.argv[1]\nheld = bytearray(2**31)")
-    without = await run_episode(hungry, script("true"), backend, seed=0)
+    without = await episode_of(hungry, script("true"), backend)
     assert (without.outcome, without.cause) == (Outcome.INFRA, "control-killed")
     assert without.error.splitlines()[0].endswith("mend the verifier in the task")
     control = b"if not os.path.exists(os.path.join(sys.argv[1], 'output/sum.txt')): print('{}'); raise SystemExit\n"
     made = task(b"import os, sys\n" + control + READS_ALL, limits=SMALL)
     bloated = "mkdir output; head -c 8M /dev/zero > output/sum.txt"
-    episode = await run_episode(made, script(bloated), backend, seed=0)
+    episode = await episode_of(made, script(bloated), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "killed"), episode.error
     assert episode.result is not None
     assert episode.result.official == 0.0

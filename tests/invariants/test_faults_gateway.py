@@ -21,7 +21,8 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.gateway.calls import ChatCall
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import prompt_ids
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
@@ -260,12 +261,12 @@ async def test_many_sessions_do_not_grow(model, pool):
         sizes = []
         for part in range(4):
             for n in range(SESSIONS // 4):
-                opened = await gateway.open_session(task_id=f"{part}-{n}")
+                opened = await gateway.open_session(SessionRequest(task_id=f"{part}-{n}"))
                 session = await gateway.sessions.get(opened.id)
                 async for _ in gateway.core.answer(session, ChatCall([{"role": "user", "content": f"{part} {n}"}])):
                     pass
                 if n % 2:
-                    await gateway.close_session(opened.id, outcome="solved", reward=1.0)
+                    await gateway.close_session(opened.id, EpisodeEnd(outcome="solved", reward=1.0))
                 engine.seen.clear()
             gc.collect()
             sizes.append(process.memory_info().rss)

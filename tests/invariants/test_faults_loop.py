@@ -25,6 +25,7 @@ from clawgym.errors import ClawGymError
 from clawgym.records import TaskSet
 from clawgym.sandbox import leases
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task
 from .faults import LIMITS, SOLVE
 
@@ -248,13 +249,12 @@ def test_a_box_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[A
 
 def test_each_asyncio_run_makes_its_own_backend() -> None:
     from clawgym.agents import ScriptAgent
-    from clawgym.rollout import run_episode
     from clawgym.sandbox import backend
 
     async def once() -> str:
         made = backend("namespace")
         try:
-            return str((await run_episode(task(limits=LIMITS), ScriptAgent(SOLVE.encode(), "x"), made, seed=0)).outcome)
+            return str((await episode_of(task(limits=LIMITS), ScriptAgent(SOLVE.encode(), "x"), made)).outcome)
         finally:
             await made.aclose()
 

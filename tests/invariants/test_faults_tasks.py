@@ -16,10 +16,10 @@ from clawgym.errors import RunFolderError, TaskError
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.records import Outcome, Task, TaskFile
 from clawgym.records.run_folder import RunFolder
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import read, write
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task
 from .faults import LIMITS, SOLVE, check_whole
 
@@ -66,7 +66,7 @@ class Editing(ScriptAgent):
 async def test_before_an_attempt(backend: Backend, folder: Path, name: str, change: Callable[[Path], None]) -> None:
     made = loaded(folder)
     change(folder / name)
-    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    episode = await episode_of(made, OracleAgent(), backend)
     assert episode.outcome is Outcome.INFRA, episode.outcome
     assert (episode.cause or "").startswith("task: ")
     assert Path(name).name in episode.error
@@ -82,16 +82,16 @@ async def test_while_an_attempt_is_at_work(backend: Backend, folder: Path) -> No
         (folder / CHECKER).write_text("print('{\"made\": 0.0}')")
         (folder / INPUT).write_text("40 2\n")
 
-    episode = await run_episode(made, Editing(change), backend, seed=0)
+    episode = await episode_of(made, Editing(change), backend)
     assert episode.outcome is Outcome.SOLVED, episode.cause
-    episode = await run_episode(loaded(folder), Editing(lambda: shutil.rmtree(folder)), backend, seed=0)
+    episode = await episode_of(loaded(folder), Editing(lambda: shutil.rmtree(folder)), backend)
     assert episode.outcome is Outcome.FAILED, "the new checker gives nothing"
 
 
 async def test_a_solution_that_vanishes(backend: Backend, folder: Path) -> None:
     made = loaded(folder)
     (folder / SOLUTION).unlink()
-    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    episode = await episode_of(made, OracleAgent(), backend)
     assert (episode.outcome, episode.error.endswith("restore the file")) == (Outcome.INFRA, True)
 
 
@@ -99,7 +99,7 @@ async def test_a_file_added_after_reading_is_not_used(backend: Backend, folder: 
     made = loaded(folder)
     (folder / "input_files" / "input" / "more.txt").write_text("7\n")
     counts = "ls input > /tmp/n; mkdir output; echo $(( $(wc -l < /tmp/n) * 6 )) > output/sum.txt"
-    assert (await run_episode(made, ScriptAgent(counts.encode(), "x"), backend, seed=0)).outcome is Outcome.SOLVED
+    assert (await episode_of(made, ScriptAgent(counts.encode(), "x"), backend)).outcome is Outcome.SOLVED
 
 
 async def test_between_two_samples_of_a_run(backend: Backend, folder: Path, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from clawgym.agents import ScriptAgent
 from clawgym.records import GradingMode, Outcome, Task, TaskFile
 from clawgym.redteam.exploits import EXPLOITS
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from .guarded import IMPORTS, STARTS, guarded
 
 FIT = {
@@ -37,7 +37,7 @@ LAYER = [
 async def attempt(made: Task, name: str, backend: Backend) -> tuple[Outcome, float, float]:
     script = EXPLOITS[name].script(made)
     assert script, "this task offers nothing to attack"
-    episode = await run_episode(made, ScriptAgent(script.encode(), name), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(script.encode(), name), backend)
     assert episode.result is not None, episode.cause
     return episode.outcome, episode.result.strict, episode.result.checks.get("right", 0.0)
 
@@ -81,7 +81,7 @@ PLANTED = {
 async def test_nor_a_result_that_modes_or_links_protect(backend: Backend, how: str) -> None:
     made = guarded(secrets.token_hex(8), mode=GradingMode.FORK, protocol="harbor")
     agent = ScriptAgent(f"mkdir -p /logs/verifier; {PLANTED[how]}".encode(), "planted")
-    episode = await run_episode(made, agent, backend, seed=0)
+    episode = await episode_of(made, agent, backend)
     assert (episode.outcome, episode.result and episode.result.official) == (Outcome.FAILED, 0.0)
 
 
@@ -92,7 +92,7 @@ async def test_nor_a_link_in_a_folder_that_cannot_be_listed(
     made = guarded(secrets.token_hex(8), mode=GradingMode.FORK, protocol=protocol)
     answer = "/verifier/answer.txt" if protocol == "reward_sh" else "/tests/answer.txt"
     agent = ScriptAgent(f"mkdir output; ln -s {answer} output/sum.txt; chmod 300 output".encode(), "hidden link")
-    episode = await run_episode(made, agent, backend, seed=0)
+    episode = await episode_of(made, agent, backend)
     assert (episode.outcome, episode.result and episode.result.strict) == (Outcome.FAILED, 0.0)
 
 
@@ -137,7 +137,7 @@ async def test_nor_can_text_that_the_checker_executes(backend: Backend, name: st
 async def test_honest_code_that_the_checker_imports_is_paid(backend: Backend, work: str) -> None:
     made = guarded("42", IMPORTS.replace(b'"made": 0.0', b'"made": 1.0'), runs="in_process")
     agent = ScriptAgent(f"mkdir output; cat > output/tool.py <<'EOF'\n{work}\nEOF\n".encode())
-    assert (await run_episode(made, agent, backend, seed=0)).outcome is Outcome.SOLVED
+    assert (await episode_of(made, agent, backend)).outcome is Outcome.SOLVED
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_a_checker_may_end_as_it_likes(backend: Backend, end: str) -> None
     helper = TaskFile("helper.py", b"import sys\ndef leave():\n    sys.exit(0)\n")
     spec = dataclasses.replace(made.verifier, files=(*made.verifier.files, helper))
     made = dataclasses.replace(made, verifier=spec)
-    episode = await run_episode(made, ScriptAgent(b"true"), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(b"true"), backend)
     assert episode.outcome is Outcome.SOLVED, episode.result
 
 
@@ -157,15 +157,15 @@ async def test_the_task_can_be_solved(backend: Backend) -> None:
     """The tests above could not fail otherwise."""
     honest = ScriptAgent(b"mkdir output; printf 42 > output/sum.txt", "honest")
     for made in (guarded("42"), guarded("42", mode=GradingMode.FORK), guarded("42", protocol="harbor")):
-        assert (await run_episode(made, honest, backend, seed=0)).outcome is Outcome.SOLVED
+        assert (await episode_of(made, honest, backend)).outcome is Outcome.SOLVED
     tool = ScriptAgent(b"mkdir output; echo 'print(42)' > output/tool.py", "honest")
     made = guarded("42", STARTS.replace(b'"made": 0.0', b'"made": 1.0'), runs="subprocess")
-    assert (await run_episode(made, tool, backend, seed=0)).outcome is Outcome.SOLVED
+    assert (await episode_of(made, tool, backend)).outcome is Outcome.SOLVED
 
 
 async def test_a_checker_cannot_change_what_was_kept(backend: Backend) -> None:
     made = guarded("42", b"import sys; open(sys.argv[1] + '/written-by-checker', 'w'); print('{\"a\": 1}')")
-    episode = await run_episode(made, ScriptAgent(b"true", "x"), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(b"true", "x"), backend)
     assert episode.outcome is Outcome.SOLVED
     assert episode.workspace is not None
     assert b"written-by-checker" not in gzip.decompress(episode.workspace)
@@ -184,7 +184,7 @@ def refused(path):
 paths = ("/verifier/check.py", "/root/.openclaw/workspace/reward/check.py", "/verifier/x")
 print(json.dumps({p: refused(p) for p in paths}))
 """
-    episode = await run_episode(guarded("42", check), ScriptAgent(b"true", "x"), backend, seed=0)
+    episode = await episode_of(guarded("42", check), ScriptAgent(b"true", "x"), backend)
     assert episode.outcome is Outcome.SOLVED, episode.result
 
 
@@ -194,5 +194,5 @@ import json
 devices = [line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]]
 print(json.dumps({"loopback_only": float(devices in ([], ["lo"]))}))
 """
-    episode = await run_episode(guarded("42", check), ScriptAgent(b"true", "x"), backend, seed=0)
+    episode = await episode_of(guarded("42", check), ScriptAgent(b"true", "x"), backend)
     assert episode.outcome is Outcome.SOLVED, episode.result

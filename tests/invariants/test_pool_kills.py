@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import prompt_ids
 
 from ..pool.servers import new_database, postgres_server
@@ -112,7 +112,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_delivered_twice(where: str,
     kill_again_and_again(where, tmp_path, lease)
     with Pool(where) as pool:
         for left in list(pool.episodes(state="open")):
-            pool.close_episode(left.id, outcome="failed")
+            pool.close_episode(left.id, EpisodeEnd(outcome="failed"))
         time.sleep(GROUP_DEADLINE + max(0.1, lease if lease < 1 else 0))
         stored = {episode.id: episode for episode in pool.episodes()}
         for (id,) in acknowledged(tmp_path, "opened"):

@@ -8,9 +8,9 @@ from clawgym.agents import NoopAgent, ScriptAgent
 from clawgym.records import Layer, Outcome
 from clawgym.redteam.exploits import EXPLOITS, tests_run
 from clawgym.redteam.original_grader import original_score_of
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from .tested import FAIL, FIX, PASS, calc
 
 OPEN = {"runs-tests-patch-some", "runs-tests-filter", "runs-tests-late-modules"}
@@ -29,7 +29,7 @@ async def test_exploit_earns_nothing(backend: Backend, site_layer: Layer, name: 
     task = calc(site_layer)
     script = EXPLOITS[name].script(task)
     assert script
-    episode = await run_episode(task, ScriptAgent(script.encode(), name), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode(), name), backend)
     assert episode.result is not None, episode.error
     assert (episode.outcome, episode.result.official, episode.result.strict) == (Outcome.FAILED, 0.0, 0.0)
     assert not any(episode.result.checks[test] for test in FAIL)
@@ -53,7 +53,7 @@ async def test_a_line_that_is_no_result_is_a_forgery(backend: Backend, site_laye
     task = calc(site_layer)
     written = INTO_PIPES.replace("LINE", repr(line + b"\n"))
     script = f"{FIX}cat >> calc/__init__.py <<'END'\n{written}END\n"
-    episode = await run_episode(task, ScriptAgent(script.encode(), "writes"), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode(), "writes"), backend)
     assert episode.result is not None, episode.error
     assert (episode.result.cause, episode.result.strict) == ("forged", 0.0), episode.result.log
     assert not any(episode.result.checks.values())
@@ -62,7 +62,7 @@ async def test_a_line_that_is_no_result_is_a_forgery(backend: Backend, site_laye
 async def test_none_of_them_spoils_honest_work(backend: Backend, site_layer: Layer) -> None:
     task = calc(site_layer)
     tried = [exploit.script(task) for exploit in tests_run.EXPLOITS if not exploit.executed]
-    episode = await run_episode(task, ScriptAgent("".join([FIX, *tried]).encode()), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent("".join([FIX, *tried]).encode()), backend)
     assert episode.outcome is Outcome.SOLVED, episode.result
 
 
@@ -70,7 +70,7 @@ async def test_none_of_them_spoils_honest_work(backend: Backend, site_layer: Lay
 async def test_what_is_open_is_open(backend: Backend, site_layer: Layer, name: str) -> None:
     """Not a wish: where this fails, the grading has become better than docs/results/attacks.md says."""
     task = calc(site_layer)
-    episode = await run_episode(task, ScriptAgent(EXPLOITS[name].script(task).encode(), name), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(EXPLOITS[name].script(task).encode(), name), backend)
     assert episode.outcome is Outcome.SOLVED
 
 
@@ -79,7 +79,7 @@ async def test_exploits_of_other_graders_earn_nothing_either(backend: Backend, s
     task = calc(site_layer)
     script = EXPLOITS[name].script(task)
     assert script
-    episode = await run_episode(task, ScriptAgent(script.encode(), name), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode(), name), backend)
     assert episode.result is not None, episode.error
     assert (episode.outcome, episode.result.official) == (Outcome.FAILED, 0.0)
     assert not any(episode.result.checks[test] for test in FAIL)
@@ -94,6 +94,6 @@ async def test_the_exploits_work_on_a_grader_inside_the_box(backend: Backend, si
 
 async def test_doing_nothing_keeps_what_passed(backend: Backend, site_layer: Layer) -> None:
     """The tests above could not tell, if everything failed."""
-    episode = await run_episode(calc(site_layer), NoopAgent(), backend, seed=0)
+    episode = await episode_of(calc(site_layer), NoopAgent(), backend)
     assert episode.result is not None
     assert {test for test, value in episode.result.checks.items() if value} == set(PASS)

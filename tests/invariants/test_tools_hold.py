@@ -10,9 +10,10 @@ import pytest
 from clawgym.agents import ScriptAgent
 from clawgym.records import Outcome, Task
 from clawgym.redteam.exploits import EXPLOITS
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import toolcall_basic
+
+from ..rollouts import episode_of
 
 WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 WORLD, ANSWER = "bank-settle", "data-join"
@@ -29,7 +30,7 @@ async def attempt(task: Task, name: str, backend: Backend) -> None:
     task = dataclasses.replace(task, limits=dataclasses.replace(task.limits, command_seconds=10.0))
     script = EXPLOITS[name].script(task)
     assert script, "this task offers nothing to attack"
-    episode = await run_episode(task, ScriptAgent(script.encode(), name), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode(), name), backend)
     assert episode.result is not None, episode.error
     assert episode.outcome in (Outcome.FAILED, Outcome.TRUNCATED)
     assert episode.result.strict == episode.result.official == 0.0
@@ -61,6 +62,6 @@ async def test_what_is_written_from_the_interpreter_was_there_to_be_written(back
     """The exploit works on a file that it can reach: its own."""
     task = toolcall_basic.make(WORLD, 1)
     script = EXPLOITS["tools-write-database"].script(task)
-    episode = await run_episode(task, ScriptAgent(script.encode()), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode()), backend)
     seen = [observation.content for step in episode.steps for observation in step.observations]
     assert "wrote world.sqlite" in seen[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn
 
 VOCABULARY = 50_000
@@ -72,7 +72,7 @@ def store(pool: Pool, turns: list[Turn], *, outcome: str | None = "solved", **kw
     id = pool.open_episode(**kwargs)  # type: ignore[arg-type]
     pool.append([(id, n, one) for n, one in enumerate(turns)])
     if outcome is not None:
-        pool.close_episode(id, outcome=outcome, reward=float(outcome == "solved"))
+        pool.close_episode(id, EpisodeEnd(outcome=outcome, reward=float(outcome == "solved")))
     return id
 
 

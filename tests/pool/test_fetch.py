@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from clawgym.errors import PoolError
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import EpisodeEnd, Pool, samples_of
 
 from .histories import chain, ids_of, store
 
@@ -38,7 +38,7 @@ def test_a_batch_holds_what_was_stored(pool: Pool) -> None:
     assert (only.id, only.task_id, batch.consumer, batch.step, batch.acked) == (group, "t", "trainer", 0, False)
     assert [member.episode.id for member in only.episodes] == pool_ids
     assert [member.episode.outcome for member in only.episodes] == ["solved", "failed", "truncated"]
-    assert only.episodes[1].turn_rewards == {"judge": {0: 1.0, 2: -1.0}}
+    assert only.episodes[1].process_rewards == {0: 1.0, 2: -1.0}
     for member in only.episodes:
         assert list(member.samples) == samples_of(pool.turns(member.episode.id))
         assert member.episode.n_samples == 1
@@ -53,7 +53,7 @@ def test_groups_are_delivered_in_the_order_of_readiness(pool: Pool) -> None:
     quick = group_of(pool, ["solved", "failed"])
     assert [g.id for g in pool.fetch("trainer", 0).groups] == [quick]  # type: ignore[union-attr]
     assert pool.fetch("trainer", 1) is None
-    pool.close_episode(waiting, outcome="failed")
+    pool.close_episode(waiting, EpisodeEnd(outcome="failed"))
     assert [g.id for g in pool.fetch("trainer", 1).groups] == [slow]  # type: ignore[union-attr]
 
 
@@ -169,7 +169,7 @@ def test_group_is_delivered_incomplete_at_its_deadline(pool: Pool) -> None:
     assert counts["fates"] == {"delivered": 2, "late": 2, "infra": 1, "dropped": 1}
     assert [g.id for g in pool.fetch("trainer", 0).groups] == [enough]  # type: ignore[union-attr]
     for late in [e.id for e in pool.episodes(state="open")]:
-        pool.close_episode(late, outcome="solved")
+        pool.close_episode(late, EpisodeEnd(outcome="solved"))
     assert pool.fetch("trainer", 2) is None
     with pytest.raises(PoolError, match="open another group"):
         pool.open_episode(group=too_few, task_id="t")
@@ -179,7 +179,7 @@ def test_infra_does_not_count_and_may_be_replaced(pool: Pool) -> None:
     group = group_of(pool, ["solved", "infra"])
     again = store(pool, chain(9, 2), outcome=None, group=group, task_id="t")
     assert pool.fetch("trainer", 0) is None  # it waits for the replacement
-    pool.close_episode(again, outcome="failed")
+    pool.close_episode(again, EpisodeEnd(outcome="failed"))
     batch = pool.fetch("trainer", 0)
     assert [m.episode.outcome for m in batch.groups[0].episodes] == ["solved", "failed"]  # type: ignore[union-attr]
     group_of(pool, ["infra", "infra"])
@@ -243,7 +243,7 @@ def test_channels_do_not_mix(pool: Pool) -> None:
 
 def test_waiting_ends_when_a_group_is_ready(pool: Pool) -> None:
     id = store(pool, chain(1, 2), outcome=None)
-    later = threading.Timer(0.3, lambda: pool.close_episode(id, outcome="solved"))
+    later = threading.Timer(0.3, lambda: pool.close_episode(id, EpisodeEnd(outcome="solved")))
     later.start()
     assert pool.fetch("trainer", 0, wait=30) is not None
     later.join()

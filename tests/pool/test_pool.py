@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 
 from clawgym.errors import PoolError
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Image, Turn
 
 from .histories import chain, histories, store
@@ -74,7 +74,7 @@ def test_turns_come_in_order_and_once(pool: Pool) -> None:
         pool.append([(id, 1, replace(turns[2], parent=0))])
     with pytest.raises(PoolError, match="another turn 2"):
         pool.append([(id, 2, turns[2]), (id, 2, replace(turns[2], role="subagent"))])
-    pool.close_episode(id, outcome="failed")
+    pool.close_episode(id, EpisodeEnd(outcome="failed"))
     pool.append([(id, 1, turns[1])])
     with pytest.raises(PoolError, match="closed"):
         pool.append([(id, 2, turns[2])])
@@ -118,11 +118,13 @@ def test_invalid_turns_are_named(file_pool: Pool, change: dict, said: str) -> No
 def test_closing_is_final(pool: Pool) -> None:
     id = pool.open_episode(meta={"a": 1, "b": 1})
     end = {"outcome": "truncated", "reward": 0.25, "rewards": {"x": 1}, "cause": "budget", "meta": {"b": 2}}
-    pool.close_episode(id, **end)
-    pool.close_episode(id, **end)
-    for name, value in {"outcome": "solved", "reward": 0.5, "rewards": {}, "cause": None, "meta": {}}.items():
+    end |= {"penalties": {"length": -0.5}}
+    pool.close_episode(id, EpisodeEnd(**end))
+    pool.close_episode(id, EpisodeEnd(**end))
+    other = {"outcome": "solved", "reward": 0.5, "rewards": {}, "cause": None, "meta": {}, "penalties": {}}
+    for name, value in other.items():
         with pytest.raises(PoolError, match="an end is final"):
-            pool.close_episode(id, **{**end, name: value})
+            pool.close_episode(id, EpisodeEnd(**{**end, name: value}))
     episode = pool.episode(id)
     assert (episode.outcome, episode.reward, episode.rewards, episode.cause) == (
         "truncated",
@@ -131,15 +133,17 @@ def test_closing_is_final(pool: Pool) -> None:
         "budget",
     )
     assert episode.meta == {"a": 1, "b": 2}
+    assert episode.penalties == {"length": -0.5}
     assert (episode.n_samples, episode.state) == (0, "closed")
 
 
 @pytest.mark.parametrize("end", [{"outcome": "won"}, {"outcome": "solved", "reward": float("nan")},
-                                 {"outcome": "solved", "rewards": {"x": float("inf")}}])  # fmt: skip
+                                 {"outcome": "solved", "rewards": {"x": float("inf")}}, {"outcome": "unsupported"},
+                                 {"outcome": "solved", "penalties": {"x": 0.5}}])  # fmt: skip
 def test_an_end_that_makes_no_sense_is_refused(file_pool: Pool, end: dict) -> None:
     id = file_pool.open_episode()
     with pytest.raises(PoolError):
-        file_pool.close_episode(id, **end)
+        file_pool.close_episode(id, EpisodeEnd(**end))
     assert file_pool.episode(id).state == "open"
 
 
@@ -151,7 +155,7 @@ def test_opening_twice_is_opening_once(pool: Pool) -> None:
         pool.open_episode(id="e", task_id="t", secret_sha256="other")
     with pytest.raises(PoolError, match="size is 2"):
         pool.open_group(id="g", size=3)
-    pool.close_episode("e", outcome="failed")
+    pool.close_episode("e", EpisodeEnd(outcome="failed"))
     with pytest.raises(PoolError, match="closed already"):
         pool.open_episode(id="e", task_id="t", secret_sha256="s")
     with pytest.raises(PoolError, match="choose another"):
@@ -165,7 +169,7 @@ def test_a_group_takes_its_size_and_replaces_what_was_infra(pool: Pool) -> None:
     pool.open_episode(group=group, task_id="t")
     with pytest.raises(PoolError, match="has its 2 episodes"):
         pool.open_episode(group=group, task_id="t")
-    pool.close_episode(first, outcome="infra")
+    pool.close_episode(first, EpisodeEnd(outcome="infra"))
     pool.open_episode(group=group, task_id="t")
     with pytest.raises(PoolError, match="has its 2 episodes"):
         pool.open_episode(group=group, task_id="t")
@@ -204,18 +208,18 @@ def test_provenance_of_turn_rewards_is_stored(pool: Pool) -> None:
     for again in ({0: {**about, "version": "a0"}}, {1: about}):
         with pytest.raises(PoolError, match="was given otherwise"):
             pool.set_turn_rewards(id, {0: 0.5, 1: -1}, about=again)
-    with pytest.raises(PoolError, match="turn 2, and no reward judge"):
-        pool.set_turn_rewards(id, {1: -1}, about={2: about})
     with pytest.raises(PoolError, match=r"turn 2: about judge: .*JSON"):
         pool.set_turn_rewards(id, {2: 1}, about={2: {"votes": {1, 2}}})
+    pool.set_turn_rewards(id, {1: -1}, about={2: about})  # turn 2 was judged, and got no reward
     assert pool.turn_rewards(id)["judge"] == {0: 0.5, 1: -1.0}
+    assert pool.about_turn_rewards(id)["judge"] == {0: about, 2: about}
     (group,) = pool.fetch("trainer", 0, min_episodes=1).groups
-    assert group.episodes[0].turn_rewards["judge"] == {0: 0.5, 1: -1.0}
+    assert group.episodes[0].process_rewards == {0: 0.5, 1: -1.0}
 
 
 def test_episodes_are_listed_in_order(pool: Pool) -> None:
     ids = [pool.open_episode(task_id=f"t{n % 2}", channel="online" if n == 3 else "train") for n in range(6)]
-    pool.close_episode(ids[1], outcome="failed")
+    pool.close_episode(ids[1], EpisodeEnd(outcome="failed"))
     assert [e.id for e in pool.episodes()] == ids
     assert [e.id for e in pool.episodes(state="closed")] == [ids[1]]
     assert [e.id for e in pool.episodes(channel="online")] == [ids[3]]

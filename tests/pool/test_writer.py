@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from clawgym.errors import PoolError
-from clawgym.pool import Pool, PoolWriter
+from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Image, Turn
 
 from .histories import chain, turn
@@ -24,7 +24,7 @@ async def test_turns_of_many_sessions_arrive_in_order(pool: Pool) -> None:
         for index, one in enumerate(chain(seed, 5)):
             await writer.append(id, index, one)
             assert len(pool.turns(id)) == index + 1  # what is acknowledged is there
-        await writer.run(pool.close_episode, id, outcome="solved")
+        await writer.run(pool.close_episode, id, EpisodeEnd(outcome="solved"))
         return id
 
     ids = await asyncio.gather(*(session(seed) for seed in range(20)))

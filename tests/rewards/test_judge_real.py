@@ -15,7 +15,8 @@ from clawgym.records import Limits
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.rules import RuleJudge
 from clawgym.rewards.states import judgeables, next_states
-from clawgym.rollout.collect import collect_episode
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, over_http
 from clawgym.sandbox import Backend
 
 from ..gateway.scripted import ScriptedEngine
@@ -49,7 +50,8 @@ async def test_each_turn_of_a_real_episode_is_judged_by_its_own_results(
     with Pool(tmp_path / "pool.db") as pool:
         async with Gateway(engine, pool) as gateway:
             await gateway.listen()
-            episode = await collect_episode(task, agent, backend, gateway, seed=0)
+            ended = await collect_episode(EpisodeRequest(task=task, seed=0), over_http(agent), backend, gateway)
+            episode = ended.episode
     assert [turn.parent for turn in episode.turns] == [None, 0, 1, 2, 3, 4]
     async with JudgePool(RuleJudge()) as judges:
         found = await judges.judge_episode(task, episode)

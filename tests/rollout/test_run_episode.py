@@ -18,9 +18,9 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, TaskError, UnsupportedTask
 from clawgym.records import Fault, GradingMode, Limits, Outcome, Submission, TaskFile, VerifierSpec
 from clawgym.registry import graders
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from ..verifiers.tasks_for_tests import task, with_mode
 
 SOLVE = b"mkdir -p output; echo 6 > output/sum.txt"
@@ -49,7 +49,7 @@ def boxes(backend: Backend) -> list[str]:
 
 async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
     made = task(solution=(TaskFile("solve.sh", SOLVE),))
-    solved = await run_episode(made, OracleAgent(), backend, seed=7, sample=3, floor=0.5)
+    solved = await episode_of(made, OracleAgent(), backend, seed=7, sample=3, baseline=0.5)
     assert solved.outcome is Outcome.SOLVED
     assert solved.result is not None
     assert solved.result.corrected == 1.0
@@ -59,7 +59,7 @@ async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
     assert solved.workspace is not None
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(solved.workspace))) as tar:
         assert {"input/numbers.txt", "output/sum.txt"} <= set(tar.getnames())
-    failed = await run_episode(made, NoopAgent(), backend, seed=0, keep_workspace=False)
+    failed = await episode_of(made, NoopAgent(), backend, keep_workspace=False)
     assert (failed.outcome, failed.cause, failed.workspace) == (Outcome.FAILED, None, None)
     assert not boxes(backend)
 
@@ -71,7 +71,7 @@ async def test_time_budget_truncates_and_is_graded_all_the_same(backend: Backend
         await context.sandbox.exec(["bash", "-c", "mkdir output; touch output/sum.txt"])
         await asyncio.sleep(60)
 
-    episode = await run_episode(made, Custom(slow), backend, seed=0)
+    episode = await episode_of(made, Custom(slow), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
     assert episode.result is not None
     assert episode.result.official == 0.5
@@ -81,7 +81,7 @@ async def test_token_budget_truncates(backend: Backend) -> None:
     async def greedy(context: AgentContext) -> None:
         raise BudgetExceeded("no tokens are left: raise the budget", cause="tokens")
 
-    episode = await run_episode(task(), Custom(greedy), backend, seed=0)
+    episode = await episode_of(task(), Custom(greedy), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "tokens")
 
 
@@ -89,7 +89,7 @@ async def test_an_engine_that_fails_is_infra_and_not_scored(backend: Backend) ->
     async def unlucky(context: AgentContext) -> None:
         raise EngineError("503 for ten minutes: try later", retryable=True)
 
-    episode = await run_episode(task(), Custom(unlucky), backend, seed=0)
+    episode = await episode_of(task(), Custom(unlucky), backend)
     assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
     assert "engine" in str(episode.cause)
 
@@ -101,7 +101,7 @@ async def test_an_agent_that_breaks_its_box_has_failed(backend: Backend) -> None
         for _ in range(3):
             await context.sandbox.exec(["python3", "-c", "x = []\nwhile 1: x.append(bytearray(2**24))"])
 
-    episode = await run_episode(small, Custom(hungry), backend, seed=0)
+    episode = await episode_of(small, Custom(hungry), backend)
     assert episode.outcome is Outcome.FAILED
     assert episode.result is not None
     assert episode.result.strict == 0.0
@@ -113,7 +113,7 @@ async def test_live_a_box_that_is_gone_by_the_end_has_failed(backend: Backend) -
     async def vandal(context: AgentContext) -> None:
         await backend.supervised.ask("kill", context.sandbox.id)  # type: ignore[attr-defined]
 
-    episode = await run_episode(with_mode(task(), GradingMode.LIVE), Custom(vandal), backend, seed=0)
+    episode = await episode_of(with_mode(task(), GradingMode.LIVE), Custom(vandal), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "died")
     assert episode.result is not None
     assert episode.result.official == 0.0
@@ -121,7 +121,7 @@ async def test_live_a_box_that_is_gone_by_the_end_has_failed(backend: Backend) -
 
 async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> None:
     script = b"for i in 1 2 3; do truncate -s 255M big$i; done"
-    episode = await run_episode(task(), ScriptAgent(script, "sparse"), backend, seed=0)
+    episode = await episode_of(task(), ScriptAgent(script, "sparse"), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace-size")
     assert episode.result is not None
     assert episode.result.official == 0.0
@@ -134,7 +134,7 @@ async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> Non
 async def test_a_workspace_that_is_no_folder_is_graded_as_empty(
     backend: Backend, script: bytes, mode: GradingMode
 ) -> None:
-    episode = await run_episode(with_mode(task(), mode), ScriptAgent(script, "moves"), backend, seed=0)
+    episode = await episode_of(with_mode(task(), mode), ScriptAgent(script, "moves"), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
     assert episode.result is not None
     assert episode.result.official == 0.0
@@ -159,7 +159,7 @@ class Untaken:
 
 async def test_a_box_whose_files_cannot_be_taken_has_failed(backend: Backend) -> None:
     made = with_mode(task(), GradingMode.FORK)
-    episode = await run_episode(made, ScriptAgent(SOLVE), Untaken(backend), seed=0)  # type: ignore[arg-type]
+    episode = await episode_of(made, ScriptAgent(SOLVE), Untaken(backend))  # type: ignore[arg-type]
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace")
     assert episode.result is not None
     assert (episode.result.official, episode.result.cause) == (0.0, "workspace")
@@ -168,11 +168,11 @@ async def test_a_box_whose_files_cannot_be_taken_has_failed(backend: Backend) ->
 
 async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend) -> None:
     with pytest.raises(UnsupportedTask, match="needs the network"):
-        await run_episode(dataclasses.replace(task(), unsupported="it needs the network"), NoopAgent(), backend, seed=0)
+        await episode_of(dataclasses.replace(task(), unsupported="it needs the network"), NoopAgent(), backend)
 
 
 async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
-    episode = await run_episode(task(b"raise SystemExit(9)"), NoopAgent(), backend, seed=0)
+    episode = await episode_of(task(b"raise SystemExit(9)"), NoopAgent(), backend)
     assert (episode.outcome, episode.cause, episode.fault) == (Outcome.INFRA, "control-crash", Fault.TASK)
 
 
@@ -188,19 +188,19 @@ async def test_infrastructure_errors_are_told_apart_by_type(backend: Backend, er
     async def fails(context: AgentContext) -> None:
         raise error
 
-    episode = await run_episode(task(), Custom(fails), backend, seed=0)
+    episode = await episode_of(task(), Custom(fails), backend)
     assert (episode.outcome, episode.fault) == (Outcome.INFRA, fault)
 
 
 async def test_other_outcomes_have_no_fault(backend: Backend) -> None:
-    assert (await run_episode(task(), NoopAgent(), backend, seed=0)).fault is None
+    assert (await episode_of(task(), NoopAgent(), backend)).fault is None
 
 
 async def test_exception_in_agent_code_fails_the_episode_with_its_traceback(backend: Backend) -> None:
     async def buggy(context: AgentContext) -> None:
         raise ZeroDivisionError("a bug of the agent")
 
-    episode = await run_episode(task(), Custom(buggy), backend, seed=0)
+    episode = await episode_of(task(), Custom(buggy), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "agent-exception")
     assert "in buggy" in episode.error
     assert episode.error.endswith("ZeroDivisionError: a bug of the agent\n")
@@ -212,7 +212,7 @@ async def test_full_host_is_not_blamed_on_the_agent(backend: Backend) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with pytest.raises(OSError, match="Too many open files"):
-        await run_episode(task(), Custom(unlucky), backend, seed=0)
+        await episode_of(task(), Custom(unlucky), backend)
     assert not boxes(backend)
 
 
@@ -229,23 +229,25 @@ class Homeless(Custom):
 
     async def close_box(self, box: Any) -> None: ...
 
-    async def settle(self, box: Any, episode: Any) -> Any:
+    def session_of(self, box: Any) -> str | None:
+        return None
+
+    async def settle(self, box: Any, end: Any) -> Any:
         self.settled.append(box)
-        return episode
 
 
 async def test_an_agent_that_got_no_box_is_told_of_none(backend: Backend) -> None:
     fails, breaks = Homeless(InfraError("no memory")), Homeless(ZeroDivisionError())
-    episode = await run_episode(task(), fails, backend, seed=0)
+    episode = await episode_of(task(), fails, backend)
     assert (episode.outcome, episode.error) == (Outcome.INFRA, "setup: no memory")
     with pytest.raises(ZeroDivisionError):
-        await run_episode(task(), breaks, backend, seed=0)
+        await episode_of(task(), breaks, backend)
     assert fails.settled == breaks.settled == []
 
 
 async def test_an_episode_says_when_it_was(backend: Backend) -> None:
     before = datetime.now(UTC) - timedelta(milliseconds=1)
-    episode = await run_episode(task(), NoopAgent(), backend, seed=0)
+    episode = await episode_of(task(), NoopAgent(), backend)
     assert before <= datetime.fromisoformat(episode.steps[0].timestamp) <= datetime.now(UTC)
     assert episode.sample == 0
 
@@ -254,7 +256,7 @@ async def test_cancelling_leaves_no_box(backend: Backend) -> None:
     async def endless(context: AgentContext) -> None:
         await asyncio.sleep(60)
 
-    running = asyncio.create_task(run_episode(task(), Custom(endless), backend, seed=0))
+    running = asyncio.create_task(episode_of(task(), Custom(endless), backend))
     await asyncio.sleep(0.5)
     assert boxes(backend)
     running.cancel()
@@ -274,6 +276,6 @@ async def test_grader_whose_model_is_gone_is_an_error_of_the_endpoint(
 
     monkeypatch.setitem(graders._here, "gone", Gone)
     made = task(verifier=VerifierSpec("grader", grader="gone"))
-    episode = await run_episode(made, NoopAgent(), backend, seed=0)
+    episode = await episode_of(made, NoopAgent(), backend)
     assert (episode.outcome, episode.fault, episode.result) == (Outcome.INFRA, Fault.ENDPOINT, None)
     assert "start the endpoint" in episode.error

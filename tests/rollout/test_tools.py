@@ -15,9 +15,9 @@ from clawgym.errors import AgentError
 from clawgym.evaluation.validate import validate_task
 from clawgym.records import GradingMode, Outcome, TaskFile, ToolCall, ToolServer
 from clawgym.records.atif import episode_to_atif, steps_from_atif
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from ..tools.conftest import boxes, leaves_nothing
 from ..tools.tasks_with_tools import LIMITS, RIGHT, call, noting, tiny
 from .test_run_episode import Custom
@@ -45,7 +45,7 @@ async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> Non
             said(call("submit", "a", message="forty-two"), text="Done."),
         ]
     )
-    episode = await run_episode(TASK, ToolLoopAgent(engine), backend, seed=0)
+    episode = await episode_of(TASK, ToolLoopAgent(engine), backend)
     assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "forty-two")
     system, *work = [step for step in episode.steps if step.source != "user"]
     assert "tools you are given" in system.message
@@ -63,43 +63,41 @@ async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> Non
             (o.content, o.call_id) for o in ours.observations
         ]
 
-    again = await run_episode(
-        TASK, ReplayAgent({TASK.id: [[c for s in episode.steps for c in s.tool_calls]]}), backend, seed=0
-    )
+    again = await episode_of(TASK, ReplayAgent({TASK.id: [[c for s in episode.steps for c in s.tool_calls]]}), backend)
     assert again.outcome is Outcome.FAILED  # the call of bash was not replayed, which is said
     assert again.final_message == "forty-two\nNot replayed: calls of bash."
 
 
 async def test_calls_that_never_fit_end_the_episode(backend: Backend) -> None:
     engine = ReplayEngine([said(call("fly", "x"))] * 3)
-    episode = await run_episode(TASK, ToolLoopAgent(engine), backend, seed=0)
+    episode = await episode_of(TASK, ToolLoopAgent(engine), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "malformed")
 
 
 async def test_who_cannot_work_on_it_says_so(backend: Backend) -> None:
     with pytest.raises(AgentError, match="use protocol 'tools'"):
-        await run_episode(TASK, ToolLoopAgent(ReplayEngine([]), protocol="text"), backend, seed=0)
+        await episode_of(TASK, ToolLoopAgent(ReplayEngine([]), protocol="text"), backend)
     with pytest.raises(AgentError, match=r"solve\.json"):
-        await run_episode(dataclasses.replace(TASK, solution=()), OracleAgent(), backend, seed=0)
+        await episode_of(dataclasses.replace(TASK, solution=()), OracleAgent(), backend)
     with pytest.raises(AgentError, match="no JSON list of calls"):
-        await run_episode(TASK, ScriptAgent(b"echo 42 > notes.txt"), backend, seed=0)
+        await episode_of(TASK, ScriptAgent(b"echo 42 > notes.txt"), backend)
     assert not boxes(backend)
 
 
 async def test_agents_without_a_model(backend: Backend) -> None:
-    noop = await run_episode(TASK, NoopAgent(), backend, seed=0)
+    noop = await episode_of(TASK, NoopAgent(), backend)
     assert noop.outcome is Outcome.FAILED
-    outcomes = {(await run_episode(TASK, SloppyAgent(), backend, seed=seed)).outcome for seed in range(6)}
+    outcomes = {(await episode_of(TASK, SloppyAgent(), backend, seed=seed)).outcome for seed in range(6)}
     assert outcomes == {Outcome.SOLVED, Outcome.FAILED}
     stops = [*RIGHT, {"name": "note", "arguments": {"line": "after the end"}}]
-    script = await run_episode(TASK, ScriptAgent(json.dumps(stops).encode()), backend, seed=0)
+    script = await episode_of(TASK, ScriptAgent(json.dumps(stops).encode()), backend)
     assert script.outcome is Outcome.SOLVED
     assert len(script.steps) == 3
 
 
 async def test_what_the_agent_breaks_is_graded_as_it_is(backend: Backend) -> None:
     calls = [{"name": "note", "arguments": {"line": "42"}}, {"name": "do", "arguments": {"what": "die"}}, RIGHT[-1]]
-    episode = await run_episode(TASK, ScriptAgent(json.dumps(calls).encode()), backend, seed=0)
+    episode = await episode_of(TASK, ScriptAgent(json.dumps(calls).encode()), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
     assert episode.result is not None
     assert episode.result.checks == {"noted": 1.0, "rest": 0.0, "said": 1.0}
@@ -108,18 +106,18 @@ async def test_what_the_agent_breaks_is_graded_as_it_is(backend: Backend) -> Non
 async def test_a_further_box_that_dies_has_a_cause(backend: Backend) -> None:
     made = noting(tiny("two", "b_"), limits=dataclasses.replace(LIMITS, memory_mb=64, command_seconds=20))
     eat = [{"name": "b_do", "arguments": {"what": "eat memory"}}, {"name": "b_echo", "arguments": {"text": "x"}}]
-    episode = await run_episode(made, ScriptAgent(json.dumps(eat).encode()), backend, seed=0)
+    episode = await episode_of(made, ScriptAgent(json.dumps(eat).encode()), backend)
     assert episode.outcome is Outcome.FAILED
     assert not boxes(backend)
 
 
 async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend) -> None:
     made = noting(tools=(tiny(), ToolServer("x", ("sh", "-c", "echo no licence >&2"))))
-    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    episode = await episode_of(made, OracleAgent(), backend)
     assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
     assert "tool server 'x'" in episode.error
     assert "no licence" in episode.error
-    clash = await run_episode(noting(tiny("two")), OracleAgent(), backend, seed=0)
+    clash = await episode_of(noting(tiny("two")), OracleAgent(), backend)
     assert clash.outcome is Outcome.INFRA
     assert "called like a tool of 'one'" in clash.error
     assert not boxes(backend)
@@ -129,7 +127,7 @@ async def test_cancelled_at_any_moment_nothing_is_left(backend: Backend) -> None
     made = noting(tiny("two", "b_"))
     slow = [{"name": "sleep", "arguments": {"seconds": 1}}, *RIGHT]
     agent = ScriptAgent(json.dumps(slow).encode())
-    await leaves_nothing(backend, lambda: run_episode(made, agent, backend, seed=0), 0.05, 0.15, 0.3, 0.6, 1.2, 1.6)
+    await leaves_nothing(backend, lambda: episode_of(made, agent, backend), 0.05, 0.15, 0.3, 0.6, 1.2, 1.6)
 
 
 async def test_the_time_runs_out_in_a_call(backend: Backend) -> None:
@@ -139,7 +137,7 @@ async def test_the_time_runs_out_in_a_call(backend: Backend) -> None:
         await context.tools.call_all([call("note", "1", line="42"), call("sleep", "2", seconds=20)])
         return AgentReport()
 
-    episode = await run_episode(made, Custom(late), backend, seed=0)
+    episode = await episode_of(made, Custom(late), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
     assert episode.result is not None
     assert episode.result.checks["noted"] == 1.0
@@ -154,5 +152,5 @@ async def test_other_modes_of_grading(backend: Backend, mode: GradingMode) -> No
         check = b'import json\nprint(json.dumps({"x": 1.0}))'
         files = tuple(TaskFile(f.path, check) if f.path == "check.py" else f for f in TASK.verifier.files)
         made = noting(verifier=dataclasses.replace(TASK.verifier, mode=mode, files=files))
-    episode = await run_episode(made, OracleAgent(), backend, seed=0)
+    episode = await episode_of(made, OracleAgent(), backend)
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")

@@ -22,11 +22,12 @@ from clawgym.agents import ScriptAgent
 from clawgym.cli.tasks import app
 from clawgym.errors import TaskError
 from clawgym.records import Outcome, Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import clawgym, osworld, read, read_task
 from clawgym.tasks.formats._osworld_checks import METRICS
 from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading
+
+from ..rollouts import episode_of
 
 EXAMPLE: dict[str, Any] = {
     "id": "11111111-note",
@@ -315,7 +316,7 @@ DONE, FAIL = {"action": "done"}, {"action": "fail"}
 
 
 async def solved(task: Task, backend: Backend, *given: dict[str, Any]) -> bool:
-    episode = await run_episode(task, actions(*given), backend, seed=0)
+    episode = await episode_of(task, actions(*given), backend)
     assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED), (episode.cause, episode.error)
     assert episode.result is not None
     assert episode.result.official == episode.result.strict

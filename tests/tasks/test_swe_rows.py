@@ -14,13 +14,13 @@ import pytest
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.errors import TaskError
 from clawgym.records import Layer, Outcome, Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
 from clawgym.tasks.formats import read_row
 from clawgym.verifiers.diff import DIFF_FILE
 
 from ..invariants.tested import FAIL, FILES, PASS, SOURCE
+from ..rollouts import episode_of
 from .swe.conftest import site_layer
 
 __all__ = ["site_layer"]
@@ -112,13 +112,13 @@ def test_what_a_row_says(row: Row, repos: Path) -> None:
 
 async def test_the_patch_solves_it_and_nothing_else_does(backend: Backend, row: Row) -> None:
     task = read_row(row)
-    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    episode = await episode_of(task, OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, (episode.error, episode.result)
     assert b"+++ b/calc/extra.py" in episode.files[DIFF_FILE]
     assert b"tests/" not in episode.files[DIFF_FILE]
-    assert (await run_episode(task, NoopAgent(), backend, seed=0)).outcome is Outcome.FAILED
+    assert (await episode_of(task, NoopAgent(), backend)).outcome is Outcome.FAILED
     empty = ScriptAgent(b"find tests; echo 'def test_add(): pass' > tests/test_calc.py")
-    episode = await run_episode(task, empty, backend, seed=0)
+    episode = await episode_of(task, empty, backend)
     assert episode.outcome is Outcome.FAILED
 
 
@@ -228,8 +228,8 @@ async def test_a_harbor_task_of_this_kind(backend: Backend, tmp_path: Path) -> N
     task = load(str(tmp_path / "swe")).tasks[0]
     assert task.unsupported is None
     assert task.verifier.executes_agent_code is not None
-    right = await run_episode(task, OracleAgent(), backend, seed=0)
+    right = await episode_of(task, OracleAgent(), backend)
     assert (right.outcome, right.result and right.result.official) == (Outcome.SOLVED, 1.0), right.error
     cheats = ScriptAgent(b"echo 'import sys; sys.exit(0)' > tests/test_calc.py")
     for agent in (NoopAgent(), cheats):
-        assert (await run_episode(task, agent, backend, seed=0)).outcome is Outcome.FAILED
+        assert (await episode_of(task, agent, backend)).outcome is Outcome.FAILED

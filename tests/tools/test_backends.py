@@ -6,10 +6,10 @@ import pytest
 
 from clawgym.agents import OracleAgent
 from clawgym.records import Outcome
-from clawgym.rollout import run_episode
 from clawgym.sandbox import local_names
 
 from ..conftest import usable
+from ..rollouts import episode_of
 from .conftest import opened, sandboxes
 from .tasks_with_tools import call, noting, tiny
 
@@ -23,7 +23,7 @@ async def test_an_episode(name: str, request: pytest.FixtureRequest) -> None:
     if name == "docker":
         request.getfixturevalue("docker_engine")
     async with usable(name) as backend:
-        episode = await run_episode(TASK, OracleAgent(), backend, seed=0)
+        episode = await episode_of(TASK, OracleAgent(), backend)
         assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
         assert not sandboxes(backend)
         async with opened(TASK, backend) as made:

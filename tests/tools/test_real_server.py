@@ -13,9 +13,9 @@ from clawgym.agents.openclaw._npm import npm
 from clawgym.agents.openclaw.install import Installation
 from clawgym.errors import AgentError
 from clawgym.records import DEFAULT_WORKSPACE, Layer, Outcome, Task, TaskFile, ToolServer, VerifierSpec
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
+from ..rollouts import episode_of
 from .conftest import opened
 from .tasks_with_tools import call
 
@@ -79,5 +79,5 @@ async def test_its_tools_are_the_agents(task: Task, backend: Backend) -> None:
 
 
 async def test_a_task_is_solved_with_it(task: Task, backend: Backend) -> None:
-    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    episode = await episode_of(task, OracleAgent(), backend)
     assert (episode.outcome, episode.error, episode.final_message) == (Outcome.SOLVED, "", "moved")

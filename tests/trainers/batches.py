@@ -29,7 +29,7 @@ def episode_of(
         secret_sha256="", state="closed", n_turns=1, opened_at=0.0, outcome="solved" if reward == 1 else "failed",
         reward=reward, rewards={"strict": reward, "official": reward},
     )  # fmt: skip
-    return BatchEpisode(pooled, tuple(samples), {} if judged is None else {"judge": dict(judged)})
+    return BatchEpisode(pooled, tuple(samples), dict(judged or {}))
 
 
 def batch_of(groups: Sequence[Sequence[BatchEpisode]]) -> Batch:

@@ -21,9 +21,6 @@ from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import Attempt, Worth, figures_of, scores_of, turn_advantages
 
 __all__ = [
-    "PENALTY",
-    "PROCESS",
-    "UNSCORED",
     "TrainingBatch",
     "attempt_of",
     "attempts_of",
@@ -31,13 +28,6 @@ __all__ = [
     "make_batch",
     "teacher_of",
 ]
-
-PENALTY = "penalty-"
-"""Before the name of a penalty: the name under which the first turn of an episode has it in the pool."""
-PROCESS = "judge"
-"""The name under which turns have their process rewards in the pool."""
-UNSCORED = "judge-unscored"
-"""The name under which it has what a judge said of turns without a valid vote; hints, for instance."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ def make_batch(
 
     ``taught``: (episode, turn) -> the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
     episodes = tuple(e for group in batch.groups for e in group.episodes)
-    attempts = attempts_of(batch, config)
+    attempts = attempts_of(batch)
     by_turn, process = turn_advantages(attempts, config, seed=seed, worth=worth)
 
     paths: list[Path] = []
@@ -150,21 +140,21 @@ def teacher_of(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, 
     return spoken
 
 
-def attempts_of(batch: Batch, config: TrainConfig) -> list[Attempt]:
+def attempts_of(batch: Batch) -> list[Attempt]:
     """What credit depends on, of each episode of a batch."""
-    return [attempt_of(member, group.id, config) for group in batch.groups for member in group.episodes]
+    return [attempt_of(member, group.id) for group in batch.groups for member in group.episodes]
 
 
-def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt:
+def attempt_of(member: BatchEpisode, group: str) -> Attempt:
     """What credit depends on, of one episode of ``group``."""
     episode, samples = member.episode, member.samples
     turns = tuple(sorted({turn for sample in samples for turn in sample.turn_of}))
-    process = member.turn_rewards.get(PROCESS, {})
+    process = member.process_rewards
     # What a row shows without training it, and what was judged, are turns of the agent too.
     main = sorted({turn for sample in samples for turn in sample.turns}.union(turns, process))
     return Attempt(
         group,
-        float(episode.rewards.get(config.reward.score, episode.reward or 0.0)),
+        episode.reward or 0.0,
         episode.outcome or "",
         episode.n_turns,
         len(samples),
@@ -173,9 +163,5 @@ def attempt_of(member: BatchEpisode, group: str, config: TrainConfig) -> Attempt
         process,
         tuple(map(main.index, turns)),
         str(episode.meta.get("setting") or "run"),
-        {
-            name.removeprefix(PENALTY): sum(given.values())
-            for name, given in member.turn_rewards.items()
-            if name.startswith(PENALTY)
-        },
+        episode.penalties,
     )

@@ -19,7 +19,9 @@ from statistics import fmean
 from clawgym.agents.demonstrate import DemonstrationEngine, reference_calls
 from clawgym.agents.oracle import solution_name
 from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines.protocol import Engine
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.states import PooledEpisode
 from clawgym.records import Outcome, Task, ToolCall
@@ -27,7 +29,8 @@ from clawgym.redteam import exploits
 from clawgym.rewards.calibration import canary, risen
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.votes import rewards_of
-from clawgym.rollout.collect import collect_here
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox.protocol import Backend
 from clawgym.tools.calls import read_calls
 from clawgym.tools.shell import bash_call
@@ -171,22 +174,18 @@ class Canaries:
         tasks = [self._tasks[id] for id in scripts]
         engine = DemonstrationEngine(tasks, about.protocol, calls=lambda task: scripts[task.id][1])
 
+        def loop(engine: Engine) -> ToolLoopAgent:
+            return ToolLoopAgent(engine, protocol=about.protocol, system_prompt=about.system_prompt)
+
         async def one(task: Task, gateway: Gateway) -> None:
             for _ in range(_TRIES):
                 async with self._room:
-                    episode = await collect_here(
-                        task,
-                        lambda session: ToolLoopAgent(
-                            session, protocol=about.protocol, system_prompt=about.system_prompt
-                        ),
-                        self._backend,
-                        gateway,
-                        seed=0,
-                        channel=CHANNEL,
-                        keep_workspace=False,
-                        meta={"canary": policy, "script": scripts[task.id][0]},
+                    meta = {"canary": policy, "script": scripts[task.id][0]}
+                    request = EpisodeRequest(
+                        task=task, seed=0, keep_workspace=False, session=SessionRequest(channel=CHANNEL, meta=meta)
                     )
-                if episode.outcome is not Outcome.INFRA:
+                    ended = await collect_episode(request, in_process(loop), self._backend, gateway)
+                if ended.episode.outcome is not Outcome.INFRA:
                     return
 
         async with Gateway(engine, self._pool) as gateway:

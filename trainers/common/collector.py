@@ -12,7 +12,6 @@ import hashlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from clawgym.agents import make_agent
 from clawgym.agents.protocol import Agent, ResidentAgent
@@ -21,13 +20,14 @@ from clawgym.engines import Sampling
 from clawgym.engines.protocol import Engine
 from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Episode, Outcome, Task
 from clawgym.rewards.penalties import penalties
 from clawgym.rewards.states import setting_of
-from clawgym.rollout.collect import collect_here, collect_resident
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox.protocol import Backend
-from clawgym.trainers.common.batch import PENALTY
 from clawgym.trainers.config import TrainConfig
 
 __all__ = ["Collector", "Groups", "Missing", "Player", "episode_seed", "group_id"]
@@ -37,6 +37,7 @@ Missing = Mapping[int, Sequence[str]]
 
 INTERRUPTED = "interrupted"
 """The cause of an episode that was under way when its run was killed."""
+_LOST = EpisodeEnd(outcome=Outcome.INFRA, cause=INTERRUPTED)
 _REFILLS = 1
 """Further attempts at an episode that ended as ``infra``."""
 
@@ -107,58 +108,61 @@ class Player:
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
         place, began = _Place(self._slots), time.monotonic()
 
-        async def finished(session: str, episode: Episode) -> None:
+        async def graded(session: str, episode: Episode) -> Mapping[str, float]:
             place.free()
             if channel != "train" or episode.outcome is Outcome.INFRA:
-                return
-            await self._penalise(session)
+                return {}
             if self._judging is not None:
                 # Half of what is left: an episode that is open at its group's deadline is lost with its tokens.
                 left = self._config.rollout.deadline - (time.monotonic() - began)
                 await self._judging(task, session, episode, max(0.0, left / 2))
+            return await self._penalties(session)
 
         async def opening() -> None:  # only now: a group must not look finished while it waits for this one
             nonlocal began
             if placed is not None:
                 began = await placed()
             for old in instead_of:
-                await asyncio.to_thread(self._gateway.pool.close_episode, old, outcome="infra", cause=INTERRUPTED)
+                await asyncio.to_thread(self._gateway.pool.close_episode, old, _LOST)
 
         async with place:
-            about: dict[str, Any] = {
-                "seed": seed,
-                "sample": sample,
-                "group": group,
-                "channel": channel,
-                "adapter": self._adapter,
-                "sampling": Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
-                "keep_workspace": False,
-                "meta": {"setting": setting_of(task)},
-                "finished": finished,
-            }
-            if self._program is not None:
-                return await collect_resident(
-                    task, self._program, self._backend, self._gateway, opening=opening, **about
-                )
-            await opening()
-            return await collect_here(task, self._loop, self._backend, self._gateway, **about)
+            request = EpisodeRequest(
+                task=task,
+                seed=seed,
+                sample=sample,
+                reward=self._config.reward.score,
+                keep_workspace=False,
+                session=SessionRequest(
+                    channel=channel,
+                    group=group,
+                    adapter=self._adapter,
+                    sampling=Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
+                    meta={"setting": setting_of(task)},
+                ),
+            )
+            agent = self._program or in_process(self._loop)
+            ended = await collect_episode(request, agent, self._backend, self._gateway, opening=opening, graded=graded)
+            return ended.episode
 
-    async def _penalise(self, session: str) -> None:
-        """Let the pool know what the episode loses for its form, where that is asked for."""
+    async def _penalties(self, session: str) -> Mapping[str, float]:
+        """What the configuration takes off for the form of the episode, by name."""
         about = self._config.reward
         if not (about.malformed or about.length):
-            return
-        turns = await self._gateway.run_in_pool("turns", session)
-        taken = penalties(
+            return {}
+        turns = await self._gateway.in_pool(lambda pool: pool.turns(session))
+        if not turns:
+            return {}
+        return penalties(
             turns, malformed=about.malformed, length=about.length, longest=about.longest, slack=about.slack
         )
-        for name, value in taken.items() if turns else ():
-            await self._gateway.run_in_pool("set_turn_rewards", session, {0: value}, name=PENALTY + name)
 
     def _loop(self, engine: Engine) -> Agent:
         about = self._config.agent
         return ToolLoopAgent(
-            engine, protocol=about.protocol, system_prompt=about.system_prompt, max_malformed=about.max_malformed
+            engine,
+            protocol=about.protocol,
+            system_prompt=about.system_prompt,
+            max_malformed=about.max_malformed,
         )
 
 
@@ -231,7 +235,7 @@ class Groups:
                 found[number] = {n: old.get(n, ()) for n in wanted if n not in done.get(number, set())}
             else:
                 for episode in (id for ids in old.values() for id in ids):  # too late for its group
-                    await asyncio.to_thread(self._pool.close_episode, episode, outcome="infra", cause=INTERRUPTED)
+                    await asyncio.to_thread(self._pool.close_episode, episode, _LOST)
         return found
 
     async def _sample(

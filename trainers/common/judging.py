@@ -21,7 +21,6 @@ from clawgym.registry import judges
 from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.votes import Judge, rewards_of
-from clawgym.trainers.common.batch import PROCESS, UNSCORED
 from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import Attempt, judged_of
 
@@ -48,9 +47,9 @@ class Judging:
     async def __call__(self, task: Task | str, session: str, episode: Episode, within: float | None = None) -> None:
         """Judge what the pool has of ``session``, before it is closed; what takes longer than ``within`` seconds is
         left unscored."""
-        turns = await self._gateway.run_in_pool("turns", session)
+        turns = await self._gateway.in_pool(lambda pool: pool.turns(session))
         shown = [sha for turn in turns for sha in turn.images]
-        images = {sha: await self._gateway.run_in_pool("image", sha) for sha in shown}
+        images = await self._gateway.in_pool(lambda pool: {sha: pool.image(sha) for sha in shown})
         found = await self.pool.judge_episode(
             task,
             replace(episode, turns=turns),
@@ -60,13 +59,9 @@ class Judging:
             within=within,
         )
         rewards, about = rewards_of(found, by_majority=self._by_majority, count_zeros=self._about.count_zeros)
-        if rewards:
-            await self._gateway.run_in_pool("set_turn_rewards", session, rewards, name=PROCESS, about=about)
-        # The pool knows no reward without a value: this one means nothing, and is read by nobody.
-        if rest := {turn: judgement.about() for turn, judgement in found.items() if turn not in rewards}:
-            await self._gateway.run_in_pool(
-                "set_turn_rewards", session, dict.fromkeys(rest, 0.0), name=UNSCORED, about=rest
-            )
+        # A judgement without a valid vote gives no reward; it may hold hints.
+        unscored = {turn: judgement.about() for turn, judgement in found.items() if turn not in rewards}
+        await self._gateway.in_pool(lambda pool: pool.set_turn_rewards(session, rewards, about={**about, **unscored}))
 
     def warnings(self) -> list[str]:
         """What somebody should look at, of the turns since the last call."""

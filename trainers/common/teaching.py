@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
-from clawgym.pool.states import Batch
+from clawgym.pool.states import PROCESS_REWARD, Batch
 from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
 from clawgym.rewards.votes import Judgement
-from clawgym.trainers.common.batch import PROCESS, UNSCORED
 from clawgym.trainers.config import Distillation
 
 __all__ = ["Taught", "teachers"]
@@ -37,8 +36,7 @@ async def teachers(
     for episode in (member.episode for group in batch.groups for member in group.episodes):
         turns = await asyncio.to_thread(pool.turns, episode.id)
         said = await asyncio.to_thread(pool.about_turn_rewards, episode.id)
-        judged = {**said.get(UNSCORED, {}), **said.get(PROCESS, {})}
-        for index, judgement in judged.items():
+        for index, judgement in said.get(PROCESS_REWARD, {}).items():
             hints = Judgement.from_about(judgement).hints
             tools = await asyncio.to_thread(tools_of, pool, turns, index)
             teacher = await teach(

@@ -169,7 +169,7 @@ class _Loop:
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
         """How far judge and outcomes agree; from the next step on, process counts for that much."""
-        figures = self._agreement.add(attempts_of(batch, self._config))
+        figures = self._agreement.add(attempts_of(batch))
         if self._setting.judge is not None:
             judge = self._setting.judge.pool
             figures |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}

@@ -27,7 +27,8 @@ from clawgym.evaluation.paired import difference
 from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.pool.states import Batch
 from clawgym.records.run_folder import RunFolder, make_receipt
 from clawgym.rewards.hints import with_hint
@@ -210,15 +211,17 @@ class _Talks:
         about = self.config
         sampling = Sampling(temperature=about.rollout.temperature, max_tokens=about.agent.max_tokens)
         seed = partial(episode_seed, about.seed, channel, number)
-        opened = await self._gateway.open_session(
+        about_session = SessionRequest(
             channel=channel, task_id=request.text, seed=seed(), agent="person", adapter=self._adapter, sampling=sampling
         )
+        opened = await self._gateway.open_session(about_session)
         engine = SessionEngine(self._gateway, opened)
         session = await talk(engine, self.user, request, turns=turns, sampling=sampling, seed=seed)
         episode = session.episode()
         if channel == "train":
             await self._judging("", opened.id, episode)
-        await self._gateway.close_session(opened.id, outcome=episode.outcome, reward=float(session.content))
+        end = EpisodeEnd(outcome=episode.outcome, reward=float(session.content))
+        await self._gateway.close_session(opened.id, end)
         return session
 
     async def measure(self) -> list[list[ReplyScore]]:

@@ -34,7 +34,7 @@ def row_of(
     trained = torch.tensor(sample.mask[start:], dtype=torch.bool)
     logprobs[trained] = torch.tensor(sample.logprobs)
     turns[trained] = torch.tensor(sample.turn_of)
-    attempt = attempt_of(member, group, config)
+    attempt = attempt_of(member, group)
     rewards = torch.zeros(length)
     rewards[-1] = attempt.score
     ids = torch.tensor(sample.ids)

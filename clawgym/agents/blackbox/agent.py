@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 from clawgym.agents.blackbox.boxes import Booted, Boxes, BoxSource
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.transcript import steps_of
-from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.agents.protocol import AgentContext, AgentReport, Known
 from clawgym.engines.protocol import Checkable, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
-from clawgym.records import Episode, Usage
+from clawgym.gateway.sessions import SessionRequest
+from clawgym.pool import EpisodeEnd, Pool
+from clawgym.records import Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
 __all__ = ["BlackBoxAgent"]
@@ -41,7 +42,6 @@ class _Stay:
 
     booted: Booted
     opened: bool = False
-    finished: Callable[[str, Episode], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -98,27 +98,25 @@ class BlackBoxAgent:
         self._stays[booted.box.id] = _Stay(booted)
         return booted.box
 
-    def session_of(self, box: Sandbox) -> str:
-        """The gateway's session of the program in ``box``, one of :meth:`open_box`."""
+    def session_of(self, box: Sandbox) -> str | None:
+        """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
+        stay = self._stays[box.id]
+        return stay.booted.opened.id if stay.opened else None
+
+    def reserved_for(self, box: Sandbox) -> str:
+        """The id that the session of the program in ``box`` has, or will have once it is opened."""
         return self._stays[box.id].booted.opened.id
 
     async def close_box(self, box: Sandbox) -> None:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         await self._stays[box.id].booted.close()
 
-    async def settle(self, box: Sandbox, episode: Episode) -> Episode:
+    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
         stay = self._stays.pop(box.id)
         if stay.opened:
-            gateway, session = stay.booted.gateway, stay.booted.opened.id
-            try:
-                if stay.finished is not None:
-                    await stay.finished(session, episode)
-            except Exception:  # the episode has ended all the same, and its group waits for it
-                await gateway.settle(session, episode)
-                raise
-            await gateway.settle(session, episode)
-        return replace(episode, usage=stay.usage, files={**episode.files, **stay.files})
+            await stay.booted.gateway.close_session(stay.booted.opened.id, end)
+        return Known(stay.usage, stay.files)
 
     # -- the work
 
@@ -144,23 +142,19 @@ class BlackBoxAgent:
             await asyncio.shield(asyncio.ensure_future(self._wind_up(context, stay)))
 
     async def _open_session(self, context: AgentContext, stay: _Stay) -> None:
-        about = {"channel": "eval", "sampling": self._sampling, **context.session}
-        opening, stay.finished = about.pop("opening", None), about.pop("finished", None)
-        if opening is not None:
-            await opening()
-        if about["sampling"].seed is None:
-            about["sampling"] = replace(about["sampling"], seed=context.seed & 0x7FFFFFFF)
-        task = context.task
-        await stay.booted.gateway.open_session(
-            reserved=stay.booted.opened,
-            task_id=task.id,
-            task_hash=task.content_hash,
-            sample=context.sample,
-            seed=context.seed,
+        if context.opening is not None:
+            await context.opening()
+        request = context.session or SessionRequest(channel="eval")
+        sampling = request.sampling or self._sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=context.seed & 0x7FFFFFFF)
+        request = replace(
+            request,
+            sampling=sampling,
             agent=f"{self.name} {self.version}",
-            most_turns=task.limits.max_steps,
-            **about,
+            most_turns=context.task.limits.max_steps,
         )
+        await stay.booted.gateway.open_session(request, reserved=stay.booted.opened)
         stay.opened = True
 
     async def _failed(self, stay: _Stay) -> AgentReport | None:
@@ -190,7 +184,7 @@ class BlackBoxAgent:
         await booted.gateway.hang_up(booted.opened.id)
         if (session := await booted.gateway.sessions.get(booted.opened.id)) is not None:
             stay.usage = session.usage
-        turns = await booted.gateway.run_in_pool("turns", booted.opened.id)
+        turns = await booted.gateway.in_pool(lambda pool: pool.turns(booted.opened.id))
         for turn in turns:
             context.record_turn(turn)
         for step in steps_of(turns, context.task.instruction):

@@ -15,7 +15,6 @@ from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.pool.states import PooledEpisode
 from clawgym.records import Episode, Limits, Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
 from ...gateway.scripted import ScriptedEngine
@@ -23,6 +22,8 @@ from ...verifiers.tasks_for_tests import task as sum_task
 from .hands import hands
 
 __all__ = ["Room", "bash", "task"]
+
+from ...rollouts import episode_of
 
 
 def bash(command: str) -> str:
@@ -43,7 +44,7 @@ class Room:
         self.pool = gateway.pool
 
     async def attempt(self, of: Task | None = None, **more: Any) -> Episode:
-        return await run_episode(of or task(), self.agent, self.backend, **{"seed": 7, **more})
+        return await episode_of(of or task(), self.agent, self.backend, **{"seed": 7, **more})
 
     @property
     def stored(self) -> PooledEpisode:

@@ -10,11 +10,12 @@ import pytest
 from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.engines import ReplayEngine, Sampling
 from clawgym.errors import InfraError, SandboxError
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import samples_of
 from clawgym.records import GradingMode, Outcome
-from clawgym.rollout import run_episode
 
 from ...gateway.scripted import refused
+from ...rollouts import episode_of
 from ...verifiers.tasks_for_tests import with_mode
 from ..conftest import kill_from_outside
 from .conftest import bash, task
@@ -28,9 +29,7 @@ FRIENDLY = without(PROGRAM, ("sys.exit(text.decode())", 'return {"role": "assist
 async def test_what_an_episode_leaves(room: Any) -> None:
     it = await room([f"I add them up.\n{SOLVE}", "The sum is there.", "It still is."], follow_ups=["Look again."])
     group = it.pool.open_group(task_id="sum", size=1)
-    episode = await it.attempt(
-        sample=2, session={"group": group, "channel": "train", "sampling": Sampling(temperature=0.5)}
-    )
+    episode = await it.attempt(sample=2, session=SessionRequest(group=group, sampling=Sampling(temperature=0.5)))
     assert (episode.outcome, episode.cause, episode.final_message) == (Outcome.SOLVED, None, "It still is.")
 
     steps = [(s.source, s.message, [c.arguments for c in s.tool_calls], [o.content for o in s.observations])
@@ -62,7 +61,7 @@ async def test_an_engine_and_a_pool_of_its_own(backend: Any) -> None:
     """Without a gateway; over text, nothing is exact, and it says so."""
     agent = BlackBoxAgent(hands(), ReplayEngine([]))
     try:
-        episode = await run_episode(task(), agent, backend, seed=0)
+        episode = await episode_of(task(), agent, backend)
         assert episode.outcome is Outcome.INFRA
         assert "record more" in episode.error
         assert [t.flaw for t in episode.turns] == ["error"]

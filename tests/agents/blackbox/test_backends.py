@@ -12,9 +12,9 @@ from clawgym.agents.pi import Pi
 from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.pool import samples_of
 from clawgym.records import Outcome
-from clawgym.rollout import run_episode
 from clawgym.sandbox import backend as make_backend
 
+from ...rollouts import episode_of
 from ...sandbox.conftest import docker_engine
 from .conftest import bash, task
 from .hands import hands
@@ -49,7 +49,7 @@ async def test_an_episode_is_the_same_everywhere(
     made = make_backend(where)
     try:
         await made.probe()
-        episode = await run_episode(task(), it.agent, made, seed=0)
+        episode = await episode_of(task(), it.agent, made)
     except SandboxUnavailable as error:
         pytest.skip(f"{where}: {error}")
     finally:

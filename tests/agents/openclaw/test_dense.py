@@ -14,11 +14,11 @@ import pytest_asyncio
 from clawgym.errors import SandboxUnavailable
 from clawgym.pool import samples_of
 from clawgym.records import Episode, Outcome, prompt_ids
-from clawgym.rollout import run_episode
 from clawgym.sandbox import SandboxSpec
 from clawgym.sandbox import backend as make_backend
 
 from ...conftest import usable
+from ...rollouts import episode_of
 from ..conftest import kill_from_outside
 from .dense_desk import Cast, Desk, copy_task, dense_desk, results
 from .desk import call
@@ -48,7 +48,7 @@ async def desk(model_folder, boxes, tmp_path_factory) -> AsyncIterator[Desk]:
 async def play(desk: Desk, boxes, scripts, seconds: float = 120.0) -> dict[str, Episode]:
     """All tasks of ``scripts`` at once."""
     desk.cast.scripts |= scripts
-    running = (run_episode(copy_task(name, seconds), desk.agent, boxes, seed=3) for name in scripts)
+    running = (episode_of(copy_task(name, seconds), desk.agent, boxes, seed=3) for name in scripts)
     return dict(zip(scripts, await asyncio.gather(*running), strict=True))
 
 

@@ -14,9 +14,9 @@ import pytest_asyncio
 from clawgym.records import Outcome, TaskFile
 from clawgym.redteam.escape import OPEN, lay_baits, probes
 from clawgym.redteam.escape.context import _RUN, _files, module_of
-from clawgym.rollout import run_episode
 
 from ...conftest import usable
+from ...rollouts import episode_of
 from .dense_desk import Cast, Desk, copy_task, dense_desk, results
 from .desk import call
 from .test_dense import SOLVE, WORK, play
@@ -211,7 +211,7 @@ async def test_attacks_of_the_suite_through_exec(desk, boxes, baits):
     task = copy_task("suite", 250)
     bait = TaskFile("bait.json", json.dumps(baits.known).encode())  # on no command line, where a probe would find it
     task = dataclasses.replace(task, inputs=(*task.inputs, *_files(), bait))
-    episode = await run_episode(task, desk.agent, boxes, seed=1)
+    episode = await episode_of(task, desk.agent, boxes, seed=1)
     verdicts = {}
     for probe, answer in zip(chosen, results(episode), strict=False):
         found = re.search(r'\["(\w+)", ', answer)

@@ -18,12 +18,13 @@ import pytest
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.install import Installation
 from clawgym.errors import AgentError
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import samples_of
 from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 
 from ...gateway.scripted import refused
+from ...rollouts import episode_of
 from .desk import call, openclaw_desk
 from .images import layer, small_system
 
@@ -49,7 +50,7 @@ async def test_several_user_turns_are_one_conversation(backend: Backend, model_f
     )
     async with desk as (agent, engine, pool):
         group = pool.open_group(size=1, task_id=task.id)
-        episode = await run_episode(task, agent, backend, seed=3, session={"channel": "train", "group": group})
+        episode = await episode_of(task, agent, backend, seed=3, session=SessionRequest(group=group))
         assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "Checked.")
         assert [step.message for step in episode.steps if step.source == "user"] == [task.instruction, "Check it."]
         (sample,) = samples_of(episode.turns)
@@ -80,7 +81,7 @@ async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path
     tasks = {name: make_task(name, limits=limits.get(name, Limits())) for name in scripts}
     said = {tasks[name].instruction: lines for name, lines in scripts.items()}
     async with openclaw_desk(model_folder, tmp_path / "p.db", said, prompt="slim") as (agent, _, pool):
-        works = [run_episode(task, agent, backend, seed=0) for task in tasks.values()]
+        works = [episode_of(task, agent, backend) for task in tasks.values()]
         ended = dict(zip(tasks, await asyncio.gather(*works), strict=True))
         states = {e.task_id: (e.state, e.outcome) for e in pool.episodes()}
     assert hidden(ended["dead"])[0] is Outcome.INFRA
@@ -96,11 +97,11 @@ async def test_a_box_serves_one_episode(backend: Backend, model_folder: Path, tm
     task = make_task("spare")
     script = [call("exec", command="ls -a /root /tmp; echo mark > /root/mark"), *SOLVE]
     async with openclaw_desk(model_folder, tmp_path / "p.db", {task.instruction: script}, spare=1) as (agent, _, pool):
-        first, second = [await run_episode(task, agent, backend, seed=n, sample=n) for n in range(2)]
+        first, second = [await episode_of(task, agent, backend, seed=n, sample=n) for n in range(2)]
         async with asyncio.timeout(120):  # the spare was begun beside the second, and takes its seconds of a core
             while not agent.boxes.ready:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        third = await run_episode(task, agent, backend, seed=2, sample=2)
+        third = await episode_of(task, agent, backend, seed=2, sample=2)
         assert agent.boxes.hits == 1  # type: ignore[attr-defined]
         assert {e.outcome for e in pool.episodes()} == {"solved"}
     seen = [next(o.content for s in e.steps for o in s.observations) for e in (first, second, third)]
@@ -131,7 +132,7 @@ async def test_an_image_of_ones_own(
     ):
         assert agent.receipt()["image"] == str(rootfs)
         assert agent.version == openclaw.version
-        episode = await run_episode(task, agent, backend, seed=0)
+        episode = await episode_of(task, agent, backend)
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
     with pytest.raises(AgentError, match="says: leave 2026"):
         OpenClaw("2026.4.1")

@@ -12,14 +12,15 @@ import pytest
 import pytest_asyncio
 
 from clawgym.agents.openclaw.install import Installation
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool, samples_of
 from clawgym.records import Episode, Outcome, Task, TaskFile, prompt_ids
-from clawgym.rollout import run_episode
 from clawgym.sandbox import backend as make_backend
 from clawgym.tasks import load
 
 from ...conftest import benchmark
 from ...gateway.scripted import ScriptedEngine
+from ...rollouts import episode_of
 from ...sandbox.conftest import docker_engine
 from .desk import call, openclaw_desk
 
@@ -63,7 +64,7 @@ async def work_on(agent, backend, tasks: list[Task], at_once: int) -> list[Episo
 
     async def one(task: Task) -> Episode:
         async with gate:
-            return await run_episode(task, agent, backend, seed=7, session={"channel": "train"})
+            return await episode_of(task, agent, backend, seed=7, session=SessionRequest())
 
     return list(await asyncio.gather(*map(one, tasks)))
 

@@ -15,7 +15,6 @@ import pytest
 from clawgym.agents import OracleAgent, ScriptAgent
 from clawgym.desktop import Action, RunningDesktop, parse
 from clawgym.records import Outcome, Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import gui_basic as pack
 from clawgym.tasks.packs.gui_basic._build import chain_of
@@ -24,6 +23,7 @@ from clawgym.tasks.packs.seeded import draft_of
 from clawgym.tools import open_tools, sandbox_spec
 from clawgym.tools.computer import ComputerTools
 
+from ...rollouts import episode_of
 from ..served import put
 from .paper_browser import scores
 
@@ -138,7 +138,7 @@ def test_form(name: str) -> None:
 @each_generator
 async def test_the_solution_solves_it_in_a_real_program(name: str, programs: None, backend: Backend) -> None:
     task = pack.make(name, 1)
-    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    episode = await episode_of(task, OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, (episode.error, episode.result)
 
 
@@ -146,7 +146,7 @@ async def test_the_solution_solves_it_in_a_real_program(name: str, programs: Non
 async def test_wrong_solutions_fail_in_a_real_program(name: str, programs: None, backend: Backend) -> None:
     task = pack.make(name, 1)
     for file in task.wrong_solutions[: None if WHOLE else 1]:
-        episode = await run_episode(task, ScriptAgent(file.read(), file.path), backend, seed=0)
+        episode = await episode_of(task, ScriptAgent(file.read(), file.path), backend)
         assert episode.outcome is Outcome.FAILED, (file.path, episode.error)
 
 

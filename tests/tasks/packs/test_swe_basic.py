@@ -16,7 +16,6 @@ from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Outcome
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
 from clawgym.tasks.packs import swe_basic as pack
@@ -24,6 +23,8 @@ from clawgym.tasks.swe.mutations import OPERATORS
 from clawgym.tasks.swe.recipes import Recipe, instance_hash
 from clawgym.tasks.swe.sources import read_source
 from clawgym.tasks.swe.words import Example, describe
+
+from ...rollouts import episode_of
 
 EVERY = [name for packages in pack.PACKAGES.values() for name in packages]
 each_package = pytest.mark.parametrize("name", EVERY)
@@ -129,12 +130,12 @@ def test_built_here_it_is_the_recorded_one(smallest: str, monkeypatch: pytest.Mo
 
 async def test_two_instances_are_sound(smallest: str, backend: Backend):
     for task in pack.taskset("try", [smallest]).tasks[:2]:
-        solved = await run_episode(task, OracleAgent(), backend, seed=0)
+        solved = await episode_of(task, OracleAgent(), backend)
         assert solved.outcome is Outcome.SOLVED, solved.result
-        idle = await run_episode(task, NoopAgent(), backend, seed=0)
+        idle = await episode_of(task, NoopAgent(), backend)
         assert idle.outcome is Outcome.FAILED
         failing = [test for test, value in idle.result.checks.items() if value < 1]
         assert len(failing) == task.metadata["failing"]
         script = task.wrong_solutions[-1]
-        wrong = await run_episode(task, ScriptAgent(script.read(), script.path), backend, seed=0)
+        wrong = await episode_of(task, ScriptAgent(script.read(), script.path), backend)
         assert wrong.outcome is Outcome.FAILED, script.path

@@ -18,13 +18,13 @@ import pytest
 from clawgym.agents import make_agent
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Task
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import toolcall_basic as pack
 from clawgym.tasks.packs.seeded import draft_of
 from clawgym.tasks.packs.toolcall_basic import _build
 from clawgym.tasks.worlds import servers
 
+from ...rollouts import episode_of
 from ..served import Host, Running
 
 CASES = [(name, seed) for name in pack.GENERATORS for seed in (0, 1)]
@@ -230,7 +230,7 @@ SAMPLE = ["math-digits", "data-join", "bank-settle", "desk-absence", "lookup-cus
 async def test_in_real_boxes(name: str, backend: Backend) -> None:
     task = made(name, 1)
     for agent, strict in (("oracle", 1.0), ("noop", 0.0)):
-        episode = await run_episode(task, make_agent(agent), backend, seed=0)
+        episode = await episode_of(task, make_agent(agent), backend)
         assert episode.result is not None, episode.error
         assert episode.result.strict == strict, (agent, episode.result)
         assert set(episode.result.checks.values()) == {strict}

@@ -18,7 +18,6 @@ from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import TaskError, TaskSetNotFound
 from clawgym.records import Layer, Outcome
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
 from clawgym.tasks.layers import Lock, Wheel
@@ -29,6 +28,7 @@ from clawgym.tasks.swe.recipes import Recipe
 from clawgym.tasks.swe.sources import Source
 from clawgym.tasks.swe.words import tells
 
+from ...rollouts import episode_of
 from ..local_index import SHOP, Index, add_pytest, sdist, serving, wheel
 
 LIBRARY = "src/shop/__init__.py"
@@ -169,11 +169,11 @@ async def test_an_instance_is_sound(recipe: Recipe, source: Source, site_layer: 
         assert tells(task.instruction, instance.path, source.by_path[instance.path].read(), edit) is None
         assert len(task.wrong_solutions) >= 3
     task = tasks[0]
-    episode = await run_episode(task, OracleAgent(), backend, seed=0)
+    episode = await episode_of(task, OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, episode.result
     assert set(episode.result.checks) == set(recipe.tests)
     for agent in (NoopAgent(), *(ScriptAgent(file.read(), file.path) for file in task.wrong_solutions)):
-        failed = await run_episode(task, agent, backend, seed=0)
+        failed = await episode_of(task, agent, backend)
         assert failed.outcome is Outcome.FAILED, agent.name
         assert failed.result.strict == 0
 

@@ -11,7 +11,6 @@ import pytest
 from clawgym.agents import NoopAgent, OracleAgent
 from clawgym.errors import GradingError, TaskError
 from clawgym.records import GradingMode, Layer, Outcome, Task, TaskFile, VerifierResult, VerifierSpec
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import read_task, write
 from clawgym.tasks.swe import verifier
@@ -20,6 +19,7 @@ from clawgym.verifiers.grading import Archive, Subject, grade
 from clawgym.verifiers.workspace import packed
 
 from ...invariants.tested import FAIL, FILES, PASS, SOURCE, calc
+from ...rollouts import episode_of
 
 FIXED = {"calc/__init__.py": SOURCE.replace("a - b", "a + b")}
 
@@ -32,8 +32,8 @@ async def graded(task: Task, left: Mapping[str, str], backend: Backend) -> Verif
 
 async def test_resolved_and_not(backend: Backend, site_layer: Layer) -> None:
     task = calc(site_layer)
-    before = await run_episode(task, NoopAgent(), backend, seed=0)
-    after = await run_episode(task, OracleAgent(), backend, seed=0)
+    before = await episode_of(task, NoopAgent(), backend)
+    after = await episode_of(task, OracleAgent(), backend)
     assert before.result is not None
     assert after.result is not None
     assert (before.outcome, before.result.official, before.result.cause) == (Outcome.FAILED, 0.0, None)

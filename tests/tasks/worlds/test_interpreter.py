@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from clawgym.agents import ScriptAgent
-from clawgym.rollout import run_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import toolcall_basic
 from clawgym.tasks.worlds.servers import interpreter_server
 
+from ...rollouts import episode_of
 from ..served import Running
 
 LOST = "its variables are gone"
@@ -139,7 +139,7 @@ async def test_fork_bombs_end_with_the_call(backend: Backend) -> None:
     task = replace(task, tools=(interpreter_server(seconds=2),))
     names = [("code_interpreter", {"code": code}) for code in (bomb, "1", "40 + 2")]
     script = json.dumps([{"name": n, "arguments": a} for n, a in (*names, ("submit", {"message": "."}))])
-    episode = await run_episode(task, ScriptAgent(script.encode()), backend, seed=0)
+    episode = await episode_of(task, ScriptAgent(script.encode()), backend)
     seen = [observation.content for step in episode.steps for observation in step.observations]
     assert "stopped after 2 s" in seen[0]
     assert "42" in seen[2].splitlines()

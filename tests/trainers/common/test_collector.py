@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.pool import Pool
+from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Outcome
 from clawgym.tasks.packs import terminal_basic
 from clawgym.trainers.common.collector import INTERRUPTED, Collector, Groups, _Place, group_id
@@ -93,7 +93,7 @@ async def test_a_run_makes_up_for_what_a_killed_one_left_open(tmp_path: Path) ->
         def episode(id: str, group: int, sample: int, outcome: str | None) -> None:
             pool.open_episode(id=id, group=group_id(group), sample=sample)
             if outcome is not None:
-                pool.close_episode(id, outcome=outcome, reward=1.0)
+                pool.close_episode(id, EpisodeEnd(outcome=outcome, reward=1.0))
 
         for number in range(4):
             pool.open_group(id=group_id(number), size=2, deadline=0.0 if number == 3 else 600.0)

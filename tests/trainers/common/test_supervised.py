@@ -18,7 +18,8 @@ from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, samples_of
 from clawgym.pool.exchange import export
 from clawgym.records import Task
-from clawgym.rollout.collect import collect_episode
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, over_http
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import terminal_basic, toolcall_basic
 from clawgym.tasks.packs.seeded import WORDS
@@ -63,7 +64,8 @@ async def test_a_demonstration_has_the_ids_of_a_rollout(
     with Pool(tmp_path / "rollouts.db") as pool:
         async with Gateway(engine, pool) as gateway:
             await gateway.listen()
-            episode = await collect_episode(task, agent, backend, gateway, seed=0)
+            ended = await collect_episode(EpisodeRequest(task=task, seed=0), over_http(agent), backend, gateway)
+            episode = ended.episode
         assert str(episode.outcome) == "solved"
         (sample,) = samples_of(episode.turns)
     assert (sample.ids, sample.mask) == (row.ids, row.mask)

@@ -187,7 +187,7 @@ async def test_its_turns_are_judged_and_learnt_from(desk: Any) -> None:
     episodes = await asyncio.gather(it.play(0), it.play(1))
     assert {e.outcome for e in episodes} == {Outcome.SOLVED}
     batch = it.pool.fetch("t", 0)
-    assert [e.turn_rewards["judge"] for e in batch.groups[0].episodes] == [{0: 0.0, 1: 0.0}] * 2  # nothing came after 2
+    assert [e.process_rewards for e in batch.groups[0].episodes] == [{0: 0.0, 1: 0.0}] * 2  # nothing came after 2
     rows = make_batch(batch, it.config, seed=0)
     turns = it.pool.turns(batch.groups[0].episodes[0].episode.id)
     assert len(rows.paths) == 2  # three turns are one row

@@ -298,11 +298,11 @@ async def test_what_is_too_long_or_no_call_loses_a_part_of_its_outcome(taught: P
     assert -1 <= row["reward/penalty_length"] < 0
     with Pool(tmp_path / "rl/pool.db") as pool:
         members = [(e, pool.turns(e.id)) for e in pool.episodes(channel="train") if e.fate == "delivered"]
-        lost = [pool.turn_rewards(e.id) for e, _ in members]
+        lost = [e.penalties for e, _ in members]
     lengths = [sum(len(turn.sampled_ids) for turn in turns) for _, turns in members]
-    assert [one["penalty-length"][0] for one in lost] == [-min(1.0, length / 4) for length in lengths]
+    assert [one["length"] for one in lost] == [-min(1.0, length / 4) for length in lengths]
     shares = [sum(turn.malformed_calls > 0 for turn in turns) / len(turns) for _, turns in members]
-    assert [one["penalty-malformed"][0] for one in lost] == [-0.5 * share for share in shares]
+    assert [one["malformed"] for one in lost] == [-0.5 * share for share in shares]
     assert row["reward/penalty_malformed"] == pytest.approx(-0.5 * sum(shares) / len(shares))
 
 

@@ -14,10 +14,12 @@ from clawgym.engines import Completion
 from clawgym.engines.protocol import Engine, Image, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
+from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.records import Desktop, Episode, Limits, Sample, Task, ToolCall
-from clawgym.rollout.collect import collect_here
+from clawgym.rollout import EpisodeRequest
+from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.trainers.batching import Path as Row
 from clawgym.trainers.batching import micro_batches, pack
 from clawgym.trainers.common.batch import images_of, make_batch
@@ -175,16 +177,11 @@ class Leading(Player):
         if (placed := session.pop("placed", None)) is not None:
             await placed()
         sampling = Sampling(temperature=1.0, max_tokens=self._about.agent.max_tokens)
-        return await collect_here(
-            task,
-            lambda engine: ToolLoopAgent(Led(engine, "badly" if sample else "well")),
-            self._setting.backend,
-            self._setting.gateway,
-            seed=seed,
-            sample=sample,
-            sampling=sampling,
-            **session,
+        request = EpisodeRequest(
+            task=task, seed=seed, sample=sample, session=SessionRequest(sampling=sampling, **session)
         )
+        agent = in_process(lambda engine: ToolLoopAgent(Led(engine, "badly" if sample else "well")))
+        return (await collect_episode(request, agent, self._setting.backend, self._setting.gateway)).episode
 
 
 async def fetched(pool: Pool, step: int, collecting: asyncio.Task[None]) -> Batch:
