@@ -167,9 +167,9 @@ async def test_when_everything_fails_the_run_stops_early(tmp_path: Path):
 
 
 async def test_broken_tasks_do_not_stop_the_run(tmp_path: Path):
-    async def broken(task, *args, **kwargs):
-        episode = await attempt(task, *args, outcome=Outcome.INFRA, cause="task: gone", **kwargs)
-        return dataclasses.replace(episode, fault=Fault.TASK)
+    async def broken(request, *args):
+        ended = await attempt(request, *args, outcome=Outcome.INFRA, cause="task: gone")
+        return dataclasses.replace(ended, episode=dataclasses.replace(ended.episode, fault=Fault.TASK))
 
     summary = await evaluate(config(tmp_path / "run", tasks(20)), run_episode=broken, retry_seconds=0)
     assert summary.infra_faults == {"task": 20 * ATTEMPTS}

@@ -18,7 +18,7 @@ from clawgym.records.atif import episode_to_atif, steps_from_atif
 from clawgym.sandbox import Backend
 
 from ..rollouts import episode_of
-from ..tools.conftest import boxes, leaves_nothing
+from ..tools.conftest import leaves_nothing, sandboxes
 from ..tools.tasks_with_tools import LIMITS, RIGHT, call, noting, tiny
 from .test_run_episode import Custom
 
@@ -34,7 +34,7 @@ async def test_a_sound_task_is_found_sound(backend: Backend) -> None:
     found = await validate_task(noting(tiny("two", "b_")), backend)
     assert [(f.rule, f.status) for f in found if f.status != "pass"] == []
     assert {"oracle", "noop", "wrong/wrong.json"} <= {f.rule for f in found}
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> None:
@@ -81,7 +81,7 @@ async def test_who_cannot_work_on_it_says_so(backend: Backend) -> None:
         await episode_of(dataclasses.replace(TASK, solution=()), OracleAgent(), backend)
     with pytest.raises(AgentError, match="no JSON list of calls"):
         await episode_of(TASK, ScriptAgent(b"echo 42 > notes.txt"), backend)
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_agents_without_a_model(backend: Backend) -> None:
@@ -108,7 +108,7 @@ async def test_a_further_box_that_dies_has_a_cause(backend: Backend) -> None:
     eat = [{"name": "b_do", "arguments": {"what": "eat memory"}}, {"name": "b_echo", "arguments": {"text": "x"}}]
     episode = await episode_of(made, ScriptAgent(json.dumps(eat).encode()), backend)
     assert episode.outcome is Outcome.FAILED
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend) -> None:
@@ -120,7 +120,7 @@ async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend
     clash = await episode_of(noting(tiny("two")), OracleAgent(), backend)
     assert clash.outcome is Outcome.INFRA
     assert "called like a tool of 'one'" in clash.error
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_cancelled_at_any_moment_nothing_is_left(backend: Backend) -> None:

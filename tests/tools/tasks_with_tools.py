@@ -49,7 +49,10 @@ def noting(*more: ToolServer, **changes: Any) -> Task:
         limits=LIMITS,
         tools=(tiny(), *more),
         solution=(TaskFile("solve.json", json.dumps(RIGHT).encode()),),
-        wrong_solutions=(TaskFile("wrong.json", json.dumps(WRONG).encode()),),
+        wrong_solutions=(
+            TaskFile("wrong.json", json.dumps(WRONG).encode()),
+            TaskFile("unnoted.json", json.dumps(RIGHT[1:]).encode()),
+        ),
     )
     return dataclasses.replace(made, **changes)
 
