@@ -138,6 +138,7 @@ def close_command(
     The id of a session is in its base_url: http://.../s/ID/v1.
     """
     from clawgym.errors import PoolError
+    from clawgym.pool import EpisodeEnd
 
     if bool(sessions) == every:
         raise typer.BadParameter("name the sessions, or give --all")
@@ -150,9 +151,9 @@ def close_command(
         for id in ids:
             if outcome is None:
                 pool.curate(id, trainable=False)
-                pool.close_episode(id, outcome="failed", cause=_NO_OUTCOME)
+                pool.close_episode(id, EpisodeEnd(outcome="failed", cause=_NO_OUTCOME))
             else:
-                pool.close_episode(id, outcome=outcome, reward=reward)
+                pool.close_episode(id, EpisodeEnd(outcome=outcome, reward=reward))
     Console().say(f"{pool.name}: {len(ids):,} sessions closed")
 
 
