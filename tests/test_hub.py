@@ -99,6 +99,35 @@ def test_card_names_base_model_and_training_data(run: Path, tmp_path: Path) -> N
     assert entry.notes == "held-out split, 95 % interval 0.525 to 0.725, 200 episodes, 1 samples, ClawGym 0.1.0"
 
 
+def test_card_says_what_was_trained_on_and_what_was_only_measured(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    manifest = json.loads((copy / "receipt.json").read_text())
+    manifest["task_set"]["name"] = "terminal-basic:heldout"
+    manifest["config"] |= {"method": "rl", "tasks": {"set": "terminal-basic"}}
+    manifest["config"]["parts"] = {name: {"tasks": 3, "sha256": HASH} for name in ("train", "validation", "heldout")}
+    (copy / "receipt.json").write_text(json.dumps(manifest))
+    with plan_push(read_checkpoint(copy)) as plan:
+        data = plan.card.split("## Data")[1].split("## Settings")[0]
+    assert f"| training | terminal-basic | training | 3 | `{HASH}` |" in data
+    assert f"| evaluation only | terminal-basic | held-out | 3 | `{HASH}` |" in data
+    assert "terminal-basic:heldout" not in data
+
+
+@pytest.mark.parametrize(("model", "base"), [("team/tiny", "team/tiny"), ("models/tiny", None)])
+def test_a_folder_is_no_base_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, base: str | None
+) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    copy = shutil.copytree(run, tmp_path / "run")
+    manifest = json.loads((copy / "receipt.json").read_text())
+    manifest["engine"] = {"model": model}
+    (copy / "receipt.json").write_text(json.dumps(manifest))
+    with plan_push(read_checkpoint(copy)) as plan:
+        assert ModelCard(plan.card).data.base_model == base
+        assert f"{model.split('/')[1] if base is None else base}, trained with" in plan.card
+
+
 def test_greedy_and_sampled_scores_are_distinguished(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     row = {"step": 2, "task_set": "ClawGym-Bench", "split": "held-out", "low": 0.4, "high": 0.6}

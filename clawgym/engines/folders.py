@@ -15,9 +15,20 @@ from typing import Any
 
 from clawgym.errors import EngineError
 
-__all__ = ["HUB_NAME", "check_folder", "load_config", "load_tokenizer", "load_weights", "model_folder", "read_settings"]
+__all__ = [
+    "HUB_NAME",
+    "check_folder",
+    "load_config",
+    "load_tokenizer",
+    "load_weights",
+    "local_name",
+    "model_folder",
+    "read_settings",
+]
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
+"""Matches the end of a folder in the cache of the Hub's client."""
 _DESCRIBING = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 """Files of a model beside its weights."""
 _LARGEST, _LARGEST_CONFIG = 256 * 2**20, 16 * 2**20
@@ -45,6 +56,17 @@ def model_folder(model: str | Path, *, weights: bool = True) -> Path:
         folder = _of_hub(model, weights)
     check_folder(folder)
     return folder
+
+
+def local_name(model: str) -> str:
+    """A name of ``model`` (a folder, or a name on the Hub) without the folders of this machine.
+
+    The name on the Hub if it was downloaded from there, else the last part of the path.
+    """
+    if found := _SNAPSHOT.search(model):
+        return found[1].replace("--", "/")
+    is_path = model.startswith(("/", "~", ".")) or (model and Path(model).is_dir())
+    return Path(model).name if is_path else model
 
 
 def check_folder(folder: Path) -> None:

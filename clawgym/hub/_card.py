@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
+from dataclasses import replace
 from typing import Any
 
 import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
+from clawgym.engines.folders import local_name
 from clawgym.hub._checkpoint import Checkpoint
 from clawgym.tasks.sets import PUBLISHED
+from clawgym.trainers.common.data import data_of
 from clawgym.visible import visible, visible_value
 
 __all__ = ["CURVE", "card", "curve", "eval_results", "model_name", "portable"]
@@ -23,7 +25,6 @@ _PATH = re.compile(
     r"(?:file://|(?<![\w.:/~]))(?:~|[A-Za-z]:)?/(?:[^\s/:'\"|]+/)*(?=[^\s/])|(?<!\w)[A-Za-z]:\\(?:[^\s\\]+\\)*"
 )
 """Matches the folders of an absolute path."""
-_SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 240, 48, 16
 
 
@@ -34,9 +35,7 @@ def portable(text: str) -> str:
 
 def model_name(name: str) -> str:
     """A model's name without local paths: the Hub's name if it was downloaded, else the last part of the path."""
-    if found := _SNAPSHOT.search(name):
-        return found[1].replace("--", "/")
-    return PurePath(name).name if name.startswith(("/", "~", ".")) else portable(name)
+    return portable(local_name(name))
 
 
 def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str]]:
@@ -105,7 +104,6 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         trim_blocks=True,
     )
     environment.filters["cell"] = _cell
-    sets = [receipt.task_set] if receipt.task_set else []
     return environment.get_template("card.md.j2").render(
         header=data.to_yaml(),
         name=name,
@@ -115,8 +113,7 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         step=made.step,
         receipt=receipt,
         settings=list(_table({"seed": receipt.seed, **receipt.sampling, **receipt.config})),
-        sets=[{**one, "name": portable(str(one.get("name", "")))} for one in sets],
-        verifiers=len({task.get("verifier") for task in receipt.tasks.values()}),
+        data=[replace(one, name=portable(one.name)) for one in data_of(receipt)],
         scores=[{**row, "task_set": portable(row["task_set"])} for row in made.scores],
         curve=CURVE if curved else "",
     )

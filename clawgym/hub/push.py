@@ -106,7 +106,8 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
         if svg is not None:
             uploads.append(Upload(_card.CURVE, svg))
         uploads += [Upload(name, data) for name, data in _card.eval_results(made).items()]
-        text = _card.card(made, _card.model_name(base), merge, svg is not None)
+        trained = base if made.adapter and not merge else str(made.receipt.engine.get("model") or base)
+        text = _card.card(made, _card.model_name(trained), merge, svg is not None)
         uploads.append(Upload("README.md", text.encode()))
         _check(uploads, made)
         yield UploadPlan(made, tuple(sorted(uploads, key=lambda upload: upload.path)), tuple(notes))

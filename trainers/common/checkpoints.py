@@ -67,8 +67,8 @@ class Progress:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def weigh(self, score: float) -> None:
-        """This step's score on the validation part is known."""
-        if score > self.best_score:
+        """This step's score on the validation part is known. Of steps with equal scores, the last is the best."""
+        if score >= self.best_score:
             self.best_score, self.best_step = score, self.step
 
     def used(self, budget: Budget) -> float:

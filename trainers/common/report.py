@@ -15,20 +15,22 @@ import jinja2
 from markupsafe import Markup
 
 from clawgym.records.run_folder import RunFolder
+from clawgym.trainers.common.data import data_of
 from clawgym.visible import visible_value
 
 __all__ = ["curve", "lanes", "render"]
 
 _HERE = Path(__file__).parent
 _CURVES: Sequence[tuple[str, Sequence[str]]] = (
-    ("Reward of the episodes that were learnt from", ("rollout/avg_reward_submitted",)),
+    ("Reward of the episodes that were trained on", ("rollout/avg_reward_submitted",)),
     ("Groups: mixed, all zero, all one",
      ("rollout/group_mixed_frac", "rollout/group_all_zero_frac", "rollout/group_all_one_frac")),
     ("Process rewards: mean, scored, zero",
      ("reward/process_mean", "reward/process_scored_frac", "reward/process_zero_frac")),
     ("Process rewards of canaries: honest work, looking only, attacks",
      ("canary/process_reference", "canary/process_look", "canary/process_attack")),
-    ("Loss", ("sft/loss", "actor/pg_loss")),
+    ("Imitation loss: cross-entropy, nats a token", ("sft/loss",)),
+    ("Policy loss, without the terms for KL, entropy and imitation", ("actor/pg_loss",)),
     ("Entropy, nats a token", ("actor/entropy",)),
     ("KL of a step, nats a token", ("actor/step_kl", "actor/approx_kl")),
     ("Clipped tokens", ("actor/clip_fraction_low", "actor/clip_fraction_high")),
@@ -63,6 +65,7 @@ def render(path: Path) -> str:
     return environment.get_template("report.html.j2").render(
         name=path.name,
         receipt=folder.receipt,
+        data=data_of(folder.receipt),
         config=_flat(folder.receipt.config),
         steps=metrics[-1]["step"] if metrics else 0,
         scores=[(name, rows, curve([(name, _points(rows))], bands=[_bands(rows)], low=0, high=1))

@@ -21,7 +21,7 @@ from clawgym.records.run_folder import RECEIPT, RunFolder, make_receipt, repair_
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_weights
 from clawgym.trainers.common.parts import Parts
 from clawgym.trainers.common.policy import Policy
-from clawgym.trainers.common.scratch import given_model
+from clawgym.trainers.common.scratch import given_model, model_origin
 from clawgym.trainers.common.services import Measured, Setting
 from clawgym.trainers.common.tracking import TrackedRun, Trackers, View
 from clawgym.trainers.config import TrainConfig
@@ -63,10 +63,12 @@ class Run:
             begun = RunFolder.read(path).receipt.config.get("optimizer")
             if isinstance(begun, Mapping) and "lr" in begun:
                 fixed["optimizer"] = {**fixed["optimizer"], "lr": begun["lr"]}
+        origin = model_origin(config)
+        engine = {} if origin is None else {"model": origin}
         receipt = make_receipt(
             "train",
             TaskSet(f"{config.tasks.set}:heldout", parts.heldout),
-            agent={"name": config.agent.name, "protocol": config.agent.protocol},
+            agent={"name": config.agent.name, "protocol": config.agent.protocol, "engine": engine},
             seed=config.seed,
             samples=config.evaluation.samples,
             config={"method": method, **fixed, "parts": parts.about()},

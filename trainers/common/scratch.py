@@ -14,17 +14,18 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from clawgym.engines.folders import HUB_NAME, load_weights, model_folder, read_settings
+from clawgym.engines.folders import HUB_NAME, load_weights, local_name, model_folder, read_settings
 from clawgym.engines.lora import add_adapter, read_adapter
 from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError, TrainingError
 from clawgym.gateway.template import Template, for_template
 from clawgym.records import Task
+from clawgym.records.run_folder import RECEIPT, RunFolder
 from clawgym.tasks.packs.seeded import FIRST, WORDS
 from clawgym.trainers.common.checkpoints import TOKENIZER, Checkpoints
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["base_folder", "below", "given_model", "merge_adapter", "of_checkpoint", "whole"]
+__all__ = ["base_folder", "below", "given_model", "merge_adapter", "model_origin", "of_checkpoint", "whole"]
 
 _MOST_IDS = 8192
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
@@ -42,11 +43,27 @@ def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
         return _checked(config.model.path, weights)
     if (best := Checkpoints(given).best()) is not None:
         return _checked(of_checkpoint(best), weights)
-    if (given / "receipt.json").exists():
+    if (given / RECEIPT).exists():
         raise TrainingError(
             f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
         )
     return _checked(given, weights)
+
+
+def model_origin(config: TrainConfig) -> str | None:
+    """The name of the model that training starts from, without folders of this machine; ``None`` where one is made.
+
+    For a run, the model that the run started from.
+    """
+    path = config.model.path
+    if path is None:
+        return None
+    given = Path(path).expanduser()
+    if not (given / RECEIPT).exists():
+        return local_name(str(given.resolve()) if given.is_dir() else path)
+    receipt = RunFolder.read(given).receipt
+    known = receipt.engine.get("model")
+    return str(known) if known else given.resolve().name
 
 
 def of_checkpoint(checkpoint: Path) -> Path:

@@ -175,6 +175,7 @@ class Learner:
             )
             factors = None if importance is None else importance[at]
             loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors)
+            figures.sum("actor/pg_loss", loss.detach())
             count = len(at)
             if unchanged and about.old == "rollout":  # as many tokens as there are without another pass
                 figures.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
@@ -188,7 +189,6 @@ class Learner:
                 loss = loss - about.entropy * (weights[at] * entropy).sum()
             loss.backward()
             figures.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
-            figures.sum("actor/pg_loss", loss.detach())
             for name, value in said.items():
                 if name == "ratio_max":
                     figures.most("actor/ratio_max", value)

@@ -154,7 +154,7 @@ async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Ev
         rows = [row_of(renderer, said) for said in itertools.islice(made, batch)]
         figures = await asyncio.to_thread(learning.learner.imitate, rows, step=progress.step, steps=steps)
         progress.step += 1
-        told(f"imitation, loss {figures['sft/loss']:.3f}", progress.step, steps)
+        told(f"imitation loss {figures['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
             learning.save()
     best = checkpoints.best()

@@ -118,13 +118,13 @@ def loss(
         rollout_is_weights=rows["rollout_is_weights"],
     )
     seen = Metric.from_dict(said, AggregationType.MEAN)
+    seen["actor/pg_loss"] = Metric(AggregationType.SUM, total.detach())
     if config.use_kl_loss:
         apart = torch.where(mask, algorithms.kl(logp, rows["ref_log_prob"], "k3"), torch.zeros_like(logp))
         total = total + config.kl_loss_coef * (votes * apart).sum()
         seen["actor/ref_kl"] = Metric(AggregationType.SUM, agg_loss(apart.detach(), mask, **mean))
     if config.entropy_coeff:
         total = total - config.entropy_coeff * (votes * torch.where(mask, entropy, torch.zeros_like(entropy))).sum()
-    seen["actor/pg_loss"] = Metric(AggregationType.SUM, total.detach())
     if "imitated" in fields:
         away = -ranks * (rows["imitated"] * torch.where(rows["imitated"] > 0, logp, torch.zeros_like(logp))).sum()
         total = total + away
