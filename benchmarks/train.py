@@ -49,7 +49,7 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
-from clawgym.records import Sample
+from clawgym.records import TrainingSequence
 from clawgym.trainers.common import collector
 from clawgym.trainers.common.batch import make_batch
 from clawgym.trainers.common.parts import load_parts
@@ -109,7 +109,7 @@ def batch_of(groups: Groups) -> Batch:
         count = len(row.ids)
         mask = (0,) * len(row.prompt) + (1,) * count
         return BatchEpisode(
-            pooled, (Sample((0,), row.prompt + row.ids, mask, row.logprobs, (0,) * count, (0,) * count),), {}
+            pooled, (TrainingSequence((0,), row.prompt + row.ids, mask, row.logprobs, (0,) * count, (0,) * count),), {}
         )
 
     made = [

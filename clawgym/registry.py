@@ -54,7 +54,7 @@ from clawgym.errors import (
     TrainingError,
 )
 
-__all__ = ["KINDS", "Entry", "Option", "Registry", "did_you_mean"]
+__all__ = ["KINDS", "RegistryEntry", "Option", "Registry", "did_you_mean"]
 
 _Thing = TypeVar("_Thing", bound=Callable[..., Any])
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -62,7 +62,7 @@ _log = logging.getLogger("clawgym.registry")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistryEntry:
     """One registered name."""
 
     kind: str
@@ -162,7 +162,7 @@ class Registry:
     def things(self) -> Iterator[tuple[str, Any]]:
         """Every known name and its thing, those that are built in first.
 
-        Imports all of them. Entry points that cannot be imported are left out, with a warning.
+        Imports all of them. RegistryEntry points that cannot be imported are left out, with a warning.
         """
         for name in sorted(self.names(), key=lambda name: name not in self._built_in):
             try:
@@ -233,16 +233,16 @@ class Registry:
             for p in self._parameters(thing)
         ]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RegistryEntry]:
         """Every known name with its first line. Imports nothing."""
-        found = {name: Entry(self.kind, name, *self._static(name)) for name in self._built_in}
+        found = {name: RegistryEntry(self.kind, name, *self._static(name)) for name in self._built_in}
         for name, thing in self._here.items():
             if name not in found:
                 target = f"{thing.__module__}:{thing.__qualname__}"
-                found[name] = Entry(self.kind, name, target, "registered here", _first_line(thing.__doc__))
+                found[name] = RegistryEntry(self.kind, name, target, "registered here", _first_line(thing.__doc__))
         for name, point in self._entry_points().items():
             owner = f"{point.dist.name} {point.dist.version}" if point.dist else "an entry point"
-            found.setdefault(name, Entry(self.kind, name, point.value, owner, _summary_of(point.value)))
+            found.setdefault(name, RegistryEntry(self.kind, name, point.value, owner, _summary_of(point.value)))
         return [found[name] for name in sorted(found)]
 
     def unknown(self, name: str) -> ClawGymError:

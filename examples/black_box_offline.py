@@ -58,7 +58,7 @@ async def main() -> None:
         assert batch is not None
         for group in batch.groups:
             for member in group.episodes:
-                print(f"{group.task_id}: reward {member.episode.reward}, rows {len(member.samples)}")
+                print(f"{group.task_id}: reward {member.episode.reward}, rows {len(member.sequences)}")
         pool.ack("trainer", step=0)
     await backend.aclose()
     await engine.aclose()

@@ -65,7 +65,7 @@ async def main() -> None:
         assert batch is not None
         (member,) = batch.groups[0].episodes
         print(
-            f"{member.episode.n_turns} turns over {env['OPENAI_BASE_URL'].split('/s/')[0]}: {len(member.samples)} row"
+            f"{member.episode.n_turns} turns over {env['OPENAI_BASE_URL'].split('/s/')[0]}: {len(member.sequences)} row"
         )
         pool.ack("trainer", step=0)
     await engine.aclose()

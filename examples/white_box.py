@@ -50,7 +50,7 @@ async def main() -> None:
         batch = pool.fetch("trainer", step=0)
         assert batch is not None
         for member in batch.groups[0].episodes:
-            (row,) = member.samples
+            (row,) = member.sequences
             print(f"reward {member.episode.reward}: {len(row.ids)} ids, {sum(row.mask)} of them trained, one row")
         pool.ack("trainer", step=0)
     await engine.aclose()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clawgym.leaderboards.entries import Entry, load_entry
+from clawgym.leaderboards.entries import BoardEntry, load_entry
 from clawgym.leaderboards.ranking import Board, Ranked, rank
 from clawgym.leaderboards.rendering import to_json, to_markdown, to_view
 
-__all__ = ["Board", "Entry", "Ranked", "load_entry", "rank", "to_json", "to_markdown", "to_view"]
+__all__ = ["Board", "BoardEntry", "Ranked", "load_entry", "rank", "to_json", "to_markdown", "to_view"]

@@ -15,14 +15,14 @@ from clawgym.evaluation.verify_record import read_verification
 from clawgym.records.run_folder import RunFolder
 from clawgym.statistics import Estimate
 
-__all__ = ["SCORES", "Entry", "load_entry"]
+__all__ = ["SCORES", "BoardEntry", "load_entry"]
 
 SCORES = ("strict", "corrected", "official")
 """What can be ranked by."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class BoardEntry:
     """A run, as a leaderboard sees it."""
 
     name: str
@@ -63,11 +63,11 @@ class Entry:
         return tuple(group for group in self.summary.groups.get("grader", ()) if group.name != READS_FILES)
 
 
-def load_entry(path: str | Path) -> Entry:
+def load_entry(path: str | Path) -> BoardEntry:
     """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if it is none."""
     run = RunFolder.read(path)
     receipt, summary = run.receipt, summarize(run)
-    return Entry(
+    return BoardEntry(
         name=receipt.label,
         run=run.path.resolve().name,
         task_set=" ".join(str(receipt.task_set.get(key) or "") for key in ("name", "version")).strip(),

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clawgym.leaderboards.entries import SCORES, Entry
+from clawgym.leaderboards.entries import SCORES, BoardEntry
 
 __all__ = ["Board", "Ranked", "rank"]
 
@@ -21,7 +21,7 @@ class Ranked:
 
     rank: int | None
     """``None``: this entry has no such score."""
-    entry: Entry
+    entry: BoardEntry
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Board:
     """Best first."""
 
 
-def rank(entries: Iterable[Entry], by: str = "strict") -> tuple[Board, ...]:
+def rank(entries: Iterable[BoardEntry], by: str = "strict") -> tuple[Board, ...]:
     """One board per task-set hash, in the order in which the hashes are met.
 
     An entry ranks behind another only if its interval lies wholly below the other's: entries that cannot be
@@ -43,7 +43,7 @@ def rank(entries: Iterable[Entry], by: str = "strict") -> tuple[Board, ...]:
     """
     if by not in SCORES:
         raise ValueError(f"cannot rank by {by!r}: choose one of {', '.join(SCORES)}")
-    groups: dict[str, list[Entry]] = defaultdict(list)
+    groups: dict[str, list[BoardEntry]] = defaultdict(list)
     for entry in entries:
         groups[entry.task_set_hash].append(entry)
     return tuple(
@@ -52,12 +52,12 @@ def rank(entries: Iterable[Entry], by: str = "strict") -> tuple[Board, ...]:
     )
 
 
-def _ranked(entries: list[Entry], by: str) -> list[Ranked]:
-    def better(one: Entry, other: Entry) -> bool:
+def _ranked(entries: list[BoardEntry], by: str) -> list[Ranked]:
+    def better(one: BoardEntry, other: BoardEntry) -> bool:
         a, b = one.score(by), other.score(by)
         return a is not None and b is not None and a.low > b.high
 
-    def order(entry: Entry) -> tuple[float, str, str]:
+    def order(entry: BoardEntry) -> tuple[float, str, str]:
         score = entry.score(by)
         return (-score.value if score else 1.0, entry.name, entry.run)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.summary import JUDGED
-from clawgym.leaderboards.entries import SCORES, Entry
+from clawgym.leaderboards.entries import SCORES, BoardEntry
 from clawgym.leaderboards.ranking import Board
 from clawgym.statistics import Estimate
 from clawgym.visible import visible
@@ -34,7 +34,7 @@ def _percent(estimate: Estimate | None) -> str:
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def _cells(rank: int | None, entry: Entry) -> list[str]:
+def _cells(rank: int | None, entry: BoardEntry) -> list[str]:
     cost, tokens = entry.summary.cost_per_solved, entry.summary.tokens_per_solved
     return [
         "-" if rank is None else str(rank),
@@ -143,7 +143,7 @@ def to_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: BoardEntry) -> dict[str, Any]:
     def plain(estimate: Estimate | None) -> dict[str, Any] | None:
         return None if estimate is None else dataclasses.asdict(estimate)
 

@@ -482,11 +482,11 @@ print(make_grader(VerifierSpec("grader", grader="scratch.grader:Answer", grader_
 TRAIN = """
 import sys
 from clawgym.trainers.config import load_config
-from clawgym.trainers.credit import Attempt, turn_advantages
+from clawgym.trainers.credit import ScoredEpisode, turn_advantages
 
 
 config = load_config("demo", sys.argv[1:])
-attempts = [Attempt("g", score, "failed", 1, 1, 1, turns=(0,)) for score in (1.0, 0.0)]
+attempts = [ScoredEpisode("g", score, "failed", 1, 1, 1, turns=(0,)) for score in (1.0, 0.0)]
 print(turn_advantages(attempts, config, seed=0)[0])
 """
 

@@ -226,7 +226,7 @@ def token_weights(
 ) -> Tensor:
     """What each trained token counts for, so that a loss is ``(weights * per_token).sum()``. (S,) -> (S,) float32.
 
-    ``episodes`` (S,): which episode a token is of; ``rows`` (S,): which row of training. Made once for a whole batch:
+    ``episodes`` (S,): which episode a token is of; ``rows`` (S,): which training sequence. Made once for a whole batch:
     then the losses of micro-batches just add. For padded tensors: ``weights = zeros(B, T)``, then
     ``weights[mask] = token_weights(episodes[mask])``.
 
@@ -241,7 +241,7 @@ def token_weights(
         raise ValueError(f"episodes {tuple(episodes.shape)}: give one id for each trained token, flat: episodes[mask]")
     if mode in ("sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
         if rows is None:
-            raise ValueError(f"mode {mode!r} counts rows of training: give rows, one id for each token")
+            raise ValueError(f"mode {mode!r} counts training sequences: give rows, one id for each token")
         same_shape(episodes=episodes, rows=rows)
     if mode == "token":
         weights = torch.full(episodes.shape, 1 / max(1, episodes.numel()), dtype=torch.float64, device=episodes.device)

@@ -1,7 +1,8 @@
-"""Rows of training to tensors: what several rows begin with in common is computed once.
+"""Training sequences as tensors. A prefix that several sequences share is computed once.
 
-Invariant: a token sees exactly what it saw when it was sampled, at the position it had then: the tokens before it on
-its own path, however many paths lie in one row of tensors. A path with images has a row, and a micro-batch, of its own.
+Invariant: a token attends to exactly the tokens that it saw when it was sampled, at the same positions: those before it
+in its own sequence, however many sequences are packed into one row. A sequence with images has a row and a micro-batch
+of its own.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ import torch
 
 from clawgym.records import Image, common_prefix
 
-__all__ = ["MicroBatch", "Packed", "Path", "micro_batches", "pack"]
+__all__ = ["MicroBatch", "Packed", "MaskedSequence", "micro_batches", "pack"]
 
 
 _PAIRS = 512
-"""So many pairs of tokens in attention cost what a token costs in all the rest of a layer: less in a small model, more
+"""This many pairs of tokens in attention cost as much as one token in the rest of a layer. Fewer in a small model, more
 in a large one (``benchmarks/train.py update``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """One row of training."""
+class MaskedSequence:
+    """A training sequence, as far as a forward pass needs it."""
 
     ids: tuple[int, ...]
     """(T,)"""
     mask: tuple[int, ...]
-    """(T,) 1 where an id is trained; never the first."""
+    """(T,) 1 where an id is trained on; never the first."""
     images: tuple[Image, ...] = ()
-    """In the order of their places, each of which is one id here, as in the ledger."""
+    """In the order of their placeholders; each placeholder is one id, as it was recorded."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Some paths in one row of T' tokens: what two of them begin with in common stands there once."""
+    """Several sequences in one row of T' tokens; a prefix that they share is stored once."""
 
     ids: np.ndarray
     """(T',) int64"""
     positions: np.ndarray
-    """(T',) int64: how many tokens come before it on its path."""
+    """(T',) int64: the position of each token in its own sequence."""
     attach: tuple[tuple[int, int, int], ...]
     """Runs of new tokens: (first, one past the last, the token of this row that they continue or -1)."""
     predicts: np.ndarray
@@ -49,13 +50,13 @@ class Packed:
     targets: np.ndarray
     """(S',) int64: that token."""
     places: np.ndarray
-    """(S',) int64: its place among all trained tokens of the batch, path after path."""
+    """(S',) int64: its index among all trained tokens of the batch, sequence by sequence."""
     images: tuple[Image, ...] = ()
-    """Of its only path."""
+    """Of its only sequence."""
 
     @property
     def plain(self) -> bool:
-        """It is one path, so that ordinary causal attention is right."""
+        """Whether it holds one sequence, so that ordinary causal attention is right."""
         return len(self.attach) == 1
 
     def seen(self) -> np.ndarray:
@@ -104,37 +105,37 @@ class MicroBatch:
         )
 
 
-def pack(paths: Sequence[Path], *, row_tokens: int, share: bool = True) -> list[Packed]:
-    """All ``paths`` in rows of at most ``row_tokens`` tokens (one that is longer has a row of its own).
+def pack(sequences: Sequence[MaskedSequence], *, row_tokens: int, share: bool = True) -> list[Packed]:
+    """Pack all ``sequences`` into rows of at most ``row_tokens`` tokens; a longer one gets a row of its own.
 
-    Paths that begin alike come to lie side by side, so that their common beginning is stored and computed once in each
-    row; one that shares too little for the length of the row begins another. With ``share`` false, each path is a row.
-    The trained tokens are numbered path after path, in the order given.
-    Raises :class:`ValueError` for a path whose first id is trained: nothing predicts it.
+    Sequences with a common prefix are put side by side, so that the prefix is stored and computed once in each row. One
+    that shares too little for the length of the row begins another. With ``share`` false, each sequence is a row.
+    The trained tokens are numbered sequence after sequence, in the order given.
+    Raises :class:`ValueError` for a sequence whose first id is trained: nothing predicts it.
     """
-    starts = np.cumsum([0, *(sum(path.mask) for path in paths)])
-    for number, path in enumerate(paths):
-        if len(path.ids) != len(path.mask) or (path.mask and path.mask[0]):
-            raise ValueError(f"path {number}: its mask has another length, or trains its first id: leave it out")
+    starts = np.cumsum([0, *(sum(sequence.mask) for sequence in sequences)])
+    for number, sequence in enumerate(sequences):
+        if len(sequence.ids) != len(sequence.mask) or (sequence.mask and sequence.mask[0]):
+            raise ValueError(f"sequence {number}: its mask has another length, or trains its first id: leave it out")
     rows: list[Packed] = []
     building: _Building | None = None
-    for number in sorted(range(len(paths)), key=lambda n: paths[n].ids):
-        path = paths[number]
-        alone = not share or path.images or (building is not None and building.images)
-        if building is not None and not alone and building.welcomes(path, row_tokens):
-            building.add(path, int(starts[number]))
+    for number in sorted(range(len(sequences)), key=lambda n: sequences[n].ids):
+        sequence = sequences[number]
+        alone = not share or sequence.images or (building is not None and building.images)
+        if building is not None and not alone and building.welcomes(sequence, row_tokens):
+            building.add(sequence, int(starts[number]))
             continue
         if building is not None:
             rows.append(building.done())
         building = _Building()
-        building.add(path, int(starts[number]))
+        building.add(sequence, int(starts[number]))
     if building is not None:
         rows.append(building.done())
     return rows
 
 
 class _Building:
-    """A row under construction; paths come sorted, so the last one shares the most with the next."""
+    """A row under construction; sequences come sorted, so the last one shares the most with the next."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -146,29 +147,29 @@ class _Building:
         self._places: list[int] = []
         self._last: tuple[int, ...] = ()
         self._where: list[int] = []
-        """The place in the row of each token of the last path."""
+        """The place in the row of each token of the last sequence."""
 
-    def welcomes(self, path: Path, row_tokens: int) -> bool:
-        """Whether ``path`` fits, and costs less here than in a row of its own: what it shares is not computed again,
-        but attention is over all pairs of a row, whether they see each other or not."""
-        shared, size = common_prefix(self._last, path.ids), len(self.ids)
-        fresh = len(path.ids) - shared
-        pairs = fresh * (2 * size + fresh) - len(path.ids) ** 2
+    def welcomes(self, sequence: MaskedSequence, row_tokens: int) -> bool:
+        """Whether ``sequence`` fits, and costs less here than in a row of its own. A shared prefix is computed once,
+        but attention covers all pairs of a row, whether they see each other or not."""
+        shared, size = common_prefix(self._last, sequence.ids), len(self.ids)
+        fresh = len(sequence.ids) - shared
+        pairs = fresh * (2 * size + fresh) - len(sequence.ids) ** 2
         return size + fresh <= row_tokens and pairs <= shared * _PAIRS
 
-    def add(self, path: Path, place: int) -> None:
-        shared, start = common_prefix(self._last, path.ids), len(self.ids)
-        self.images = path.images
-        new = path.ids[shared:]
+    def add(self, sequence: MaskedSequence, place: int) -> None:
+        shared, start = common_prefix(self._last, sequence.ids), len(self.ids)
+        self.images = sequence.images
+        new = sequence.ids[shared:]
         self.ids += new
-        self._positions += range(shared, len(path.ids))
+        self._positions += range(shared, len(sequence.ids))
         if new:
             self._attach.append((start, start + len(new), self._where[shared - 1] if shared else -1))
         self._where = [*self._where[:shared], *range(start, start + len(new))]
-        self._last = path.ids
-        trained = [at for at, wanted in enumerate(path.mask) if wanted]
+        self._last = sequence.ids
+        trained = [at for at, wanted in enumerate(sequence.mask) if wanted]
         self._predicts += [self._where[at - 1] for at in trained]
-        self._targets += [path.ids[at] for at in trained]
+        self._targets += [sequence.ids[at] for at in trained]
         self._places += range(place, place + len(trained))
 
     def done(self) -> Packed:

@@ -263,7 +263,7 @@ class Compute(_Part):
     micro_tokens: PositiveInt = 8192
     """Tokens that go through the model at once."""
     row_tokens: PositiveInt = 2048
-    """Rows of training that begin alike share rows of this length."""
+    """Training sequences that begin alike share rows of this length."""
     threads: int | None = Field(default=None, gt=0)
     """Of torch on a CPU, for all that this process computes."""
     device: str | None = None
@@ -438,8 +438,21 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
     try:
         return TrainConfig.model_validate(data)
     except ValidationError as error:
+        if _of_0_1(data):
+            raise TrainingError(
+                f"{source}: written by version 0.1, whose runs are not resumed: begin another run with model.path set "
+                "to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is "
+                "agent.options.prompt now, and tracking names trackers (docs/training.md)"
+            ) from error
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
         raise TrainingError(f"{source}: {wrong}: correct these settings (docs/training.md lists all)") from error
+
+
+def _of_0_1(data: Mapping[str, Any]) -> bool:
+    agent, tracking = data.get("agent"), data.get("tracking")
+    return (isinstance(agent, Mapping) and "prompt" in agent) or (
+        isinstance(tracking, Mapping) and isinstance(tracking.get("wandb"), str | bool)
+    )
 
 
 def _put(data: dict[str, Any], override: str, yaml: Any) -> None:

@@ -1,6 +1,6 @@
 """From what episodes were worth to the advantage of each of their turns, the same for every trainer.
 
-Invariants: one episode is one vote, however many rows of training it has; what was not judged has no process reward,
+Invariants: one episode is one vote, however many training sequences it has; what was not judged has no process reward,
 and its episode is learnt from by its outcome.
 """
 
@@ -19,14 +19,14 @@ from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import Distillation, TrainConfig
 
-__all__ = ["Attempt", "Worth", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
+__all__ = ["ScoredEpisode", "Worth", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
 
 Worth = float | Callable[[str], float]
 """In [0, 1]: what the process term counts for, beside ``reward.coefficient``; by setting, or for all alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ScoredEpisode:
     """What credit depends on of an episode: all but its tokens."""
 
     group: Hashable
@@ -50,7 +50,7 @@ class Attempt:
 
 
 def turn_advantages(
-    attempts: Sequence[Attempt], config: TrainConfig, *, seed: int, worth: Worth = 1.0
+    attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int, worth: Worth = 1.0
 ) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
     """The advantage of each (attempt, turn) with trained tokens; and figures of the process rewards.
 
@@ -103,7 +103,7 @@ def taught_advantages(
     return algorithms.combined(advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
 
 
-def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:
+def judged_of(attempts: Iterable[ScoredEpisode]) -> list[Judged]:
     """What judge and verifier said of the attempts that were judged, to be held against each other."""
     return [
         Judged(one.setting, fmean(one.process.values()), min(1.0, max(0.0, one.score)), one.outcome == "solved")
@@ -112,7 +112,7 @@ def judged_of(attempts: Iterable[Attempt]) -> list[Judged]:
     ]
 
 
-def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -> dict[str, float]:
+def figures_of(attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> dict[str, float]:
     """Statistics over episodes and groups, under the names of the existing systems where they mean the same."""
     by_group: dict[Hashable, list[float]] = {}
     scores = scores_of(attempts, config, seed=seed)
@@ -145,7 +145,7 @@ def figures_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -
     }
 
 
-def scores_of(attempts: Sequence[Attempt], config: TrainConfig, *, seed: int) -> list[float]:
+def scores_of(attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> list[float]:
     """What each of ``attempts`` is worth, in [0, 1]; ``seed`` as for :func:`turn_advantages`."""
     scores = [one.score for one in attempts]
     if config.reward.shuffle:
@@ -166,7 +166,7 @@ def _dealt_anew(values: Sequence[float | None], seed: int) -> list[float | None]
     return [None if value is None else next(left) for value in values]
 
 
-def _positions(attempts: Sequence[Attempt]) -> torch.Tensor:
+def _positions(attempts: Sequence[ScoredEpisode]) -> torch.Tensor:
     """(N,) the how-manieth turn of its episode each trained turn is."""
     return torch.tensor([place for one in attempts for place in one.steps or range(len(one.turns))])
 

@@ -17,7 +17,7 @@ from clawgym.engines.protocol import Completion
 from clawgym.records import Image, Observation, ToolCall
 from clawgym.tools.shell import bash_call
 
-__all__ = ["Dialect", "Reply", "TextDialect", "ToolsDialect"]
+__all__ = ["LoopProtocol", "Reply", "TextDialect", "ToolsDialect"]
 
 Message = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Reply:
     """It was plain text, with no attempt at a call."""
 
 
-class Dialect(Protocol):
+class LoopProtocol(Protocol):
     name: str
     how_to: str
     offers_tools: bool

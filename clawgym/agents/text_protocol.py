@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["HOW_TO", "Command", "Malformed", "Submit", "parse_reply"]
+__all__ = ["HOW_TO", "Command", "MalformedCall", "Submit", "parse_reply"]
 
 HOW_TO = """\
 Answer every message in exactly one of two ways.
@@ -42,14 +42,14 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedCall:
     """Neither; ``why`` is said to the model. ``prose`` if there was no attempt at either."""
 
     why: str
     prose: bool = False
 
 
-def parse_reply(reply: str) -> Command | Submit | Malformed:
+def parse_reply(reply: str) -> Command | Submit | MalformedCall:
     """Read one reply. A leading ``<think>`` passage, and blocks of other languages, are left aside."""
     text = _THOUGHT.sub("", reply.replace("\r\n", "\n"), count=1)
     commands: list[str] = []
@@ -69,20 +69,20 @@ def parse_reply(reply: str) -> Command | Submit | Malformed:
         fence, language = opening[1], opening[2].strip(" \t")
         end = next((n for n in range(at + 1, len(lines)) if _closes(lines[n], len(fence))), None)
         if end is None:
-            return Malformed(f"the block opened with {fence}{language} is never closed")
+            return MalformedCall(f"the block opened with {fence}{language} is never closed")
         if language.lower() in _BASH:
             commands.append("\n".join(lines[at + 1 : end]))
         at = end + 1
     if submits and commands:
-        return Malformed("there is a command and the submit marker: do one of the two")
+        return MalformedCall("there is a command and the submit marker: do one of the two")
     if submits:
         return Submit("\n".join(prose).strip())
     if len(commands) > 1:
-        return Malformed(f"there are {len(commands)} bash blocks: write exactly one")
+        return MalformedCall(f"there are {len(commands)} bash blocks: write exactly one")
     if not commands:
-        return Malformed("there is no bash block and no submit marker", prose=bool(text.strip()))
+        return MalformedCall("there is no bash block and no submit marker", prose=bool(text.strip()))
     if not commands[0].strip():
-        return Malformed("the bash block is empty")
+        return MalformedCall("the bash block is empty")
     return Command(commands[0])
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from clawgym.agents._calls import VERSION, now
-from clawgym.agents._dialects import Dialect, Message, TextDialect, ToolsDialect
+from clawgym.agents._dialects import LoopProtocol, Message, TextDialect, ToolsDialect
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
@@ -34,7 +34,7 @@ things, and check your results before you finish."""
 
 _ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
 """Settings that a receipt names also where they are open: runs that began before there were others go on."""
-_DIALECTS: dict[str, type[Dialect]] = {"tools": ToolsDialect, "text": TextDialect}
+_DIALECTS: dict[str, type[LoopProtocol]] = {"tools": ToolsDialect, "text": TextDialect}
 
 
 @agents.register("tool-loop")

@@ -21,11 +21,11 @@ from clawgym.cli._options import JsonFlag
 from clawgym.console import Console
 from clawgym.errors import ClawGymError
 
-__all__ = ["Finding", "doctor", "examine"]
+__all__ = ["Diagnosis", "doctor", "examine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One line of the report."""
 
     what: str
@@ -39,25 +39,25 @@ class Finding:
     """What a sandbox does not isolate here, or does otherwise than the others."""
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     version = platform.python_version()
     ok = sys.version_info >= (3, 11)
-    return Finding("Python", ok, version, "" if ok else "install Python 3.11 or newer", needed=True)
+    return Diagnosis("Python", ok, version, "" if ok else "install Python 3.11 or newer", needed=True)
 
 
-def _package(module: str, extra: str, purpose: str) -> Finding:
+def _package(module: str, extra: str, purpose: str) -> Diagnosis:
     found = importlib.util.find_spec(module) is not None
-    return Finding(purpose, found, f"package {module}", "" if found else f"pip install 'clawgym[{extra}]'")
+    return Diagnosis(purpose, found, f"package {module}", "" if found else f"pip install 'clawgym[{extra}]'")
 
 
-def _backend(name: str) -> list[Finding]:
+def _backend(name: str) -> list[Diagnosis]:
     """A real box is started, and asked."""
     from clawgym.sandbox import backend
 
     what = f"sandbox: {name}"
     try:
 
-        async def probe() -> Finding:
+        async def probe() -> Diagnosis:
             made = backend(name)
             try:
                 isolation = await made.probe()
@@ -67,18 +67,18 @@ def _backend(name: str) -> list[Finding]:
             detail = f"tier {isolation.tier}; " + (
                 "everything isolated" if not missing else "not: " + ", ".join(missing)
             )
-            return Finding(what, True, detail, notes=isolation.notes)
+            return Diagnosis(what, True, detail, notes=isolation.notes)
 
         return [asyncio.run(probe())]
     except ClawGymError as error:
         text, _, mend = str(error).rpartition(": ")
-        return [Finding(what, False, text or str(error), mend or str(error))]
+        return [Diagnosis(what, False, text or str(error), mend or str(error))]
 
 
-def _cluster() -> list[Finding]:
+def _cluster() -> list[Diagnosis]:
     """Looked at only where the user has named one: no cluster is started or sought."""
     if not os.environ.get("RAY_ADDRESS"):
-        return [Finding("sandbox: ray", True, "not asked for (RAY_ADDRESS is not set)")]
+        return [Diagnosis("sandbox: ray", True, "not asked for (RAY_ADDRESS is not set)")]
     return _backend("ray")
 
 
@@ -89,13 +89,13 @@ print("made" if libc.unshare(0x10000000) == 0 else os.strerror(ctypes.get_errno(
 """
 
 
-def _namespaces() -> list[Finding]:
+def _namespaces() -> list[Diagnosis]:
     what = "user namespaces"
     if sys.platform != "linux":
-        return [Finding(what, False, f"{sys.platform} has none", "use the Docker backend: --sandbox docker")]
+        return [Diagnosis(what, False, f"{sys.platform} has none", "use the Docker backend: --sandbox docker")]
     argv = [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE]
     said = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for path, wanted, mend in (
         ("/proc/sys/kernel/unprivileged_userns_clone", "1", "sysctl -w kernel.unprivileged_userns_clone=1"),
         ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "0",
@@ -107,23 +107,23 @@ def _namespaces() -> list[Finding]:
         except OSError:
             continue
         if value != wanted and os.geteuid() != 0:
-            found.append(Finding(what, False, f"{path} is {value}", mend))
+            found.append(Diagnosis(what, False, f"{path} is {value}", mend))
     if not found and said != "made":
         mend = (
             "in a container: run as root and use --sandbox chroot (docker run --user 0); "
             "elsewhere: sysctl -w user.max_user_namespaces=15000"
         )
-        found.append(Finding(what, False, f"refused to this process ({said or 'no answer'})", mend))
-    return found or [Finding(what, True, "allowed")]
+        found.append(Diagnosis(what, False, f"refused to this process ({said or 'no answer'})", mend))
+    return found or [Diagnosis(what, True, "allowed")]
 
 
-def _checker_libraries() -> Finding:
+def _checker_libraries() -> Diagnosis:
     """A few public checkers use these if they can be imported, and score differently if not.
 
     Sandboxes show them as packages of the distribution: what pip has put into this machine's Python they do not see.
     """
     if shutil.which("python3", path="/usr/bin") is None:
-        return Finding("python3 in boxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
+        return Diagnosis("python3 in boxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
     names = ("python3-yaml", "python3-cryptography")
     asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
     try:
@@ -135,14 +135,14 @@ def _checker_libraries() -> Finding:
     detail = (
         f"missing in boxes: {', '.join(missing)} (22 of the 2,200 public checkers try them)" if missing else "present"
     )
-    return Finding("libraries of checkers", not missing, detail, mend)
+    return Diagnosis("libraries of checkers", not missing, detail, mend)
 
 
-def _task_sets() -> Finding:
+def _task_sets() -> Diagnosis:
     root = os.environ.get("CLAWGYM_DATA")
     if root and os.path.isdir(root):
-        return Finding("public task sets", True, f"CLAWGYM_DATA={root}")
-    return Finding(
+        return Diagnosis("public task sets", True, f"CLAWGYM_DATA={root}")
+    return Diagnosis(
         "public task sets",
         False,
         "CLAWGYM_DATA is not set (the Hub is asked instead)" if not root else f"CLAWGYM_DATA={root} is not a folder",
@@ -150,35 +150,35 @@ def _task_sets() -> Finding:
     )
 
 
-def _openclaw() -> Finding:
+def _openclaw() -> Diagnosis:
     from clawgym.agents.openclaw.install import installed
 
     try:
         copy = installed()
     except ClawGymError as error:
         text, _, mend = str(error).rpartition(": ")
-        return Finding("OpenClaw", False, text, mend)
+        return Diagnosis("OpenClaw", False, text, mend)
     compare = "`clawgym openclaw install --check` compares every file"
-    return Finding("OpenClaw", True, f"{copy.version} on Node {copy.node_version}; {compare}")
+    return Diagnosis("OpenClaw", True, f"{copy.version} on Node {copy.node_version}; {compare}")
 
 
-def _desktops() -> Finding:
+def _desktops() -> Diagnosis:
     """Boxes of the sandboxes show what this machine's ``/usr`` has."""
     from clawgym.desktop import PROGRAMS
 
     missing = [package for program, package in PROGRAMS.items() if not shutil.which(program, path="/usr/bin:/bin")]
     if missing:
         mend = f"apt-get install {' '.join(missing)}"
-        return Finding("desktops", False, f"missing: {', '.join(missing)}", mend)
+        return Diagnosis("desktops", False, f"missing: {', '.join(missing)}", mend)
     return _package("PIL", "gui", "desktops")
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Diagnosis]:
     """Everything the doctor looks at, in order."""
     from clawgym.sandbox import local_names
 
     linux = sys.platform == "linux"
-    checks: list[Callable[[], list[Finding]]] = [
+    checks: list[Callable[[], list[Diagnosis]]] = [
         lambda: [_python()],
         _namespaces,
         *(partial(_backend, name) for name in local_names()),
@@ -194,14 +194,14 @@ def examine() -> list[Finding]:
     boxes = [f for f in findings if f.what.startswith("sandbox:") and not f.detail.startswith("not asked for")]
     if not any(f.ok for f in boxes):
         mend = "mend one of the sandboxes above"
-        findings.append(Finding("somewhere to run tasks", False, "no sandbox backend works", mend, needed=True))
+        findings.append(Diagnosis("somewhere to run tasks", False, "no sandbox backend works", mend, needed=True))
     return findings
 
 
-def _verl() -> list[Finding]:
+def _verl() -> list[Diagnosis]:
     from clawgym.trainers.verl.installed import examine as parts
 
-    return [Finding(f"verl: {part.what}", part.ok, part.detail, part.mend, needed=True) for part in parts()]
+    return [Diagnosis(f"verl: {part.what}", part.ok, part.detail, part.mend, needed=True) for part in parts()]
 
 
 def doctor(
@@ -213,7 +213,7 @@ def doctor(
     findings = _verl() if verl else examine()
     out = Console()
     if as_json:
-        rows = [{k: getattr(f, k) for k in Finding.__slots__} for f in findings]
+        rows = [{k: getattr(f, k) for k in Diagnosis.__slots__} for f in findings]
         out.json(rows)
     else:
         width = max(len(f.what) for f in findings)

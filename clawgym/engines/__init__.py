@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from clawgym.engines.openai import Budget, OpenAIEngine, Prices, RateLimits
+from clawgym.engines.openai import AnswerBudget, OpenAIEngine, Prices, RateLimits
 from clawgym.engines.protocol import (
     CallDelta,
     Checkable,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clawgym.engines.vllm import VLLMEngine
 
 __all__ = [
-    "Budget",
+    "AnswerBudget",
     "CallDelta",
     "Checkable",
     "Completion",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from clawgym.errors import BudgetExceeded, EngineError
 from clawgym.records import Usage
 
-__all__ = ["Budget", "Prices", "RateLimiter", "RateLimits", "Reservation"]
+__all__ = ["AnswerBudget", "Prices", "RateLimiter", "RateLimits", "Reservation"]
 
 WINDOW_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class AnswerBudget:
     """What an engine may spend in total. Checked before each request, so calls in flight may exceed it."""
 
     tokens: int | None = None

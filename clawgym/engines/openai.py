@@ -25,7 +25,7 @@ from clawgym.engines._check import Endpoint, check
 from clawgym.engines._chunks import Chunks
 from clawgym.engines._client import Client
 from clawgym.engines._failures import EndpointFailure, error_of, host_of, url_of
-from clawgym.engines._limits import Budget, Prices, RateLimiter, RateLimits, Reservation
+from clawgym.engines._limits import AnswerBudget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable
 from clawgym.engines.chat import Problem, ReplyCounter, parse_completion
 from clawgym.engines.protocol import Completion, Delta, Sampling
@@ -33,7 +33,7 @@ from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
 from clawgym.registry import engines
 
-__all__ = ["Budget", "OpenAIEngine", "Prices", "RateLimits"]
+__all__ = ["AnswerBudget", "OpenAIEngine", "Prices", "RateLimits"]
 
 OPENAI_URL = "https://api.openai.com/v1"
 LONGEST_WAIT_SECONDS = 300.0
@@ -84,7 +84,7 @@ class OpenAIEngine:
         api_key: str | None = None,
         api_key_env: str = KEY_ENV,
         prices: Prices | None = None,
-        budget: Budget | None = None,
+        budget: AnswerBudget | None = None,
         limits: RateLimits | None = None,
         max_retries: int = 6,
         timeout: float = 300.0,
@@ -102,7 +102,7 @@ class OpenAIEngine:
         if not self._key and (self._host == host_of(OPENAI_URL) or api_key_env != KEY_ENV):
             raise EngineError(f"{self._host} needs an API key: set {api_key_env} or pass api_key=")
         self._prices = prices
-        self._budget = budget or Budget()
+        self._budget = budget or AnswerBudget()
         if self._budget.cost_usd is not None and prices is None:
             raise EngineError("a cost budget needs prices: pass prices=Prices(prompt=..., completion=...)")
         self._limits = limits or RateLimits()
@@ -277,7 +277,7 @@ class OpenAIEngine:
         if usage is None:
             usage = Usage()
             self._counts["without_usage"] += 1
-            if self._budget != Budget():
+            if self._budget != AnswerBudget():
                 raise EngineError(
                     f"{self._host} reports no token usage, so the budget cannot be kept: run without a budget, "
                     "or use an endpoint that reports usage"

@@ -144,7 +144,7 @@ class _Run:
         self._run_episode = run_episode
 
     async def attempt(self, task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
-        """See :class:`~clawgym.evaluation.schedule.Attempt`."""
+        """See :class:`~clawgym.evaluation.schedule.JobFunction`."""
         episode, row = await self._episode(task, sample)
         if row is not None:
             return self._folder.append(row)

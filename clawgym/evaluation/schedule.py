@@ -28,7 +28,7 @@ run: something is down."""
 Row = Mapping[str, Any]
 
 
-class Attempt(Protocol):
+class JobFunction(Protocol):
     """One try at one job; ``attempt`` counts from 0, those of earlier runs included."""
 
     async def __call__(self, task: Task, sample: int, attempt: int) -> Row:
@@ -43,7 +43,7 @@ class Schedule:
         self,
         folder: Ledger,
         tasks: Sequence[Task],
-        attempt: Attempt,
+        attempt: JobFunction,
         progress: ProgressView,
         *,
         samples: int = 1,

@@ -1,7 +1,7 @@
 """What stands between ``<tool_call>`` and ``</tool_call>``, in the two styles that models are trained on.
 
 A scanner finds the end of a body while it comes, in one pass over its characters whatever the pieces; a reader makes a
-call of a whole body. Both raise :class:`Malformed`.
+call of a whole body. Both raise :class:`MalformedBody`.
 
 * ``hermes``: ``{"name": ..., "arguments": {...}}``; a marker inside a JSON string is text of that string.
 * ``qwen3-coder``: ``<function=name>``, then ``<parameter=key>``, a line end, the value, a line end, ``</parameter>``
@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-__all__ = ["CLOSE", "OPEN", "JsonScanner", "Malformed", "MarkupScanner", "Scanner", "read_json", "read_markup"]
+__all__ = ["CLOSE", "OPEN", "JsonScanner", "MalformedBody", "MarkupScanner", "Scanner", "read_json", "read_markup"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_DEPTH = 128
@@ -23,7 +23,7 @@ _MAX_DEPTH = 128
 _MAX_NAME = 256
 
 
-class Malformed(ValueError):
+class MalformedBody(ValueError):
     """Not a call."""
 
 
@@ -71,14 +71,14 @@ class JsonScanner:
         if char == "{" or (char == "[" and self._depth):
             self._depth += 1
             if self._depth > _MAX_DEPTH:
-                raise Malformed
+                raise MalformedBody
         elif char in "}]" and self._depth:
             self._depth -= 1
             self._closed = not self._depth
         elif char == '"' and self._depth:
             self._in_string = True
         else:
-            raise Malformed
+            raise MalformedBody
 
     def _close(self, text: str, pos: int) -> int | None:
         if not self._tail:
@@ -86,7 +86,7 @@ class JsonScanner:
         taken = text[pos : pos + len(CLOSE) - len(self._tail)]
         self._tail += taken
         if not CLOSE.startswith(self._tail):
-            raise Malformed
+            raise MalformedBody
         return pos + len(taken) if self._tail == CLOSE else None
 
 
@@ -101,14 +101,14 @@ def read_json(body: str) -> tuple[str, str]:
         if "\\u" in body:
             json.dumps([name, parsed], ensure_ascii=False).encode()  # lone surrogates are no text
     except (ValueError, KeyError, IndexError, RecursionError) as error:
-        raise Malformed from error
+        raise MalformedBody from error
     if not isinstance(name, str) or not name or not isinstance(parsed, dict):
-        raise Malformed
+        raise MalformedBody
     return name, arguments
 
 
 def _refuse(constant: str) -> None:
-    raise Malformed(constant)
+    raise MalformedBody(constant)
 
 
 def _members(body: str, pos: int) -> dict[str, tuple[int, int]]:
@@ -130,13 +130,13 @@ def _members(body: str, pos: int) -> dict[str, tuple[int, int]]:
         mark = ","
         if body[pos] == "}":
             if body[pos + 1 :].strip():
-                raise Malformed
+                raise MalformedBody
             return places
 
 
 def _expect(body: str, pos: int, char: str) -> None:
     if body[pos] != char:
-        raise Malformed
+        raise MalformedBody
 
 
 def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
@@ -202,7 +202,7 @@ class MarkupScanner:
             self._rest = len(work) - _begun(work, pos)
             return None
         if match.group() != _END_VALUE:
-            raise Malformed
+            raise MalformedBody
         self._step = self._next
         return match.end()
 
@@ -217,7 +217,7 @@ class MarkupScanner:
 def _unfinished(work: str, pos: int, named: re.Pattern[str] | None, plain: str) -> None:
     """``None`` if ``work`` from ``pos`` may still become ``plain`` or match ``named``; else malformed."""
     if not plain.startswith(work[pos : pos + len(CLOSE) + 1]) and not (named and named.match(work, pos)):
-        raise Malformed
+        raise MalformedBody
 
 
 def _begun(work: str, pos: int) -> int:
@@ -231,7 +231,7 @@ def read_markup(body: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
     by which values are converted; the arguments come as JSON."""
     head = _FUNCTION.match(body, _end(_SPACE, body, 0))
     if head is None:
-        raise Malformed
+        raise MalformedBody
     name, pos = head.group(1), head.end()
     schema = parameters.get(name)
     values: dict[str, Any] = {}
@@ -244,7 +244,7 @@ def read_markup(body: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, RecursionError) as error:
-        raise Malformed from error
+        raise MalformedBody from error
     return name, text
 
 

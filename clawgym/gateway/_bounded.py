@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
 
-__all__ = ["BUDGET", "SECONDS", "Budget", "compiled"]
+__all__ = ["BUDGET", "SECONDS", "RenderBudget", "compiled"]
 
 BUDGET = 2**29
 """Characters that one rendering may make in all; what holds others counts :data:`_HOLDER` for each."""
@@ -56,7 +56,7 @@ _WIDE = re.compile(r"\*|\d{4}")
 """A width in a format that is given apart, or is large."""
 
 
-class Budget(threading.local):
+class RenderBudget(threading.local):
     """What is left of the rendering that runs in this thread."""
 
     left = BUDGET
@@ -79,7 +79,7 @@ class Budget(threading.local):
 
 class _Bounded(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    budget: Budget
+    budget: RenderBudget
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _Asking(self).visit(super()._parse(source, name, filename))
@@ -165,12 +165,12 @@ class _Asking(NodeTransformer):
         return node
 
 
-def compiled(source: str) -> tuple[Template, Budget]:
+def compiled(source: str) -> tuple[Template, RenderBudget]:
     """The template as transformers compiles it, with bounds, and what is left to the rendering of a thread."""
     made: Any = chat_template_utils._compile_jinja_template("").environment  # pyright: ignore[reportPrivateUsage]
     environment = made.overlay()  # its filters, globals and extensions
     environment.__class__ = _Bounded
-    environment.budget = Budget()
+    environment.budget = RenderBudget()
     environment.finalize = environment.sized
     environment.filters = {name: _bounded(environment, name, filter) for name, filter in made.filters.items()}
     environment.globals = {name: value for name, value in made.globals.items() if name != "lipsum"}

@@ -32,7 +32,7 @@ from clawgym.bounds import LARGEST_CONTROL_BODY
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import ClawGymError, GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
-from clawgym.gateway.dialects.errors import Failure, envelope, failure_of
+from clawgym.gateway.dialects.errors import ApiFailure, envelope, failure_of
 from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
 from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
@@ -131,7 +131,7 @@ class Control:
             except (ClawGymError, ValueError) as error:
                 failure = failure_of(error)
                 if isinstance(error, PoolError | GatewayError) and not isinstance(error, Refusal):
-                    failure = Failure(409, str(error))
+                    failure = ApiFailure(409, str(error))
                 return web.json_response(envelope(failure), status=failure.status, headers=failure.headers)
 
         return guarded

@@ -32,7 +32,7 @@ from clawgym.gateway.core import Core
 from clawgym.gateway.dialects import Dialect
 from clawgym.gateway.dialects._sse import send_events
 from clawgym.gateway.dialects.chat import ChatDialect
-from clawgym.gateway.dialects.errors import Failure, failure_of
+from clawgym.gateway.dialects.errors import ApiFailure, failure_of
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.sessions import Opened, Session, SessionRequest, Sessions
@@ -266,7 +266,7 @@ class Gateway:
 
     async def _nowhere(self, request: web.Request) -> web.Response:
         paths = ", ".join(f"/v1/{dialect.path}" for dialect in self.dialects.values())
-        failure = Failure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
+        failure = ApiFailure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
         return answer_error(_PLAIN, failure)
 
     async def admit(self, request: web.Request) -> Session:
@@ -296,7 +296,7 @@ def secret_of(request: web.Request) -> str:
     return value.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def answer_error(dialect: Dialect, failure: Failure) -> web.Response:
+def answer_error(dialect: Dialect, failure: ApiFailure) -> web.Response:
     """An error as an HTTP response."""
     return web.Response(
         body=orjson.dumps(dialect.error(failure)),
@@ -381,7 +381,7 @@ class _Endpoint:
             whole = await dialect.whole(deltas, call, body)
         return web.Response(body=orjson.dumps(whole), content_type="application/json")
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: Exception) -> ApiFailure:
         if not isinstance(error, ClawGymError):
             _log.exception("a request failed", exc_info=error)
         return failure_of(error)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clawgym.pool.pool import Pool
-    from clawgym.pool.samples import samples_of
+    from clawgym.pool.sequences import sequences_of
     from clawgym.pool.states import EpisodeEnd, PooledEpisode
     from clawgym.pool.writer import PoolWriter
 
-__all__ = ["EpisodeEnd", "Pool", "PoolWriter", "PooledEpisode", "samples_of"]
+__all__ = ["EpisodeEnd", "Pool", "PoolWriter", "PooledEpisode", "sequences_of"]
 
 _HOMES = {
     "EpisodeEnd": "states",
     "Pool": "pool",
     "PoolWriter": "writer",
     "PooledEpisode": "states",
-    "samples_of": "samples",
+    "sequences_of": "sequences",
 }
 
 

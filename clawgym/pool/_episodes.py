@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from clawgym.errors import EpisodeClosed, PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
 from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
-from clawgym.pool.samples import Shape, paths_of
+from clawgym.pool.sequences import Shape, paths_of
 from clawgym.pool.states import EpisodeEnd
 from clawgym.records import Image, Outcome, Turn
 

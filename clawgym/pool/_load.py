@@ -13,7 +13,7 @@ from clawgym.errors import PoolError
 from clawgym.pool._fetch import delivered
 from clawgym.pool._pack import from_json, text, unpack
 from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
-from clawgym.pool.samples import samples_of
+from clawgym.pool.sequences import sequences_of
 from clawgym.pool.states import PROCESS_REWARD, Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import Turn
 
@@ -118,7 +118,7 @@ def batch(db: sa.Connection, claimed: Any) -> Batch:
 
     def member(seq: int) -> BatchEpisode:
         named = rewards.get(seq, {})
-        samples = tuple(samples_of(histories[seq], roles=roles))
+        samples = tuple(sequences_of(histories[seq], roles=roles))
         return BatchEpisode(_with_old_penalties(records[seq], named), samples, named.get(PROCESS_REWARD, {}))
 
     made = tuple(

@@ -13,7 +13,7 @@ from typing import Any
 
 from clawgym.pool._rows import turn_of
 from clawgym.pool.check import TraceTurn, check
-from clawgym.pool.samples import Shape, paths_of
+from clawgym.pool.sequences import Shape, paths_of
 from clawgym.pool.states import PooledEpisode
 from clawgym.records import Episode, Observation, Outcome, Step, ToolCall, Turn, continued, prompt_ids
 from clawgym.records.atif import episode_to_atif, json_safe

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from clawgym.errors import MissingDependency, PoolError, TraceError
 from clawgym.pool._pack import document_of, from_document, pack
-from clawgym.pool.samples import samples_of
+from clawgym.pool.sequences import sequences_of
 from clawgym.pool.states import PooledEpisode
 from clawgym.records import Image, Turn
 
@@ -74,7 +74,7 @@ def rows_from(
         "meta": json.dumps(dict(episode.meta)),
     }
     about["tags"] = list(episode.tags)
-    ends = {sample.turns[-1]: sample for sample in samples_of(turns)}
+    ends = {sample.turns[-1]: sample for sample in sequences_of(turns)}
     rows = []
     for index, turn in enumerate(turns):
         row = about | {name: getattr(turn, name) for name in _TURN}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawgym.records import Sample
+from clawgym.records import TrainingSequence
 
 __all__ = ["PROCESS_REWARD", "Batch", "BatchEpisode", "BatchGroup", "EpisodeEnd", "PooledEpisode"]
 
@@ -77,7 +77,7 @@ class BatchEpisode:
     """An episode in a batch."""
 
     episode: PooledEpisode
-    samples: tuple[Sample, ...]
+    sequences: tuple[TrainingSequence, ...]
     """At least one training sequence, of the requested roles."""
     process_rewards: Mapping[int, float] = field(default_factory=dict)
     """Index of the turn -> what a judge scored it with."""

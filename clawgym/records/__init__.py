@@ -21,7 +21,7 @@ from clawgym.records.task import (
     check_relative_path,
     packages_of,
 )
-from clawgym.records.turn import Role, Sample, Turn, common_prefix, continued, prompt_ids
+from clawgym.records.turn import Role, TrainingSequence, Turn, common_prefix, continued, prompt_ids
 
 __all__ = [
     "DEFAULT_WORKSPACE",
@@ -37,7 +37,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "Role",
-    "Sample",
+    "TrainingSequence",
     "Site",
     "Step",
     "Submission",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Role", "Sample", "Turn", "common_prefix", "continued", "prompt_ids"]
+__all__ = ["Role", "TrainingSequence", "Turn", "common_prefix", "continued", "prompt_ids"]
 
 Role = Literal["main", "subagent", "compaction", "unknown"]
 """What a model call was for. ``unknown`` is never trained."""
@@ -92,15 +92,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One row of training: the ids along a path of turns, from a first prompt to a last sample."""
+class TrainingSequence:
+    """One training sequence: the ids along a path of turns, from a first prompt to a last sample."""
 
     turns: tuple[int, ...]
     """Indices in the episode, first to last."""
     ids: tuple[int, ...]
     """(T,) as the engine saw and sampled them."""
     mask: tuple[int, ...]
-    """(T,) 1 where an id was sampled and is trained in this row; each sampled id is trained in one row."""
+    """(T,) 1 where an id was sampled and is trained on here; each sampled id is trained on in one sequence only."""
     logprobs: tuple[float, ...]
     """(S,) one per 1 of ``mask``, in order: never padded."""
     policy_versions: tuple[int | None, ...]

@@ -37,7 +37,7 @@ from clawgym.errors import (
 from clawgym.offload import offloaded
 from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Turn, Usage, VerifierResult
 from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
-from clawgym.rollout.shown import Shown
+from clawgym.rollout.shown import WatchedAttempt
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, open_tools, sandbox_spec
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
@@ -194,7 +194,7 @@ class Attempt:
                 if task.inputs:
                     await self.box.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.box, self.backend)
-            self._live = live.add(Shown(task, self.agent, self.steps, self._tools))
+            self._live = live.add(WatchedAttempt(task, self.agent, self.steps, self._tools))
         except TimeoutError:
             await self._close()
             raise InfraError(

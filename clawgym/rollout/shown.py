@@ -16,13 +16,13 @@ from clawgym.tools import Tools
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Shown"]
+__all__ = ["WatchedAttempt"]
 
 _ACTION, _TEXT = 200, 2_000
 """Characters."""
 
 
-class Shown:
+class WatchedAttempt:
     """See :class:`clawgym.live.Watched`."""
 
     def __init__(self, task: Task, agent: str, steps: Sequence[Step], tools: Tools) -> None:

@@ -94,7 +94,7 @@ class Environment(_Network):
         return reasons + [f"needs {what}" for what, wanted in wants.items() if wanted]
 
 
-class Agent(_Network):
+class HarborAgent(_Network):
     timeout_sec: Seconds | None = None
     user: str | int | None = None
 
@@ -115,7 +115,7 @@ class Solution(_Section):
     env: dict[str, str] = {}
 
 
-class Step(_Section):
+class HarborStep(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 
 
@@ -133,10 +133,10 @@ class HarborConfig(_Section):
     task: Package | None = None
     metadata: dict[str, Any] = {}
     environment: Environment = Environment()
-    agent: Agent = Agent()
+    agent: HarborAgent = HarborAgent()
     verifier: Verifier = Verifier()
     solution: Solution = Solution()
-    steps: list[Step] | None = None
+    steps: list[HarborStep] | None = None
 
     def model_post_init(self, context: Any, /) -> None:
         version = self.schema_version or self.version or "1.0"

@@ -30,7 +30,7 @@ from clawgym.registry import graders
 from clawgym.tasks.curation.mutable import inputs_to_change
 from clawgym.tasks.formats._files import packages_for, with_tools_of_the_agent
 
-__all__ = ["Entry", "Extras", "Row", "validated"]
+__all__ = ["TaskEntry", "Extras", "Row", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -41,7 +41,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Server(_Strict):
+class ServerEntry(_Strict):
     """A tool server; its files are in ``tools/<name>/``."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -94,7 +94,7 @@ class Extras(_Strict):
     """Of the verifier."""
     layers: dict[str, dict[str, Any]] = {}
     """Folder in the box -> the lock of what is mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
-    tools: list[Server] = []
+    tools: list[ServerEntry] = []
     desktop: Screen | None = None
     metadata: dict[str, Any] | None = None
     """Rows only: they have no other place for it."""
@@ -221,7 +221,7 @@ class Extras(_Strict):
             unsupported=task.unsupported,
             protected=list(task.verifier.protected),
             layers=_locks(task),
-            tools=[Server(name=s.name, argv=list(s.argv), env=dict(s.env)) for s in task.tools],
+            tools=[ServerEntry(name=s.name, argv=list(s.argv), env=dict(s.env)) for s in task.tools],
             desktop=_screen(task.desktop),
         )
         return extras.model_dump(exclude_defaults=True)
@@ -268,7 +268,7 @@ def _locks(task: Task) -> dict[str, dict[str, Any]]:
     return {target: lock_behind(layer).as_dict() for target, layer in task.layers.items()}
 
 
-class Entry(_Strict):
+class TaskEntry(_Strict):
     """``data_entry.json``."""
 
     task_id: str

@@ -53,10 +53,10 @@ def read_task(folder: Path) -> Task:
 
     Raises :class:`TaskError`, naming file and field, for anything the layout does not allow.
     """
-    from clawgym.tasks.formats._schema import Entry, validated
+    from clawgym.tasks.formats._schema import TaskEntry, validated
 
     where = str(folder / ENTRY_FILE)
-    entry = validated(Entry, parse_json(read_text(folder, ENTRY_FILE), where), where)
+    entry = validated(TaskEntry, parse_json(read_text(folder, ENTRY_FILE), where), where)
     check_task_id(entry.task_id, f"{where}: field task_id")
     extras = entry.clawgym
     calls = bool(extras.tools) or extras.desktop is not None
@@ -120,11 +120,11 @@ def write_task(task: Task, folder: Path) -> None:
 
 def read_locks(folder: Path) -> list[Lock]:
     """What the layers of the task in ``folder`` are made from. Raises :class:`TaskError` as :func:`read_task` does."""
-    from clawgym.tasks.formats._schema import Entry, validated
+    from clawgym.tasks.formats._schema import TaskEntry, validated
     from clawgym.tasks.layers import lock_of
 
     where = str(folder / ENTRY_FILE)
-    layers = validated(Entry, parse_json(read_text(folder, ENTRY_FILE), where), where).clawgym.layers
+    layers = validated(TaskEntry, parse_json(read_text(folder, ENTRY_FILE), where), where).clawgym.layers
     return [lock_of(body, f"{where}: clawgym.layers[{target!r}]") for target, body in layers.items()]
 
 

@@ -24,7 +24,7 @@ from clawgym.sandbox.protocol import Backend
 from clawgym.tasks.layers import Lock, Progress
 from clawgym.tasks.swe import recipes
 from clawgym.tasks.swe.mutations import OPERATORS, Edit, apply, edits, usable
-from clawgym.tasks.swe.recipes import Instance, Place, Recipe, Shown
+from clawgym.tasks.swe.recipes import Instance, Place, Recipe, ShownFiles
 from clawgym.tasks.swe.sources import Source
 from clawgym.tasks.swe.trial import Suite, run_suite
 from clawgym.tasks.swe.verifier import PROTECTED
@@ -314,9 +314,9 @@ def _unfit(run: Suite, base: Baseline) -> str | None:
     return None
 
 
-def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Suite, second: Suite) -> list[Shown]:
+def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Suite, second: Suite) -> list[ShownFiles]:
     """Up to two failures that say most in least, from different statements, and do not give the bug away."""
-    rows: list[Shown] = []
+    rows: list[ShownFiles] = []
     for test in fails:
         failure, again = first.failures.get(test), second.failures.get(test)
         if failure is None or again is None or failure.file not in source.by_path:
@@ -326,9 +326,9 @@ def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Su
             continue
         data = source.by_path[failure.file].read()
         span = statement_at(data, failure.line) if failure.line is not None else None
-        rows.append(Shown(test=test, file=failure.file, statement=span, type=failure.type, message=message))
+        rows.append(ShownFiles(test=test, file=failure.file, statement=span, type=failure.type, message=message))
     rows.sort(key=lambda row: (row.type != "AssertionError", row.statement is None, len(row.message), row.test))
-    chosen: list[Shown] = []
+    chosen: list[ShownFiles] = []
     good = source.by_path[candidate.path].read()
     for row in rows:
         if any((row.file, row.statement) == (c.file, c.statement) for c in chosen):

@@ -34,7 +34,7 @@ __all__ = [
     "Instance",
     "Place",
     "Recipe",
-    "Shown",
+    "ShownFiles",
     "build",
     "build_all",
     "instance_hash",
@@ -59,7 +59,7 @@ class Place(_Strict):
     operator: str
 
 
-class Shown(_Strict):
+class ShownFiles(_Strict):
     """How one failing test shows the bug; its statement is read from the archive."""
 
     test: str
@@ -81,7 +81,7 @@ class Instance(_Strict):
     after: str
     fail: list[str]
     """The tests that fail with it; the others of the recipe pass."""
-    shown: list[Shown]
+    shown: list[ShownFiles]
     others: list[Place]
     """Other bugs at that place, for wrong solutions."""
     hash: str

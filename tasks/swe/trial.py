@@ -16,7 +16,7 @@ from clawgym.errors import SandboxError, TaskError
 from clawgym.records import Layer, Limits, TaskFile
 from clawgym.sandbox.protocol import Backend, SandboxSpec
 
-__all__ = ["LIMITS", "SITE", "WORKSPACE", "Failure", "Suite", "environment", "run_suite"]
+__all__ = ["LIMITS", "SITE", "WORKSPACE", "TrialFailure", "Suite", "environment", "run_suite"]
 
 WORKSPACE = "/repo"
 SITE = "/opt/layers/site"
@@ -26,7 +26,7 @@ LIMITS = Limits(memory_mb=1024, pids=256, agent_seconds=900.0, verify_seconds=12
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TrialFailure:
     """How one test failed."""
 
     file: str
@@ -42,7 +42,7 @@ class Suite:
 
     tests: Mapping[str, str]
     """Node id -> ``passed``, ``failed`` or ``skipped``."""
-    failures: Mapping[str, Failure]
+    failures: Mapping[str, TrialFailure]
     seconds: float = 0.0
     fault: str | None = None
     """Why there are no results: ``hang``, ``crash``, ``collection``."""
@@ -112,6 +112,8 @@ def _read(text: bytes) -> Suite:
     return Suite(tests, failures, fault=fault)
 
 
-def _failure(body: Mapping[str, Any]) -> Failure:
+def _failure(body: Mapping[str, Any]) -> TrialFailure:
     line = body["line"]
-    return Failure(str(body["file"]), line if isinstance(line, int) else None, str(body["type"]), str(body["message"]))
+    return TrialFailure(
+        str(body["file"]), line if isinstance(line, int) else None, str(body["type"]), str(body["message"])
+    )

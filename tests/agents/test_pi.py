@@ -10,7 +10,7 @@ import pytest
 
 from clawgym.agents.openclaw.install import Installation
 from clawgym.agents.pi import Pi
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import Outcome, TaskFile
 
 from ..gateway.scripted import refused
@@ -42,7 +42,7 @@ async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installati
     episode = await it.attempt()
     assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "It still is.")
     assert [(t.role, t.flaw, t.parent) for t in episode.turns] == [("main", None, n) for n in (None, 0, 1, 2, 3, 4)]
-    assert len(samples_of(episode.turns)) == 1
+    assert len(sequences_of(episode.turns)) == 1
     assert [seen.sampled for seen in it.engine.seen] == [list(t.sampled_ids) for t in episode.turns]
 
     assert [s.message for s in episode.steps if s.source == "user"] == [
@@ -70,7 +70,7 @@ async def test_a_request_that_the_model_refuses_has_failed(room: Any) -> None:
 
 
 async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_on(room: Any) -> None:
-    """pi's own compaction, with its settings scaled to the window: a row of training before it, and one after."""
+    """pi's own compaction, with its settings scaled to the window: a training sequence before it, and one after."""
 
     def say(prompt: str, n: int) -> str:
         if "context summarization assistant" in prompt:
@@ -89,7 +89,7 @@ async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_
     assert roles == ["main", "main", "compaction", "main", "main"]
     assert episode.outcome is Outcome.SOLVED
     assert all(turn.flaw is None for turn in episode.turns)
-    rows = samples_of(episode.turns)
+    rows = sequences_of(episode.turns)
     assert [row.turns for row in rows] == [(0, 1), (3, 4)]
 
 

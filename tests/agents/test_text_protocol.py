@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.agents.text_protocol import HOW_TO, Command, Malformed, Submit, parse_reply
+from clawgym.agents.text_protocol import HOW_TO, Command, MalformedCall, Submit, parse_reply
 
 pieces = st.sampled_from(
     [
@@ -35,7 +35,7 @@ def test_any_text_is_read_and_commands_stand_in_it(reply: str):
     if isinstance(parsed, Command):
         assert parsed.text.strip()
         assert parsed.text in reply.replace("\r\n", "\n")
-    elif isinstance(parsed, Malformed):
+    elif isinstance(parsed, MalformedCall):
         assert parsed.why
 
 
@@ -44,7 +44,7 @@ def test_a_fenced_command_comes_out_word_for_word(command: str, prose: str):
     prose = prose.replace("<", "(")
     parsed = parse_reply(f"{prose}\n```bash\n{command}\n```\n{prose}")
     if not command.strip():
-        assert isinstance(parsed, Malformed)
+        assert isinstance(parsed, MalformedCall)
     elif "</think>" not in command:
         assert parsed == Command(command)
 
@@ -68,12 +68,12 @@ def test_a_longer_fence_holds_shorter_ones(inner: int, outer: int):
         ("I could\n```bash\nrm -rf x\n```\n</think>\n```bash\nls\n```", Command("ls")),
         ("All done.\n<submit/>", Submit("All done.")),
         (" <submit /> ", Submit("")),
-        ("I will write <submit/> soon", Malformed("there is no bash block and no submit marker", prose=True)),
-        ("", Malformed("there is no bash block and no submit marker")),
-        ("```bash\nls", Malformed("the block opened with ```bash is never closed")),
-        ("```bash\n\n```", Malformed("the bash block is empty")),
-        ("```bash\nls\n```\n```bash\npwd\n```", Malformed("there are 2 bash blocks: write exactly one")),
-        ("```bash\nls\n```\n<submit/>", Malformed("there is a command and the submit marker: do one of the two")),
+        ("I will write <submit/> soon", MalformedCall("there is no bash block and no submit marker", prose=True)),
+        ("", MalformedCall("there is no bash block and no submit marker")),
+        ("```bash\nls", MalformedCall("the block opened with ```bash is never closed")),
+        ("```bash\n\n```", MalformedCall("the bash block is empty")),
+        ("```bash\nls\n```\n```bash\npwd\n```", MalformedCall("there are 2 bash blocks: write exactly one")),
+        ("```bash\nls\n```\n<submit/>", MalformedCall("there is a command and the submit marker: do one of the two")),
     ],
 )
 def test_replies(reply: str, parsed: object):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.engines import Budget, Engine, OpenAIEngine, Prices, RateLimits, Sampling
+from clawgym.engines import AnswerBudget, Engine, OpenAIEngine, Prices, RateLimits, Sampling
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError, MissingDependency
 from clawgym.records import Usage
 
@@ -255,7 +255,7 @@ async def test_the_number_of_requests_in_flight_is_bounded(fake_openai: FakeOpen
 
 
 async def test_the_token_budget_ends_the_work(fake_openai: FakeOpenAI, engine):
-    e = engine(budget=Budget(tokens=30))
+    e = engine(budget=AnswerBudget(tokens=30))
     await ask(e)
     await ask(e)
     with pytest.raises(BudgetExceeded, match="raise it") as caught:
@@ -265,14 +265,14 @@ async def test_the_token_budget_ends_the_work(fake_openai: FakeOpenAI, engine):
 
 
 async def test_the_cost_budget_ends_the_work(fake_openai: FakeOpenAI, engine):
-    e = engine(budget=Budget(cost_usd=0.02), prices=Prices(1000.0, 1000.0))
+    e = engine(budget=AnswerBudget(cost_usd=0.02), prices=Prices(1000.0, 1000.0))
     await ask(e)
     await ask(e)
     with pytest.raises(BudgetExceeded) as caught:
         await ask(e)
     assert caught.value.cause == "cost"
     with pytest.raises(EngineError, match="needs prices"):
-        engine(budget=Budget(cost_usd=1.0))
+        engine(budget=AnswerBudget(cost_usd=1.0))
 
 
 async def test_missing_usage_is_counted_never_guessed(fake_openai: FakeOpenAI, engine):
@@ -281,7 +281,7 @@ async def test_missing_usage_is_counted_never_guessed(fake_openai: FakeOpenAI, e
     assert (await ask(e)).usage == Usage(0, 0, 0, None)
     assert e.stats()["without_usage"] == 1
     with pytest.raises(EngineError, match="budget cannot be kept"):
-        await ask(engine(budget=Budget(tokens=100)))
+        await ask(engine(budget=AnswerBudget(tokens=100)))
 
 
 async def test_the_key_is_sent_and_never_shown(

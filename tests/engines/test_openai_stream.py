@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.engines import Budget, CallDelta, Delta, OpenAIEngine, Prices, RateLimits, TextEngine
+from clawgym.engines import AnswerBudget, CallDelta, Delta, OpenAIEngine, Prices, RateLimits, TextEngine
 from clawgym.engines._chunks import Chunks
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
@@ -160,14 +160,14 @@ async def test_refused_parameters_are_adapted(fake_openai: FakeOpenAI, engine) -
 
 
 async def test_budgets_hold(fake_openai: FakeOpenAI, engine) -> None:
-    e = engine(budget=Budget(tokens=20))
+    e = engine(budget=AnswerBudget(tokens=20))
     await collect(e)
     await collect(e)
     with pytest.raises(BudgetExceeded):
         await collect(e)
     fake_openai.default = streamed(*WORDS[:-1])
     with pytest.raises(EngineError, match="reports no token usage"):
-        await collect(engine(budget=Budget(tokens=20)))
+        await collect(engine(budget=AnswerBudget(tokens=20)))
     assert (await collect(engine()))[-1] == Delta(finish_reason="stop")
 
 

@@ -172,7 +172,7 @@ def test_results_graded_by_something_else_are_refused(tmp_path: Path, change):
         compare(a, b)
 
 
-def test_samples_of_one_task_count_as_one_task(tmp_path: Path):
+def test_sequences_of_one_task_count_as_one_task(tmp_path: Path):
     """Sixteen copies of four tasks more: what was not told apart on the tasks is not on the copies either."""
     a = make_run(tmp_path / "a", passes(16) * 16, samples=16)
     b = make_run(tmp_path / "b", passes(20) * 16, samples=16)

@@ -14,7 +14,7 @@ import pytest
 
 from clawgym.errors import GatewayError
 from clawgym.gateway.control import Control
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import prompt_ids
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -99,7 +99,7 @@ async def test_white_box_turns(desk, owner):
     turns = d.turns
     assert [t.parent for t in turns] == [None, 0, None]
     assert [list(prompt_ids(turns, n)) for n in range(3)] == [row["prompt_ids"] for row in rows]
-    assert [sum(s.mask) for s in samples_of(turns)] == [3, 1]
+    assert [sum(s.mask) for s in sequences_of(turns)] == [3, 1]
     for bad, named in [
         ({"prompt_ids": "x"}, "turns[0].prompt_ids"),
         ({"prompt_ids": [1], "sampled_ids": [2], "logprobs": []}, "turns[0]"),
@@ -121,7 +121,7 @@ async def test_a_white_box_turn_continues_no_turn_that_is_not_proved(desk, owner
     ]
     assert (await call("POST", f"/sessions/{d.session.id}/turns", {"turns": rows}))[0] == 200
     assert [t.parent for t in d.turns] == [None, 0, 0]
-    assert [sum(s.mask) for s in samples_of(d.turns)] == [2]
+    assert [sum(s.mask) for s in sequences_of(d.turns)] == [2]
 
 
 async def test_weights_are_held_between_turns(desk, owner):

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from clawgym.agents.openclaw.install import Installation
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "openclaw.md"
 
@@ -49,4 +49,4 @@ async def test_the_lines_of_the_page_do_it(desk, openclaw: Installation, tmp_pat
     assert b"I am here, and heard you." in said
     (turn,) = there.turns
     assert (turn.role, turn.flaw) == ("main", None)
-    assert len(samples_of([turn])) == 1
+    assert len(sequences_of([turn])) == 1

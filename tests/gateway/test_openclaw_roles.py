@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from clawgym.agents.openclaw.install import installed
 from clawgym.errors import AgentError, EngineError
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.records import prompt_ids
 
 from .openclaw_process import openclaw, provider
@@ -172,7 +172,7 @@ def check(agent):
         same = next(seen for seen in rest if seen.prompt == prompt and tuple(seen.sampled) == turn.sampled_ids)
         rest.remove(same)
         assert tuple(same.logprobs) == turn.logprobs
-    samples = samples_of(turns)
+    samples = sequences_of(turns)
     trained = [n for sample in samples for n in dict.fromkeys(sample.turn_of)]
     assert sorted(trained) == [n for n, t in enumerate(turns) if t.role == "main" and t.flaw is None and t.sampled_ids]
     return samples
@@ -269,7 +269,7 @@ async def test_two_subagents_side_by_side(claw):
     assert len(agent.roles) == 8
     (sample,) = check(agent)
     assert len(sample.turns) == 4
-    assert len(samples_of(agent.turns, roles=("subagent",))) == 2
+    assert len(sequences_of(agent.turns, roles=("subagent",))) == 2
 
 
 async def test_a_subagents_subagent(claw):

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 
 MAIN = "You are a careful assistant."
 HELP = "You are a helper for one small job."
@@ -228,7 +228,7 @@ async def test_words_that_are_there_for_one_call_only_open_branches(desk):
         conversation += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
     turns = d.turns
     assert [(turn.role, turn.parent) for turn in turns] == [("main", None)] * 3
-    samples = samples_of(turns)
+    samples = sequences_of(turns)
     assert [sample.turns for sample in samples] == [(0,), (1,), (2,)], "a row a turn, each exactly what was sampled"
     assert [sample.ids for sample in samples] == [(*s.prompt, *s.sampled) for s in d.engine.seen]
     assert d.gateway.stats()["branches"] == 3

@@ -102,7 +102,7 @@ async def test_a_file_added_after_reading_is_not_used(backend: Backend, folder: 
     assert (await episode_of(made, ScriptAgent(counts.encode(), "x"), backend)).outcome is Outcome.SOLVED
 
 
-async def test_between_two_samples_of_a_run(backend: Backend, folder: Path, tmp_path: Path) -> None:
+async def test_between_two_sequences_of_a_run(backend: Backend, folder: Path, tmp_path: Path) -> None:
     """The run ends with the episode missing; put back, the same call finishes it; kept, it is refused by name."""
     before = (folder / CHECKER).read_bytes()
     agent = Editing(lambda: edit(folder / CHECKER))

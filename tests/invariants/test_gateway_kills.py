@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 
 KILLS = int(os.environ.get("CLAWGYM_SOAK", 0)) // 50 or 3  # each starts a gateway: seconds
 AGENTS = 8
@@ -117,7 +117,7 @@ async def test_what_has_ended_is_stored(tmp_path):
                 assert set(agent.ended) <= set(stored), f"lost after kill {kill}"
                 # A turn that was stored, and whose end did not arrive, was asked for again: a sibling.
                 assert len(stored) <= len(agent.ended) + kill + 1
-                longest = max(samples_of(turns), key=lambda row: len(row.turns), default=None)
+                longest = max(sequences_of(turns), key=lambda row: len(row.turns), default=None)
                 if agent.ended:
                     assert longest is not None
                     assert len(longest.turns) >= len(agent.ended), "histories go on where they were"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from clawgym.agents.openclaw._unpack import unpack
-from clawgym.agents.text_protocol import Malformed, parse_reply
+from clawgym.agents.text_protocol import MalformedCall, parse_reply
 from clawgym.desktop.actions import parse
 from clawgym.engines import VLLMEngine
 from clawgym.engines.openai import OpenAIEngine
@@ -60,7 +60,7 @@ NESTED = "[" * DEEP + "]" * DEEP
 def test_a_fence_with_many_blanks_is_read_in_linear_time() -> None:
     """4,000 blanks took 115 s."""
     started = time.process_time()
-    assert isinstance(parse_reply("```" + " " * 100_000 + "x`"), Malformed)
+    assert isinstance(parse_reply("```" + " " * 100_000 + "x`"), MalformedCall)
     assert time.process_time() - started < 5
 
 

@@ -19,7 +19,7 @@ from clawgym.errors import EngineError
 from clawgym.gateway.calls import ChatCall, Refusal
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.records import prompt_ids
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
@@ -160,7 +160,7 @@ def images_of(turns, index):
 
 
 def check(turns, seen, trained):
-    """Every turn is what the engine saw, and every row of training is made of nothing else."""
+    """Every turn is what the engine saw, and every training sequence is made of nothing else."""
     assert len(turns) == len(seen)
     # Turns are stored in the order they ended, calls are seen in the order they began: join them by what was said.
     rest = list(seen)
@@ -172,7 +172,7 @@ def check(turns, seen, trained):
         assert tuple(same.logprobs) == turn.logprobs
         assert same.images == images_of(turns, index)
         assert turn.flaw or same.version == turn.policy_version
-    rows = samples_of(turns)
+    rows = sequences_of(turns)
     ends = {prompt_ids(turns, i) + t.sampled_ids for i, t in enumerate(turns)}
     counted = 0
     for row in rows:

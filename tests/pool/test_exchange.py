@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from clawgym.errors import PoolError, TraceError
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.pool.check import check
 from clawgym.pool.exchange import Exported, export, import_
 from clawgym.pool.traces import read_traces
@@ -109,7 +109,7 @@ def test_rows_of_training_are_ready_to_use(file_pool: Pool, tmp_path: Path) -> N
     export(file_pool, tmp_path / "e.parquet")
     table = pq.read_table(tmp_path / "e.parquet")
     rows = [row for row in table.to_pylist() if row["row_ids"] is not None]
-    expected = [(id, sample) for id in ids for sample in samples_of(file_pool.turns(id))]
+    expected = [(id, sample) for id in ids for sample in sequences_of(file_pool.turns(id))]
     assert [row["episode"] for row in rows] == [id for id, _ in expected]
     for row, (_, sample) in zip(rows, expected, strict=True):
         assert tuple(row["row_ids"]) == sample.ids

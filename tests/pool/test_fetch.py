@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from clawgym.errors import PoolError
-from clawgym.pool import EpisodeEnd, Pool, samples_of
+from clawgym.pool import EpisodeEnd, Pool, sequences_of
 
 from .histories import chain, ids_of, store
 
@@ -40,7 +40,7 @@ def test_a_batch_holds_what_was_stored(pool: Pool) -> None:
     assert [member.episode.outcome for member in only.episodes] == ["solved", "failed", "truncated"]
     assert only.episodes[1].process_rewards == {0: 1.0, 2: -1.0}
     for member in only.episodes:
-        assert list(member.samples) == samples_of(pool.turns(member.episode.id))
+        assert list(member.sequences) == sequences_of(pool.turns(member.episode.id))
         assert member.episode.n_samples == 1
 
 
@@ -192,7 +192,7 @@ def test_stale_episodes_are_left_out_and_counted(pool: Pool) -> None:
     for version in (1, 5, 6, None):
         store(pool, chain(1, 2, policy_version=version), group=group)
     batch = pool.fetch("trainer", 0, policy_version=7, max_staleness=2)
-    assert [m.samples[0].policy_versions[0] for m in batch.groups[0].episodes] == [5, 6]  # type: ignore[union-attr]
+    assert [m.sequences[0].policy_versions[0] for m in batch.groups[0].episodes] == [5, 6]  # type: ignore[union-attr]
     assert pool.stats()["channels"]["train"]["fates"] == {"delivered": 2, "stale": 2}
     mixed = chain(1, 1, policy_version=4) + chain(2, 1, policy_version=7, parent=0)
     store(pool, mixed)
@@ -204,7 +204,7 @@ def test_staleness_looks_only_at_what_is_trained(pool: Pool) -> None:
     turns = [*chain(1, 1, policy_version=1, role="subagent"), *chain(2, 1, policy_version=9)]
     store(pool, turns)
     batch = pool.fetch("trainer", 0, policy_version=9, max_staleness=0)
-    assert batch.groups[0].episodes[0].samples[0].turns == (1,)  # type: ignore[union-attr]
+    assert batch.groups[0].episodes[0].sequences[0].turns == (1,)  # type: ignore[union-attr]
     store(pool, turns)
     assert pool.fetch("trainer", 1, policy_version=9, max_staleness=0, roles=("main", "subagent")) is None
 
@@ -229,7 +229,7 @@ def test_inexact_turns_are_not_delivered(pool: Pool) -> None:
     good = store(pool, chain(3, 2) + chain(4, 1, flaw="constrained"), group=group)
     batch = pool.fetch("trainer", 0, min_episodes=1)
     assert [*ids_of(batch.groups)] == [good]  # type: ignore[union-attr]
-    assert batch.groups[0].episodes[0].samples[0].turns == (0, 1)  # type: ignore[union-attr]
+    assert batch.groups[0].episodes[0].sequences[0].turns == (0, 1)  # type: ignore[union-attr]
     assert pool.stats()["channels"]["train"]["fates"] == {"delivered": 1, "empty": 3}
 
 

@@ -6,22 +6,24 @@ import random
 from collections.abc import Mapping, Sequence
 
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
-from clawgym.records import Sample
+from clawgym.records import TrainingSequence
 
 __all__ = ["batch_of", "episode_of", "sample_of"]
 
 
 def sample_of(
     ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], turns: Sequence[int] | None = None
-) -> Sample:
+) -> TrainingSequence:
     """A row; all of it turn 0 unless ``turns`` says of each trained id which turn it is of."""
     count = sum(mask)
     turn_of = tuple(turns or [0] * count)
-    return Sample(tuple(sorted(set(turn_of))), tuple(ids), tuple(mask), tuple(logprobs), (0,) * count, turn_of)
+    return TrainingSequence(
+        tuple(sorted(set(turn_of))), tuple(ids), tuple(mask), tuple(logprobs), (0,) * count, turn_of
+    )
 
 
 def episode_of(
-    number: int, reward: float, samples: Sequence[Sample], judged: Mapping[int, float] | None = None
+    number: int, reward: float, samples: Sequence[TrainingSequence], judged: Mapping[int, float] | None = None
 ) -> BatchEpisode:
     """A closed episode with its rows, and with process rewards by turn."""
     pooled = PooledEpisode(

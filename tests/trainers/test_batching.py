@@ -1,8 +1,8 @@
-"""Rows of training as tensors: what is put together is computed as if it lay alone."""
+"""Training sequences as tensors: what is put together is computed as if it lay alone."""
 
 from __future__ import annotations
 
-from pathlib import Path as File
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
+from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.policy import token_logprobs
 
 
 @st.composite
-def paths(draw: st.DrawFn) -> list[Path]:
+def paths(draw: st.DrawFn) -> list[MaskedSequence]:
     """Rows over few ids, so that many begin alike; some are equal, some a beginning of another one."""
     count = draw(st.integers(1, 8))
     made = []
@@ -25,7 +25,7 @@ def paths(draw: st.DrawFn) -> list[Path]:
         if made and draw(st.booleans()):
             ids = [*draw(st.sampled_from(made)).ids[: draw(st.integers(0, 12))], *ids]
         mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
-        made.append(Path(tuple(ids), tuple(mask)))
+        made.append(MaskedSequence(tuple(ids), tuple(mask)))
     return made
 
 
@@ -36,7 +36,9 @@ def along(row: Packed, place: int) -> list[int]:
 
 @given(paths(), st.integers(1, 40), st.booleans())
 @settings(max_examples=300)
-def test_every_token_sees_its_own_path_and_nothing_else(made: list[Path], row_tokens: int, share: bool) -> None:
+def test_every_token_sees_its_own_path_and_nothing_else(
+    made: list[MaskedSequence], row_tokens: int, share: bool
+) -> None:
     rows = pack(made, row_tokens=row_tokens, share=share)
     wanted = {}  # place of a trained token -> (what comes before it, itself)
     place = 0
@@ -57,9 +59,9 @@ def test_every_token_sees_its_own_path_and_nothing_else(made: list[Path], row_to
 
 
 @given(paths())
-def test_nothing_is_stored_twice_in_one_row(made: list[Path]) -> None:
+def test_nothing_is_stored_twice_in_one_row(made: list[MaskedSequence]) -> None:
     opening = tuple(range(100, 200))  # long enough to be worth one row
-    made = [Path(opening + path.ids, (0,) * 100 + path.mask) for path in made]
+    made = [MaskedSequence(opening + path.ids, (0,) * 100 + path.mask) for path in made]
     (row,) = pack(made, row_tokens=10**6)
     beginnings = {path.ids[:n] for path in made for n in range(1, len(path.ids) + 1)}
     assert len(row.ids) == len(beginnings)
@@ -68,12 +70,14 @@ def test_nothing_is_stored_twice_in_one_row(made: list[Path]) -> None:
 @pytest.mark.parametrize(("shared", "own", "rows"), [(0, 50, 16), (10, 300, 16), (600, 32, 1), (200, 100, 2)])
 def test_rows_grow_only_by_what_is_shared(shared: int, own: int, rows: int) -> None:
     """Unrelated paths in one row would make attention dearer and save nothing."""
-    made = [Path((*range(shared), *range(at, at + own)), (0,) * (shared + own)) for at in range(1000, 17000, 1000)]
+    made = [
+        MaskedSequence((*range(shared), *range(at, at + own)), (0,) * (shared + own)) for at in range(1000, 17000, 1000)
+    ]
     assert len(pack(made, row_tokens=10**6)) == rows
 
 
 @given(paths(), st.integers(1, 30), st.integers(1, 90))
-def test_micro_batches_hold_every_row_once(made: list[Path], row_tokens: int, tokens: int) -> None:
+def test_micro_batches_hold_every_row_once(made: list[MaskedSequence], row_tokens: int, tokens: int) -> None:
     rows = pack(made, row_tokens=row_tokens)
     batches = list(micro_batches(rows, tokens=tokens))
     assert sorted(n for batch in batches for n in batch.places.tolist()) == list(range(sum(sum(p.mask) for p in made)))
@@ -85,10 +89,10 @@ def test_micro_batches_hold_every_row_once(made: list[Path], row_tokens: int, to
 
 def test_a_row_that_trains_its_first_id_is_refused() -> None:
     with pytest.raises(ValueError, match=r"path 1: .* leave it out"):
-        pack([Path((1, 2), (0, 1)), Path((1, 2), (1, 1))], row_tokens=8)
+        pack([MaskedSequence((1, 2), (0, 1)), MaskedSequence((1, 2), (1, 1))], row_tokens=8)
 
 
-def test_log_probs_are_those_of_each_row_alone(tmp_path: File) -> None:
+def test_log_probs_are_those_of_each_row_alone(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -98,7 +102,9 @@ def test_log_probs_are_those_of_each_row_alone(tmp_path: File) -> None:
 
     opening, task = some(30), some(9)
     rows = [opening + task + some(n) for n in (3, 17, 5, 40)]
-    made = [Path(ids, (0,) * 20 + (1,) * (len(ids) - 20)) for ids in rows] + [Path(some(25), (0,) * 5 + (1,) * 20)]
+    made = [MaskedSequence(ids, (0,) * 20 + (1,) * (len(ids) - 20)) for ids in rows] + [
+        MaskedSequence(some(25), (0,) * 5 + (1,) * 20)
+    ]
     alone = torch.cat([_plain(model, path) for path in made])
     for share, row_tokens, tokens in ((True, 64, 128), (True, 4096, 4096), (False, 1, 100)):
         together = torch.zeros_like(alone)
@@ -107,18 +113,18 @@ def test_log_probs_are_those_of_each_row_alone(tmp_path: File) -> None:
         assert (together - alone).abs().max() < 1e-5
 
 
-def _plain(model: torch.nn.Module, path: Path) -> torch.Tensor:
+def _plain(model: torch.nn.Module, path: MaskedSequence) -> torch.Tensor:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([path.ids])).logits[0, :-1]
     logp = logits.log_softmax(-1).gather(1, torch.tensor(path.ids[1:])[:, None])[:, 0]
     return logp[torch.tensor(path.mask[1:]).bool()]
 
 
-def test_few_logits_at_a_time_change_nothing(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_logits_at_a_time_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clawgym.trainers.common import policy
 
     model = transformers.AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
-    (micro,) = micro_batches(pack([Path(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)
+    (micro,) = micro_batches(pack([MaskedSequence(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)
 
     def gradient(most: int) -> tuple[torch.Tensor, torch.Tensor]:
         monkeypatch.setattr(policy, "_LOGITS", most)
@@ -132,7 +138,9 @@ def test_few_logits_at_a_time_change_nothing(tmp_path: File, monkeypatch: pytest
 
 
 def test_on_another_device_everything_goes_along() -> None:
-    (micro,) = micro_batches(pack([Path((1, 2, 3), (0, 1, 1)), Path((1, 2, 4), (0, 0, 1))], row_tokens=8), tokens=8)
+    (micro,) = micro_batches(
+        pack([MaskedSequence((1, 2, 3), (0, 1, 1)), MaskedSequence((1, 2, 4), (0, 0, 1))], row_tokens=8), tokens=8
+    )
     assert isinstance(micro, MicroBatch)
     moved = micro.to("cpu")
     assert moved.seen is not None

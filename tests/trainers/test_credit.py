@@ -9,18 +9,18 @@ import pytest
 from clawgym.rewards.calibration import weight
 from clawgym.trainers.common.judging import Agreement
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, figures_of, turn_advantages
+from clawgym.trainers.credit import ScoredEpisode, figures_of, turn_advantages
 
 
 def config(advantage: str = "grpo", **reward: Any) -> TrainConfig:
     return TrainConfig.model_validate({"algorithm": {"advantage": advantage}, "reward": reward})
 
 
-def attempt(group: int, score: float, process: dict[int, float], **more: Any) -> Attempt:
-    return Attempt(group, score, "solved" if score == 1 else "failed", 3, 1, 9, (0, 1, 2), process, **more)
+def attempt(group: int, score: float, process: dict[int, float], **more: Any) -> ScoredEpisode:
+    return ScoredEpisode(group, score, "solved" if score == 1 else "failed", 3, 1, 9, (0, 1, 2), process, **more)
 
 
-def attempts() -> list[Attempt]:
+def attempts() -> list[ScoredEpisode]:
     scores = [(0, 1.0), (0, 0.25), (0, 0.0), (1, 0.5), (1, 1.0), (1, 1.0)]
     return [attempt(g, s, {0: n / 6, 1: -n / 3}) for n, (g, s) in enumerate(scores)]
 
@@ -38,7 +38,7 @@ def test_with_a_judge_that_is_worth_nothing_the_outcome_speaks_as_it_was_asked_t
 
 def test_a_turn_that_is_not_trained_shifts_no_other() -> None:
     by_step = config(judge="rule", by_step=True)
-    lacks = Attempt(0, 1.0, "solved", 3, 1, 9, (1, 2), {1: 1.0, 2: -1.0}, steps=(1, 2))
+    lacks = ScoredEpisode(0, 1.0, "solved", 3, 1, 9, (1, 2), {1: 1.0, 2: -1.0}, steps=(1, 2))
     whole = [attempt(0, 1.0, {0: 0.0, 1: -1.0, 2: 1.0}, steps=(0, 1, 2)), lacks]
     found, _ = turn_advantages(whole, by_step, seed=0)
     assert found[1, 1] > 0 > found[1, 2]

@@ -1,7 +1,7 @@
 """A batch of the pool as tensors: tokens with their advantages.
 
-Invariants: one episode is one vote, however many rows of training it has; an advantage stands on the tokens of the turn
-it was given for; log-probs are those of the ledger, never made up.
+Invariants: episodes are weighted equally, however many training sequences they have; an advantage applies to the tokens
+of the turn that it was given for; log-probs are those that were recorded when the tokens were sampled.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode
-from clawgym.records import Image, Sample
-from clawgym.trainers.batching import Packed, Path, pack
+from clawgym.records import Image, TrainingSequence
+from clawgym.trainers.batching import MaskedSequence, Packed, pack
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, Worth, figures_of, scores_of, turn_advantages
+from clawgym.trainers.credit import ScoredEpisode, Worth, figures_of, scores_of, turn_advantages
 
 __all__ = [
     "TrainingBatch",
@@ -32,15 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """R rows of training with S trained tokens in all, row after row."""
+    """R training sequences with S trained tokens in all, sequence after sequence."""
 
     episodes: tuple[BatchEpisode, ...]
-    paths: tuple[Path, ...]
+    sequences: tuple[MaskedSequence, ...]
     """(R,)"""
     rows: tuple[Packed, ...]
-    """``paths`` with their common beginnings put together."""
+    """``sequences``, packed so that common prefixes are computed once."""
     row: torch.Tensor
-    """(S,) int64: which row a trained token is of."""
+    """(S,) int64: the index in ``sequences`` of each trained token."""
     episode: torch.Tensor
     """(S,) int64: which of ``episodes``."""
     advantages: torch.Tensor
@@ -67,7 +67,7 @@ class TrainingBatch:
 
     def places_of(self, rows: Sequence[int]) -> torch.Tensor:
         """(S',) the places of the trained tokens of some rows, row after row."""
-        wanted = torch.zeros(len(self.paths), dtype=torch.bool, device=self.row.device)
+        wanted = torch.zeros(len(self.sequences), dtype=torch.bool, device=self.row.device)
         wanted[list(rows)] = True
         return wanted[self.row].nonzero()[:, 0]
 
@@ -75,7 +75,7 @@ class TrainingBatch:
 def images_of(batch: Batch, pool: Pool) -> dict[str, Image]:
     """By digest, what the rows of a batch show. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
     members = (e for group in batch.groups for e in group.episodes)
-    return {sha: pool.image(sha) for sha in {sha for e in members for sample in e.samples for sha in sample.images}}
+    return {sha: pool.image(sha) for sha in {sha for e in members for sample in e.sequences for sha in sample.images}}
 
 
 def make_batch(
@@ -95,16 +95,18 @@ def make_batch(
     attempts = attempts_of(batch)
     by_turn, process = turn_advantages(attempts, config, seed=seed, worth=worth)
 
-    paths: list[Path] = []
+    sequences: list[MaskedSequence] = []
     row: list[int] = []
     owner: list[int] = []
     advantages: list[float] = []
     logps: list[float] = []
     teacher: list[float] = []
     for number, member in enumerate(episodes):
-        for sample in member.samples:
-            row += [len(paths)] * len(sample.logprobs)
-            paths.append(Path(sample.ids, sample.mask, tuple((images or {})[sha] for sha in sample.images)))
+        for sample in member.sequences:
+            row += [len(sequences)] * len(sample.logprobs)
+            sequences.append(
+                MaskedSequence(sample.ids, sample.mask, tuple((images or {})[sha] for sha in sample.images))
+            )
             owner += [number] * len(sample.logprobs)
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
@@ -114,8 +116,8 @@ def make_batch(
     figures["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
     return TrainingBatch(
         episodes,
-        tuple(paths),
-        tuple(pack(paths, row_tokens=config.compute.row_tokens)),
+        tuple(sequences),
+        tuple(pack(sequences, row_tokens=config.compute.row_tokens)),
         torch.tensor(row, device=device),
         torch.tensor(owner, device=device),
         given.to(device),
@@ -127,7 +129,9 @@ def make_batch(
     )
 
 
-def teacher_of(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, int], Sequence[float]]) -> list[float]:
+def teacher_of(
+    member: BatchEpisode, sample: TrainingSequence, taught: Mapping[tuple[str, int], Sequence[float]]
+) -> list[float]:
     """One log-prob of its teacher per trained id of a row; NaN where there is none. ``taught``: see
     :func:`make_batch`. Raises :class:`ValueError` for a teacher of another length."""
     spoken: list[float] = []
@@ -140,19 +144,19 @@ def teacher_of(member: BatchEpisode, sample: Sample, taught: Mapping[tuple[str, 
     return spoken
 
 
-def attempts_of(batch: Batch) -> list[Attempt]:
+def attempts_of(batch: Batch) -> list[ScoredEpisode]:
     """What credit depends on, of each episode of a batch."""
     return [attempt_of(member, group.id) for group in batch.groups for member in group.episodes]
 
 
-def attempt_of(member: BatchEpisode, group: str) -> Attempt:
+def attempt_of(member: BatchEpisode, group: str) -> ScoredEpisode:
     """What credit depends on, of one episode of ``group``."""
-    episode, samples = member.episode, member.samples
+    episode, samples = member.episode, member.sequences
     turns = tuple(sorted({turn for sample in samples for turn in sample.turn_of}))
     process = member.process_rewards
     # What a row shows without training it, and what was judged, are turns of the agent too.
     main = sorted({turn for sample in samples for turn in sample.turns}.union(turns, process))
-    return Attempt(
+    return ScoredEpisode(
         group,
         episode.reward or 0.0,
         episode.outcome or "",

@@ -37,7 +37,7 @@ _SPARE = 64 * 2**20
 """Bytes that stay free beside a checkpoint: for the pool and the logs."""
 
 
-class Learner(Protocol):
+class CheckpointedLearner(Protocol):
     """The part of a learner that a checkpoint holds."""
 
     updates: int
@@ -116,7 +116,7 @@ class Checkpoints:
         if self._step("best") != name and (self.folder / name / "state.json").exists():
             write_atomic(self.folder / "best", name.encode())
 
-    def save(self, policy: Policy, learner: Learner, progress: Progress) -> Path:
+    def save(self, policy: Policy, learner: CheckpointedLearner, progress: Progress) -> Path:
         """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
         state = dict(_flat(learner))
@@ -181,7 +181,7 @@ class Checkpoints:
             if (policy.folder / name).exists():
                 shutil.copyfile(policy.folder / name, folder / name)
 
-    def load(self, folder: Path, policy: Policy, learner: Learner) -> Progress:
+    def load(self, folder: Path, policy: Policy, learner: CheckpointedLearner) -> Progress:
         """Put model, optimiser and random generators where they were. Raises :class:`~clawgym.errors.TrainingError`
         if the checkpoint is of another configuration."""
         try:
@@ -237,7 +237,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
+def _flat(learner: CheckpointedLearner) -> Iterator[tuple[str, torch.Tensor]]:
     """The state of the optimiser as named tensors."""
     for number, parameter in enumerate(learner.parameters):
         for name, value in learner.optimizer.state.get(parameter, {}).items():
@@ -246,7 +246,7 @@ def _flat(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{number}.{_COPY}", copy.cpu()
 
 
-def _restore(learner: Learner, state: dict[str, torch.Tensor]) -> None:
+def _restore(learner: CheckpointedLearner, state: dict[str, torch.Tensor]) -> None:
     for key, value in state.items():
         number, _, name = key.partition(".")
         parameter = learner.parameters[int(number)]

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
-from clawgym.pool.samples import samples_of
-from clawgym.records import Sample
+from clawgym.pool.sequences import sequences_of
+from clawgym.records import TrainingSequence
 from clawgym.tasks.packs.seeded import WORDS
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.supervised import WordShuffle
 from clawgym.trainers.config import TrainConfig
@@ -24,11 +24,11 @@ __all__ = ["Imitated"]
 class Imitated:
     """Rows to imitate, in batches of ``sft.batch``."""
 
-    def __init__(self, rows: list[Row], config: TrainConfig, renderer: Renderer) -> None:
+    def __init__(self, rows: list[MaskedSequence], config: TrainConfig, renderer: Renderer) -> None:
         self._rows = rows
         self._seed, self._size = config.seed, config.sft.batch
         self._shuffle = WordShuffle(renderer, WORDS) if config.sft.shuffle_words else None
-        self._solved: dict[str, Row] = {}
+        self._solved: dict[str, MaskedSequence] = {}
 
     def remember(self, batch: TrainingBatch) -> dict[str, str]:
         """Imitate from now on what earned everything in a batch too, the last episode of each task (self-imitation,
@@ -36,7 +36,7 @@ class Imitated:
         for :meth:`recall`."""
         kept: dict[str, str] = {}
         for member, score in zip(batch.episodes, batch.scores, strict=True):
-            if score >= 1.0 and (row := _only_row(member.samples)) is not None:
+            if score >= 1.0 and (row := _only_row(member.sequences)) is not None:
                 self.keep(member.episode.task_id, row)
                 kept[member.episode.task_id] = member.episode.id
         return kept
@@ -44,10 +44,10 @@ class Imitated:
     def recall(self, solved: Mapping[str, str], pool: Pool) -> None:
         """What :meth:`remember` has returned before a run was interrupted."""
         for task, episode in solved.items():
-            if (row := _only_row(samples_of(pool.turns(episode)))) is not None:
+            if (row := _only_row(sequences_of(pool.turns(episode)))) is not None:
                 self.keep(task, row)
 
-    def keep(self, task: str, row: Row) -> None:
+    def keep(self, task: str, row: MaskedSequence) -> None:
         """Imitate ``row``, in place of what was kept of ``task`` before."""
         self._solved[task] = row
 
@@ -56,7 +56,7 @@ class Imitated:
         """Tasks of which an episode is imitated."""
         return len(self._solved)
 
-    def batch(self, number: int) -> list[Row]:
+    def batch(self, number: int) -> list[MaskedSequence]:
         """The ``number``-th batch: epoch after epoch of the demonstrations, each in an order of its own; once something
         was solved, drawn evenly from all there is."""
         rng = random.Random(f"{self._seed}:sft:{number}")
@@ -67,9 +67,9 @@ class Imitated:
             chosen = self._in_order(number * self._size)
         return chosen if self._shuffle is None else [self._shuffle(row, rng) for row in chosen]
 
-    def _in_order(self, first: int) -> list[Row]:
+    def _in_order(self, first: int) -> list[MaskedSequence]:
         epoch, place = divmod(first, len(self._rows))
-        rows: list[Row] = []
+        rows: list[MaskedSequence] = []
         while len(rows) < place + self._size:
             order = list(self._rows)
             random.Random(f"{self._seed}:{epoch}").shuffle(order)
@@ -78,6 +78,6 @@ class Imitated:
         return rows[place : place + self._size]
 
 
-def _only_row(samples: Sequence[Sample]) -> Row | None:
+def _only_row(samples: Sequence[TrainingSequence]) -> MaskedSequence | None:
     """What can be imitated: one row, without pictures. One that is several would count more than once."""
-    return Row(samples[0].ids, samples[0].mask) if len(samples) == 1 and not samples[0].images else None
+    return MaskedSequence(samples[0].ids, samples[0].mask) if len(samples) == 1 and not samples[0].images else None

@@ -22,7 +22,7 @@ from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.votes import Judge, rewards_of
 from clawgym.trainers.config import Reward, TrainConfig
-from clawgym.trainers.credit import Attempt, judged_of
+from clawgym.trainers.credit import ScoredEpisode, judged_of
 
 __all__ = ["Agreement", "Judging", "judging"]
 
@@ -138,7 +138,7 @@ class Agreement:
         found = self._found.get(setting)
         return self._unknown if found is None else found.weight
 
-    def add(self, attempts: Sequence[Attempt]) -> dict[str, float]:
+    def add(self, attempts: Sequence[ScoredEpisode]) -> dict[str, float]:
         """Count the episodes of a batch in; from now on process is worth what they say. Figures, with the worth that
         the batch itself was learnt with; none without a judge."""
         if self._config.reward.judge is None:

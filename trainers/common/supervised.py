@@ -17,7 +17,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.documents import conversations_of
 from clawgym.pool.parquet import episodes_of, is_ours
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 
 __all__ = ["WordShuffle", "conversations", "row_of", "rows_of"]
 
@@ -31,7 +31,7 @@ def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
             yield from conversations_of(episode, turns, tools)
 
 
-def rows_of(source: Path, renderer: Renderer) -> Iterator[Row]:
+def rows_of(source: Path, renderer: Renderer) -> Iterator[MaskedSequence]:
     """The rows of a file that ``clawgym pool export`` wrote: messages, or parquet, of which the episodes that were
     solved. Exact ids are taken as they are. Raises :class:`~clawgym.errors.TrainingError` naming the line."""
     if source.suffix == ".parquet":
@@ -40,7 +40,7 @@ def rows_of(source: Path, renderer: Renderer) -> Iterator[Row]:
         columns = ["episode", "outcome", "row_ids", "row_mask"]
         for _, rows in episodes_of(source, columns):
             yield from (
-                Row(tuple(row["row_ids"]), tuple(row["row_mask"]))
+                MaskedSequence(tuple(row["row_ids"]), tuple(row["row_mask"]))
                 for row in rows
                 if row["row_ids"] and row["outcome"] == "solved"
             )
@@ -59,7 +59,9 @@ def rows_of(source: Path, renderer: Renderer) -> Iterator[Row]:
             yield row_of(renderer, messages, row.get("tools") or ())
 
 
-def row_of(renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Row:
+def row_of(
+    renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> MaskedSequence:
     """One conversation as a row in which the replies are trained. Raises
     :class:`~clawgym.errors.TrainingError` for one that the chat template refuses, or without a reply."""
     ids: list[int] = []
@@ -82,7 +84,7 @@ def row_of(renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Seq
         ) from error
     if not said:
         raise TrainingError("a conversation has no reply of an assistant: leave it out")
-    return Row(tuple(ids), tuple(mask))
+    return MaskedSequence(tuple(ids), tuple(mask))
 
 
 class WordShuffle:
@@ -97,10 +99,10 @@ class WordShuffle:
             if all(len(form) == 1 for form in forms[:2]):
                 self._forms.append(tuple(form[0] if len(form) == 1 else -1 for form in forms))
 
-    def __call__(self, row: Row, rng: random.Random) -> Row:
+    def __call__(self, row: MaskedSequence, rng: random.Random) -> MaskedSequence:
         """The row with its words exchanged."""
         others = list(self._forms)
         rng.shuffle(others)
         table = {a: b for old, new in zip(self._forms, others, strict=True) for a, b in zip(old, new, strict=True)
                  if a >= 0 and b >= 0}  # fmt: skip
-        return Row(tuple(table.get(token, token) for token in row.ids), row.mask)
+        return MaskedSequence(tuple(table.get(token, token) for token in row.ids), row.mask)

@@ -133,7 +133,7 @@ class _Loop:
         done = progress.used(config.budget)
         learn = partial(self._learning.learner.learn, batch, seed=seed, done=done, imitated=self._imitated)
         figures |= await asyncio.to_thread(learn)
-        versions = [v for e in batch.episodes for s in e.samples for v in s.policy_versions if v is not None]
+        versions = [v for e in batch.episodes for s in e.sequences for v in s.policy_versions if v is not None]
         progress.step += 1
         await self._policy.publish(self._setting.engine, progress.step)
         seconds = time.monotonic() - started

@@ -19,7 +19,7 @@ import torch
 
 from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
-from clawgym.trainers.batching import MicroBatch, Packed, Path, micro_batches, pack
+from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.imitation import Imitated
 from clawgym.trainers.common.policy import Policy, token_logprobs
@@ -111,7 +111,7 @@ class Learner:
                 f"{guards.min_entropy:g}): go on from the last checkpoint with a lower optimizer.lr"
             )
 
-    def imitate(self, paths: Sequence[Path], *, step: int, steps: int) -> dict[str, float]:
+    def imitate(self, paths: Sequence[MaskedSequence], *, step: int, steps: int) -> dict[str, float]:
         """One step of supervised training: mean cross-entropy over the trained tokens."""
         about = self._config.sft
         decay = 1 - 0.9 * step / max(1, steps) if about.decay else 1.0
@@ -124,7 +124,7 @@ class Learner:
         figures.set("timing/update", time.perf_counter() - started)
         return figures.all()
 
-    def _imitate(self, paths: Sequence[Path], weight: float, figures: _Figures) -> None:
+    def _imitate(self, paths: Sequence[MaskedSequence], weight: float, figures: _Figures) -> None:
         """Add the gradient of ``weight`` times the mean cross-entropy over the trained tokens of ``paths``."""
         count = sum(sum(path.mask) for path in paths)
         for micro in self._micro(self._rows(paths)):
@@ -166,7 +166,7 @@ class Learner:
         weights = torch.zeros_like(old)
         weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
         used = set(batch.row[part].tolist())
-        rows = batch.rows if len(part) == len(old) else self._rows([batch.paths[n] for n in sorted(used)])
+        rows = batch.rows if len(part) == len(old) else self._rows([batch.sequences[n] for n in sorted(used)])
         places = None if rows is batch.rows else batch.places_of(sorted(used))
         for micro in self._micro(rows):
             at = micro.places if places is None else places[micro.places]
@@ -229,7 +229,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def _rows(self, paths: Sequence[Path]) -> list[Packed]:
+    def _rows(self, paths: Sequence[MaskedSequence]) -> list[Packed]:
         return pack(paths, row_tokens=self._config.compute.row_tokens)
 
     def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:

@@ -137,7 +137,7 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-class Server:
+class CpuServer:
     """An actor with an engine: ids in, ids and log-probs out. Its methods are those that verl calls."""
 
     def __init__(self, model: str, threads: int) -> None:
@@ -250,12 +250,12 @@ def _name(replica: int) -> str:
 
 
 class Replica(RolloutReplica):
-    """One :class:`Server`."""
+    """One :class:`CpuServer`."""
 
     async def launch_servers(self) -> None:
         model: Any = self.model_config
         # The environment of a worker that verl starts would name ranks that are not this one's.
-        actor: Any = ray.remote(Server).options(
+        actor: Any = ray.remote(CpuServer).options(
             name=_name(self.replica_rank), num_cpus=0, max_concurrency=self.max_concurrency
         )
         server = actor.remote(str(model["path"]), int(os.environ.get("OMP_NUM_THREADS", "1")))

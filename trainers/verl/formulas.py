@@ -22,7 +22,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from clawgym.registry import losses
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, Worth, turn_advantages
+from clawgym.trainers.credit import ScoredEpisode, Worth, turn_advantages
 
 __all__ = ["NAME", "advantages", "loss", "policy_loss", "token_votes"]
 
@@ -34,7 +34,7 @@ NAME = "clawgym"
 def advantages(
     *,
     response_mask: torch.Tensor,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ScoredEpisode],
     episode: torch.Tensor,
     turn: torch.Tensor,
     train: TrainConfig,

@@ -147,7 +147,7 @@ class Host:
         fields: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
         for member in group.episodes:
-            for place, sample in enumerate(member.samples):
+            for place, sample in enumerate(member.sequences):
                 keys.append(f"{uid}_{member.episode.sample}_{place}")
                 field, tag = row_of(member, sample, group.id, self._config, taught)
                 fields.append({"uid": uid, **field})

@@ -21,7 +21,7 @@ from typing import Any
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.pool import Pool
 from clawgym.registry import trainers
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.demonstrations import demonstrated
 from clawgym.trainers.common.imitation import Imitated
@@ -32,7 +32,7 @@ from clawgym.trainers.common.scratch import base_folder
 from clawgym.trainers.common.services import Score, measured, pool_file
 from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt
+from clawgym.trainers.credit import ScoredEpisode
 from clawgym.trainers.verl.merging import merge_adapters
 from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings, window_of
 from clawgym.trainers.verl.timeline import Span, merged
@@ -226,18 +226,18 @@ class _Work:
     def worth(self, setting: str) -> float:
         return self._agreement.worth(setting)
 
-    def imitated(self, number: int) -> Sequence[Row]:
+    def imitated(self, number: int) -> Sequence[MaskedSequence]:
         assert self._imitated is not None
         return self._imitated.batch(number)
 
-    def solved(self, episodes: Sequence[tuple[str, str, Row]]) -> None:
+    def solved(self, episodes: Sequence[tuple[str, str, MaskedSequence]]) -> None:
         assert self._imitated is not None
         for task, episode, row in episodes:
             self._imitated.keep(task, row)
             self._progress.extra.setdefault("solved", {})[task] = episode
         self._counts["sft/solved_tasks"] = float(self._imitated.solved)
 
-    def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
+    def seen(self, attempts: list[ScoredEpisode]) -> Mapping[str, float]:
         return self._agreement.add(attempts)
 
     def learnt(self, trainer: Any, groups: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of training as verl keeps them: from the pool to its queue, and back to the episodes that they are of.
+"""Training sequences as verl keeps them: from the pool to its queue, and back to the episodes that they are of.
 
 Invariant: ids, log-probs and teachers are those of the pool; nothing is tokenised again, and nothing cut.
 """
@@ -13,20 +13,20 @@ from typing import Any
 import torch
 
 from clawgym.pool.states import BatchEpisode
-from clawgym.records import Sample
-from clawgym.trainers.batching import Path
+from clawgym.records import TrainingSequence
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import attempt_of, teacher_of
 from clawgym.trainers.common.teaching import Taught
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt
+from clawgym.trainers.credit import ScoredEpisode
 
 __all__ = ["attempts_of", "beside", "imitation_of", "padded", "row_of"]
 
 
 def row_of(
-    member: BatchEpisode, sample: Sample, group: str, config: TrainConfig, taught: Taught
+    member: BatchEpisode, sample: TrainingSequence, group: str, config: TrainConfig, taught: Taught
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One row of training as verl keeps it: tensors (P prompt and T response ids, the first of which is trained), and
+    """One training sequence as verl keeps it: tensors (P prompt and T response ids, the first of which is trained), and
     what is known about it."""
     start = sample.mask.index(1)
     length = len(sample.ids) - start
@@ -71,7 +71,7 @@ def row_of(
     return fields, tag
 
 
-def imitation_of(path: Path, weight: float) -> dict[str, torch.Tensor]:
+def imitation_of(path: MaskedSequence, weight: float) -> dict[str, torch.Tensor]:
     """A row to imitate, each of its trained ids with ``weight``; in all that episodes are learnt from it is empty."""
     start = path.mask.index(1)
     ids, none = torch.tensor(path.ids), torch.zeros(len(path.ids) - start)
@@ -110,7 +110,7 @@ def padded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], torch.Tensor]:
+def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[ScoredEpisode], torch.Tensor]:
     """The episodes that rows are of, in an order that does not depend on that of the rows; and of each row (B,) which
     one, -1 for those that only fill up."""
     known: dict[tuple[str, int], Mapping[str, Any]] = {}
@@ -122,6 +122,8 @@ def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], torch
     return [_attempt(known[key]) for key in places], torch.tensor(episode)
 
 
-def _attempt(about: Mapping[str, Any]) -> Attempt:
+def _attempt(about: Mapping[str, Any]) -> ScoredEpisode:
     process = {int(turn): value for turn, value in about["process"].items()}
-    return Attempt(**{**about, "turns": tuple(about["turns"]), "steps": tuple(about["steps"]), "process": process})
+    return ScoredEpisode(
+        **{**about, "turns": tuple(about["turns"]), "steps": tuple(about["steps"]), "process": process}
+    )

@@ -36,9 +36,9 @@ from verl.workers.utils.padding import response_to_nested
 
 from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import Attempt, figures_of, scores_of, taught_advantages
+from clawgym.trainers.credit import ScoredEpisode, figures_of, scores_of, taught_advantages
 from clawgym.trainers.verl.formulas import NAME, token_votes
 from clawgym.trainers.verl.rows import attempts_of, beside, imitation_of, padded
 from clawgym.trainers.verl.timeline import Span
@@ -81,15 +81,15 @@ class Owner(Protocol):
         """What process counts for in tasks of ``setting``."""
         ...
 
-    def imitated(self, number: int) -> Sequence[Row]:
+    def imitated(self, number: int) -> Sequence[MaskedSequence]:
         """The rows that are imitated in an update."""
         ...
 
-    def solved(self, episodes: Sequence[tuple[str, str, Row]]) -> None:
+    def solved(self, episodes: Sequence[tuple[str, str, MaskedSequence]]) -> None:
         """Task, id and row of those of a batch that can be imitated from now on."""
         ...
 
-    def seen(self, attempts: list[Attempt]) -> Mapping[str, float]:
+    def seen(self, attempts: list[ScoredEpisode]) -> Mapping[str, float]:
         """The episodes of a batch; figures."""
         ...
 
@@ -264,8 +264,8 @@ class _Ours(PPOTrainer):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _solved(
-        self, batch: KVBatchMeta, attempts: Sequence[Attempt], episode: torch.Tensor, seed: int
-    ) -> list[tuple[str, str, Row]]:
+        self, batch: KVBatchMeta, attempts: Sequence[ScoredEpisode], episode: torch.Tensor, seed: int
+    ) -> list[tuple[str, str, MaskedSequence]]:
         """Task, id and row of each episode that earned everything, those of one row."""
         scores = scores_of(attempts, self.owner.config, seed=seed)
         chosen = [n for n, e in enumerate(episode.tolist()) if e >= 0 and scores[e] >= 1.0 and attempts[e].n_rows == 1]
@@ -278,7 +278,7 @@ class _Ours(PPOTrainer):
         )  # fmt: skip
         found = []
         for n, ids, mask in zip(chosen, data["input_ids"].unbind(0), data["response_mask"].unbind(0), strict=True):
-            row = Row(tuple(ids.tolist()), (*(0,) * (len(ids) - len(mask)), *mask.tolist()))
+            row = MaskedSequence(tuple(ids.tolist()), (*(0,) * (len(ids) - len(mask)), *mask.tolist()))
             found.append((batch.tags[n]["task"], batch.tags[n]["episode"], row))
         return found
 

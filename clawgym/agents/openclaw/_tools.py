@@ -22,7 +22,7 @@ from clawgym.agents.openclaw._files import FILES, LARGEST, Answer
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError
 from clawgym.sandbox.protocol import ExecResult, Sandbox
 
-__all__ = ["Hands", "ToolServer"]
+__all__ = ["Hands", "OpenClawToolServer"]
 
 _log = logging.getLogger("clawgym.agents")
 _LINE = 1 << 20
@@ -83,7 +83,7 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
-class ToolServer:
+class OpenClawToolServer:
     """Serves one OpenClaw process. ``key`` is what its requests carry."""
 
     def __init__(self) -> None:

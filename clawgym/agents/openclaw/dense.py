@@ -32,7 +32,7 @@ from clawgym.agents.openclaw._dense_config import (
     plugin,
     plugin_files,
 )
-from clawgym.agents.openclaw._tools import Hands, ToolServer
+from clawgym.agents.openclaw._tools import Hands, OpenClawToolServer
 from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -122,7 +122,7 @@ class _Process:
     claw: DenseOpenClaw
     gateway: Gateway
     box: Sandbox
-    tools: ToolServer
+    tools: OpenClawToolServer
     token: str
     running: RunningOpenClaw
     address: Address
@@ -153,7 +153,7 @@ class _Process:
             raise InfraError(f"no box for OpenClaw ({error}): run `clawgym doctor`") from error
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(box.close)
-            tools = ToolServer()
+            tools = OpenClawToolServer()
             undo.push_async_callback(tools.aclose)
             await tools.start(await _listen(box, TOOLS_PORT))
             address = await gateway.listen(sock=await _listen(box, MODEL_PORT))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from clawgym.engines.protocol import Delta
 from clawgym.gateway.calls import ChatCall
-from clawgym.gateway.dialects.errors import Failure
+from clawgym.gateway.dialects.errors import ApiFailure
 
 __all__ = ["Dialect"]
 
@@ -51,10 +51,10 @@ class Dialect(Protocol):
         """The answer as whole server-sent events, each delta as soon as it comes."""
         ...
 
-    def error(self, failure: Failure) -> dict[str, Any]:
+    def error(self, failure: ApiFailure) -> dict[str, Any]:
         """The body of an error."""
         ...
 
-    def error_event(self, failure: Failure) -> bytes:
+    def error_event(self, failure: ApiFailure) -> bytes:
         """An error in the middle of a stream."""
         ...

@@ -10,7 +10,7 @@ from typing import Literal
 from clawgym.engines.protocol import Delta
 from clawgym.errors import EngineError
 
-__all__ = ["Block", "Blocks", "Change"]
+__all__ = ["Block", "Blocks", "BlockChange"]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BlockChange:
     """What happens to a block; ``piece`` is what is added."""
 
     what: Literal["begin", "add", "end"]
@@ -48,7 +48,7 @@ class Blocks:
         self._open: Block | None = None
         self._calls: dict[int, Block] = {}
 
-    def take(self, delta: Delta) -> Iterator[Change]:
+    def take(self, delta: Delta) -> Iterator[BlockChange]:
         """What ``delta`` changes."""
         if delta.reasoning and self._reasoning:
             yield from self._add("reasoning", delta.reasoning)
@@ -64,24 +64,24 @@ class Blocks:
             if piece.arguments:
                 yield self._more(self._calls[piece.index], piece.arguments)
 
-    def end(self) -> Iterator[Change]:
+    def end(self) -> Iterator[BlockChange]:
         """The end of the answer."""
         if self._open is not None:
-            yield Change("end", self._open)
+            yield BlockChange("end", self._open)
             self._open = None
 
-    def _add(self, kind: Literal["reasoning", "text"], piece: str) -> Iterator[Change]:
+    def _add(self, kind: Literal["reasoning", "text"], piece: str) -> Iterator[BlockChange]:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(Block(kind, len(self.all)))
         assert self._open is not None
         yield self._more(self._open, piece)
 
-    def _begin(self, block: Block) -> Iterator[Change]:
+    def _begin(self, block: Block) -> Iterator[BlockChange]:
         yield from self.end()
         self._open = block
         self.all.append(block)
-        yield Change("begin", block)
+        yield BlockChange("begin", block)
 
-    def _more(self, block: Block, piece: str) -> Change:
+    def _more(self, block: Block, piece: str) -> BlockChange:
         block.pieces.append(piece)
-        return Change("add", block, piece)
+        return BlockChange("add", block, piece)

@@ -11,7 +11,7 @@ import orjson
 from clawgym.engines.protocol import Delta, Image, Sampling
 from clawgym.gateway.calls import ChatCall, Heard, Refusal, canonical_messages, request_field
 from clawgym.gateway.dialects._sse import event
-from clawgym.gateway.dialects.errors import Failure, envelope
+from clawgym.gateway.dialects.errors import ApiFailure, envelope
 from clawgym.records import Usage
 from clawgym.registry import dialects
 
@@ -168,11 +168,11 @@ class ChatDialect:
                 out += event(b"[DONE]")
             yield out
 
-    def error(self, failure: Failure) -> dict[str, Any]:
+    def error(self, failure: ApiFailure) -> dict[str, Any]:
         """The body of an error."""
         return envelope(failure)
 
-    def error_event(self, failure: Failure) -> bytes:
+    def error_event(self, failure: ApiFailure) -> bytes:
         """An error in the middle of a stream: OpenAI's clients raise on it."""
         return event(orjson.dumps(envelope(failure)))
 

@@ -8,11 +8,11 @@ from typing import Any
 from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.gateway.calls import Refusal
 
-__all__ = ["Failure", "envelope", "failure_of"]
+__all__ = ["ApiFailure", "envelope", "failure_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ApiFailure:
     """One error, before a dialect gives it its form."""
 
     status: int
@@ -46,35 +46,35 @@ class Failure:
         return headers
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> ApiFailure:
     """What ``error`` is to a client. Anything unforeseen is a plain 500: its text stays here."""
     match error:
         case Refusal():
-            return Failure(error.status, str(error), error.code, error.param, error.retry_after)
+            return ApiFailure(error.status, str(error), error.code, error.param, error.retry_after)
         case ContextLengthExceeded():
-            return Failure(400, str(error), "context_length_exceeded", "messages")
+            return ApiFailure(400, str(error), "context_length_exceeded", "messages")
         case BudgetExceeded():
-            return Failure(403, str(error), "budget_exceeded")
+            return ApiFailure(403, str(error), "budget_exceeded")
         case EngineError():
             return _from_upstream(error)
         case ClawGymError():
-            return Failure(500, str(error), "internal_error")
-    return Failure(500, "the gateway failed in a way nobody foresaw: look at its log", "internal_error")
+            return ApiFailure(500, str(error), "internal_error")
+    return ApiFailure(500, "the gateway failed in a way nobody foresaw: look at its log", "internal_error")
 
 
-def _from_upstream(error: EngineError) -> Failure:
+def _from_upstream(error: EngineError) -> ApiFailure:
     if error.status == 429:
-        return Failure(429, str(error), "rate_limit_exceeded", retry_after=error.retry_after or 1.0)
+        return ApiFailure(429, str(error), "rate_limit_exceeded", retry_after=error.retry_after or 1.0)
     if error.status is not None and 400 <= error.status < 500:
         # The key of the upstream is ours, not the agent's: its 401 is our fault.
         status = 502 if error.status in (401, 403) else error.status
-        return Failure(status, str(error), "upstream_refused")
+        return ApiFailure(status, str(error), "upstream_refused")
     if error.retryable:
-        return Failure(503, str(error), "upstream_unavailable", retry_after=error.retry_after or 1.0)
-    return Failure(502, str(error), "upstream_failed")
+        return ApiFailure(503, str(error), "upstream_unavailable", retry_after=error.retry_after or 1.0)
+    return ApiFailure(502, str(error), "upstream_failed")
 
 
-def envelope(failure: Failure) -> dict[str, Any]:
+def envelope(failure: ApiFailure) -> dict[str, Any]:
     """OpenAI's error body."""
     return {
         "error": {

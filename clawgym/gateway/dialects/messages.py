@@ -16,10 +16,10 @@ import orjson
 from clawgym.bounds import read_json
 from clawgym.engines.protocol import Delta, Image, Sampling
 from clawgym.gateway.calls import ChatCall, Refusal, canonical_messages, request_field
-from clawgym.gateway.dialects._blocks import Block, Blocks, Change
+from clawgym.gateway.dialects._blocks import Block, BlockChange, Blocks
 from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.chat import count, number
-from clawgym.gateway.dialects.errors import Failure
+from clawgym.gateway.dialects.errors import ApiFailure
 from clawgym.records import Usage
 from clawgym.registry import dialects
 
@@ -117,14 +117,14 @@ class MessagesDialect:
             if out:
                 yield out
 
-    def error(self, failure: Failure) -> dict[str, Any]:
+    def error(self, failure: ApiFailure) -> dict[str, Any]:
         """The body of an error."""
         kind = _KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
         # The words by which agents know that they must shorten the conversation.
         too_long = "prompt is too long: " * (failure.code == "context_length_exceeded")
         return {"type": "error", "error": {"type": kind, "message": too_long + failure.message}}
 
-    def error_event(self, failure: Failure) -> bytes:
+    def error_event(self, failure: ApiFailure) -> bytes:
         """An error in the middle of a stream."""
         return event(orjson.dumps(self.error(failure)), "error")
 
@@ -330,7 +330,7 @@ _ADDED = {
 }
 
 
-def _told(change: Change) -> Iterator[bytes]:
+def _told(change: BlockChange) -> Iterator[bytes]:
     """The events of a change."""
     block = change.block
     if change.what == "begin":

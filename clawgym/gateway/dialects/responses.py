@@ -15,10 +15,10 @@ import orjson
 
 from clawgym.engines.protocol import Delta, Image, Sampling
 from clawgym.gateway.calls import ChatCall, Refusal, canonical_messages, request_field
-from clawgym.gateway.dialects._blocks import Block, Blocks, Change
+from clawgym.gateway.dialects._blocks import Block, BlockChange, Blocks
 from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.chat import count, number
-from clawgym.gateway.dialects.errors import Failure, envelope
+from clawgym.gateway.dialects.errors import ApiFailure, envelope
 from clawgym.records import Usage
 from clawgym.registry import dialects
 
@@ -112,11 +112,11 @@ class ResponsesDialect:
                 out += told(f"response.{response['status']}", {"response": response})
             yield out
 
-    def error(self, failure: Failure) -> dict[str, Any]:
+    def error(self, failure: ApiFailure) -> dict[str, Any]:
         """The body of an error."""
         return envelope(failure)
 
-    def error_event(self, failure: Failure) -> bytes:
+    def error_event(self, failure: ApiFailure) -> bytes:
         """An error in the middle of a stream. OpenAI's clients raise on the envelope."""
         fields = {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
         return event(orjson.dumps({**fields, "sequence_number": 0, **envelope(failure)}), "error")
@@ -322,7 +322,7 @@ def _output(block: Block, call: ChatCall, status: str) -> dict[str, Any]:
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, "status": status}
 
 
-def _told(change: Change, call: ChatCall, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+def _told(change: BlockChange, call: ChatCall, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events of a change: kinds and fields."""
     block = change.block
     place = {"output_index": block.index}

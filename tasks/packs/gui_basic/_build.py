@@ -1,4 +1,4 @@
-"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` with a desktop comes out.
+"""Build a :class:`~clawgym.records.Task` with a desktop from the :class:`GuiDraft` of a generator.
 
 Invariants: neither an instruction nor a reference chain of actions is ever on both sides; the state that is expected is
 what a generator makes of the start state, and no browser or server; nothing is paid to an agent whose own last word is
@@ -23,7 +23,7 @@ __all__ = [
     "LAST_WORD",
     "TODAY",
     "Action",
-    "Draft",
+    "GuiDraft",
     "Drafted",
     "build",
     "choose",
@@ -85,7 +85,7 @@ def _():
 
 
 class Drafted(Protocol):
-    """What a generator makes of its random numbers: work at a page (:class:`Draft`) or in a program."""
+    """What a generator makes of its random numbers: work at a page (:class:`GuiDraft`) or in a program."""
 
     @property
     def instruction(self) -> str: ...
@@ -114,7 +114,7 @@ class Drafted(Protocol):
 
 
 @dataclass(frozen=True)
-class Draft:
+class GuiDraft:
     """Work at a page. See :class:`Drafted`."""
 
     instruction: str

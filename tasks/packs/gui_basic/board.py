@@ -10,9 +10,9 @@ from typing import Any
 from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Action, Draft, day, drag
+from ._build import Action, GuiDraft, day, drag
 
-BOARD: dict[str, Generator[Draft]] = {}
+BOARD: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="board", into=BOARD)
 
 _COLUMNS = {"ideas": "Ideas", "next": "Next", "doing": "In progress", "done": "Done"}
@@ -55,11 +55,11 @@ class _Cards:
         where = {card: (name, place) for name, cards in order.items() for place, card in enumerate(cards, 1)}
         return [[row[_ID], *where[row[_ID]], *row[_TITLE:]] for row in self.rows]
 
-    def draft(self, moves: Sequence[Move] | None, *, wrong: dict[str, Sequence[Move]], **rest: Any) -> Draft:
+    def draft(self, moves: Sequence[Move] | None, *, wrong: dict[str, Sequence[Move]], **rest: Any) -> GuiDraft:
         """A draft with the reference ``moves``, or one that cannot be done."""
         start = {"title": self.name, "columns": _COLUMNS}
         rest = {"calls": _drags(moves or ()), **rest}
-        return Draft(
+        return GuiDraft(
             app="board",
             start=start,
             tables={"cards": self.rows},
@@ -78,18 +78,18 @@ def _drags(moves: Sequence[Move]) -> list[Action]:
 
 
 @generator("board-last", level=1)
-def board_last(rng: random.Random) -> Draft:
+def board_last(rng: random.Random) -> GuiDraft:
     """Put a card at the end of another column."""
     return _last(rng, there=True)
 
 
 @generator("board-last-gone", level=1)
-def board_last_gone(rng: random.Random) -> Draft:
+def board_last_gone(rng: random.Random) -> GuiDraft:
     """Put a card that does not exist at the end of a column: it cannot be done."""
     return _last(rng, there=False)
 
 
-def _last(rng: random.Random, there: bool) -> Draft:
+def _last(rng: random.Random, there: bool) -> GuiDraft:
     cards = _Cards(rng)
     row, near = rng.sample(cards.rows, 2)
     column, other = rng.sample([name for name in _COLUMNS if name not in (row[_STACK], near[_STACK])], 2)
@@ -116,7 +116,7 @@ def _last(rng: random.Random, there: bool) -> Draft:
 
 
 @generator("board-above", level=2)
-def board_above(rng: random.Random) -> Draft:
+def board_above(rng: random.Random) -> GuiDraft:
     """Put two cards right above others."""
     cards = _Cards(rng)
     names = rng.sample(sorted(_COLUMNS), 4)
@@ -138,7 +138,7 @@ def board_above(rng: random.Random) -> Draft:
 
 
 @generator("board-collect", level=2)
-def board_collect(rng: random.Random) -> Draft:
+def board_collect(rng: random.Random) -> GuiDraft:
     """Put all cards of one person from a column to the end of another, in their order."""
     while True:
         cards = _Cards(rng, (5, 3, 4, 2))
@@ -164,7 +164,7 @@ def board_collect(rng: random.Random) -> Draft:
 
 
 @generator("board-sort", level=3)
-def board_sort(rng: random.Random) -> Draft:
+def board_sort(rng: random.Random) -> GuiDraft:
     """Sort a column by day, and put what is due first into another column."""
     while True:
         cards = _Cards(rng, (5, 5, 2, 2))

@@ -11,9 +11,9 @@ from typing import Any
 from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Action, Draft, choose, click, day, fill, written
+from ._build import TODAY, Action, GuiDraft, choose, click, day, fill, written
 
-FORMS: dict[str, Generator[Draft]] = {}
+FORMS: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="forms", into=FORMS)
 
 _MEALS = ("Anything", "Vegetarian", "Vegan", "Halal", "Kosher")
@@ -117,31 +117,31 @@ def _sent(form: Mapping[str, Any], values: Mapping[str, str], number: int = 1) -
     }
 
 
-def _draft(forms: list[dict], form: dict, values: dict[str, str], **rest: Any) -> Draft:
+def _draft(forms: list[dict], form: dict, values: dict[str, str], **rest: Any) -> GuiDraft:
     """A draft in which ``form`` is filled in with ``values``."""
     rest = {"tables": {}, "calls": _do(form, values), "end": _sent(form, values), **rest}
-    return Draft(app="forms", start={"forms": forms}, **rest)
+    return GuiDraft(app="forms", start={"forms": forms}, **rest)
 
 
 @generator("forms-signup", level=1)
-def forms_signup(rng: random.Random) -> Draft:
+def forms_signup(rng: random.Random) -> GuiDraft:
     """Sign somebody up for a workshop."""
     return _workshop(rng, simple=True)
 
 
 @generator("forms-option", level=2)
-def forms_option(rng: random.Random) -> Draft:
+def forms_option(rng: random.Random) -> GuiDraft:
     """Sign somebody up for one of many tracks."""
     return _workshop(rng)
 
 
 @generator("forms-option-gone", level=2)
-def forms_option_gone(rng: random.Random) -> Draft:
+def forms_option_gone(rng: random.Random) -> GuiDraft:
     """Sign somebody up for a track that is not offered: it cannot be done."""
     return _workshop(rng, there=False)
 
 
-def _workshop(rng: random.Random, simple: bool = False, there: bool = True) -> Draft:
+def _workshop(rng: random.Random, simple: bool = False, there: bool = True) -> GuiDraft:
     name, email = _person(rng)
     topic, *words = [word.title() for word in rng.sample(WORDS, 10)]
     tracks = sorted(words[: 4 if simple else 8])
@@ -209,7 +209,7 @@ def _claim(rng: random.Random) -> tuple[list[dict], dict, dict[str, str]]:
 
 
 @generator("forms-expense", level=2)
-def forms_expense(rng: random.Random) -> Draft:
+def forms_expense(rng: random.Random) -> GuiDraft:
     """Find the expense claim and fill it in."""
     forms, form, values = _claim(rng)
     way = click("#open-expense")
@@ -235,7 +235,7 @@ def forms_expense(rng: random.Random) -> Draft:
 
 
 @generator("forms-correct", level=3)
-def forms_correct(rng: random.Random) -> Draft:
+def forms_correct(rng: random.Random) -> GuiDraft:
     """Withdraw a claim that was sent with a mistake, and send it again."""
     forms, form, values = _claim(rng)
     number = rng.randint(20, 60)
@@ -274,7 +274,7 @@ def forms_correct(rng: random.Random) -> Draft:
 
 
 @generator("forms-travel", level=3)
-def forms_travel(rng: random.Random) -> Draft:
+def forms_travel(rng: random.Random) -> GuiDraft:
     """Work out days and costs of a journey, and ask for it."""
     form = _travel()
     name, city = _person(rng)[0], rng.choice(_CITIES)

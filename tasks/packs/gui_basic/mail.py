@@ -9,9 +9,9 @@ from typing import Any
 from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Action, Draft, choose, click, day, fill, refill, written
+from ._build import TODAY, Action, GuiDraft, choose, click, day, fill, refill, written
 
-MAIL: dict[str, Generator[Draft]] = {}
+MAIL: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="mail", into=MAIL)
 
 _ME = "me@example.org"
@@ -54,11 +54,11 @@ class _Box:
         mine = [row for row in self.mails if row[_FOLDER] == "inbox"]
         return sorted(mine, key=lambda row: (row[_DAY], row[_ID]), reverse=True)
 
-    def draft(self, end: list[Row] | None, **rest: Any) -> Draft:
+    def draft(self, end: list[Row] | None, **rest: Any) -> GuiDraft:
         unread = sorted(row[_ID] for row in self.mails if row[_ID] % 3 == 0)
         start = {"owner": _ME, "folders": self.folders, "unread": unread}
         tables = {"mails": self.mails}
-        return Draft(app="mail", start=start, tables=tables, end=None if end is None else {"mails": end}, **rest)
+        return GuiDraft(app="mail", start=start, tables=tables, end=None if end is None else {"mails": end}, **rest)
 
     def with_sent(self, to: str, subject: str, body: str, reply: int | None = None) -> list[Row]:
         return [*self.mails, [9999, "sent", _ME, to, TODAY, subject, body, 0, reply]]
@@ -85,7 +85,7 @@ def _move(row: Row, name: str) -> list[Action]:
 
 
 @generator("mail-star", level=1)
-def mail_star(rng: random.Random) -> Draft:
+def mail_star(rng: random.Random) -> GuiDraft:
     """Star one mail."""
     box = _Box(rng)
     row, near = rng.sample(box.inbox(), 2)
@@ -102,7 +102,7 @@ def mail_star(rng: random.Random) -> Draft:
 
 
 @generator("mail-write", level=1)
-def mail_write(rng: random.Random) -> Draft:
+def mail_write(rng: random.Random) -> GuiDraft:
     """Write a mail."""
     box = _Box(rng)
     to, cc = rng.sample(box.people, 2)
@@ -125,18 +125,18 @@ def mail_write(rng: random.Random) -> Draft:
 
 
 @generator("mail-reply", level=2)
-def mail_reply(rng: random.Random) -> Draft:
+def mail_reply(rng: random.Random) -> GuiDraft:
     """Answer one mail."""
     return _reply(rng, there=True)
 
 
 @generator("mail-reply-gone", level=2)
-def mail_reply_gone(rng: random.Random) -> Draft:
+def mail_reply_gone(rng: random.Random) -> GuiDraft:
     """Answer a mail that nobody sent: it cannot be done."""
     return _reply(rng, there=False)
 
 
-def _reply(rng: random.Random, there: bool) -> Draft:
+def _reply(rng: random.Random, there: bool) -> GuiDraft:
     box = _Box(rng, 18 if there else 19)
     row = rng.choice(box.inbox())
     near = box.add(row[_SENDER])
@@ -167,7 +167,7 @@ def _reply(rng: random.Random, there: bool) -> Draft:
 
 
 @generator("mail-file", level=2)
-def mail_file(rng: random.Random) -> Draft:
+def mail_file(rng: random.Random) -> GuiDraft:
     """Move all mails of one person from the inbox to a folder."""
     while True:
         box = _Box(rng)
@@ -198,7 +198,7 @@ def mail_file(rng: random.Random) -> Draft:
 
 
 @generator("mail-clean", level=3)
-def mail_clean(rng: random.Random) -> Draft:
+def mail_clean(rng: random.Random) -> GuiDraft:
     """Delete old mails of a kind, and star the one that is kept."""
     box = _Box(rng, 12)
     word, sender = rng.choice(WORDS).title(), box.people[6]
@@ -231,7 +231,7 @@ def mail_clean(rng: random.Random) -> Draft:
 
 
 @generator("mail-pass-on", level=3)
-def mail_pass_on(rng: random.Random) -> Draft:
+def mail_pass_on(rng: random.Random) -> GuiDraft:
     """Find a code in one mail, and answer another with it."""
     box = _Box(rng, 12)
     asker, knower, third = box.people[:3]

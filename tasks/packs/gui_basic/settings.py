@@ -10,9 +10,9 @@ from typing import Any
 from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Action, Draft, choose, click, keys, refill
+from ._build import Action, GuiDraft, choose, click, keys, refill
 
-SETTINGS: dict[str, Generator[Draft]] = {}
+SETTINGS: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="settings", into=SETTINGS)
 
 # Tab -> settings that it may have: name, label, and of a list the options, of a slider its step (0 to 100).
@@ -125,25 +125,25 @@ def _owner(rng: random.Random) -> str:
 
 def _draft(
     tabs: list[dict], values: dict[str, str], changed: dict[str, str] | None, *, owner: str, **rest: Any
-) -> Draft:
+) -> GuiDraft:
     tables = {"settings": [list(row) for row in values.items()]}
     end = None if changed is None else {"settings": [list(row) for row in {**values, **changed}.items()]}
-    return Draft(app="settings", start={"tabs": tabs, "owner": owner}, tables=tables, end=end, **rest)
+    return GuiDraft(app="settings", start={"tabs": tabs, "owner": owner}, tables=tables, end=end, **rest)
 
 
 @generator("settings-switch", level=1)
-def settings_switch(rng: random.Random) -> Draft:
+def settings_switch(rng: random.Random) -> GuiDraft:
     """Turn one switch."""
     return _switch(rng, there=True)
 
 
 @generator("settings-switch-gone", level=1)
-def settings_switch_gone(rng: random.Random) -> Draft:
+def settings_switch_gone(rng: random.Random) -> GuiDraft:
     """Turn a switch that does not exist: it cannot be done."""
     return _switch(rng, there=False)
 
 
-def _switch(rng: random.Random, there: bool) -> Draft:
+def _switch(rng: random.Random, there: bool) -> GuiDraft:
     tabs, known, values = _page(rng)
     offered = {row[0]: {**_setting(*row), "tab": tab} for tab in _ALL for row in _ALL[tab] if row[2] == "toggle"}
     name = rng.choice([name for name in offered if (name in known) == there])
@@ -187,7 +187,7 @@ def _switch(rng: random.Random, there: bool) -> Draft:
 
 
 @generator("settings-slider", level=2)
-def settings_slider(rng: random.Random) -> Draft:
+def settings_slider(rng: random.Random) -> GuiDraft:
     """Move a slider, and choose from a list on the same tab."""
     while True:
         tabs, known, values = _page(rng)
@@ -221,7 +221,7 @@ def settings_slider(rng: random.Random) -> Draft:
 
 
 @generator("settings-tabs", level=2)
-def settings_tabs(rng: random.Random) -> Draft:
+def settings_tabs(rng: random.Random) -> GuiDraft:
     """Change settings on three tabs, each of which is saved."""
     tabs, known, values = _page(rng)
     chosen = rng.sample(sorted(_ALL), 3)
@@ -248,7 +248,7 @@ def settings_tabs(rng: random.Random) -> Draft:
 
 
 @generator("settings-mails", level=3)
-def settings_mails(rng: random.Random) -> Draft:
+def settings_mails(rng: random.Random) -> GuiDraft:
     """Keep one kind of mail, turn the others off, and do what follows on another tab."""
     while True:
         tabs, known, values = _page(rng)

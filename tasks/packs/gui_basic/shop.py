@@ -11,9 +11,9 @@ from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 from clawgym.tasks.worlds.sites.shop import DELIVERIES, euros
 
-from ._build import Action, Draft, click, fill, refill
+from ._build import Action, GuiDraft, click, fill, refill
 
-SHOP: dict[str, Generator[Draft]] = {}
+SHOP: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="shop", into=SHOP)
 
 _THINGS = {"Lamps": "lamp", "Chairs": "chair", "Rugs": "rug", "Clocks": "clock", "Vases": "vase"}
@@ -46,10 +46,10 @@ class _Stock:
         self.coupons = [{"code": f"{code}{rng.randint(10, 99)}".upper(), "percent": 10, "least": 0} for code in codes]
         self.no_coupon = self.coupons.pop()["code"]
 
-    def draft(self, cart: Cart | None = None, end: Mapping[str, Any] | None = None, **rest: Any) -> Draft:
+    def draft(self, cart: Cart | None = None, end: Mapping[str, Any] | None = None, **rest: Any) -> GuiDraft:
         cart_rows = [list(line) for line in (cart or {}).items()]
         tables = {"products": self.products, "cart": cart_rows, "coupon": [], "orders": [], "order_lines": []}
-        return Draft(app="shop", start={"coupons": self.coupons}, tables=tables, end=end, **rest)
+        return GuiDraft(app="shop", start={"coupons": self.coupons}, tables=tables, end=end, **rest)
 
 
 def _put(product: Product, number: int) -> list[Action]:
@@ -100,18 +100,18 @@ def _to(address: Mapping[str, str]) -> str:
 
 
 @generator("shop-cart", level=1)
-def shop_cart(rng: random.Random) -> Draft:
+def shop_cart(rng: random.Random) -> GuiDraft:
     """Put some of a product into the cart."""
     return _some(rng, there=True)
 
 
 @generator("shop-cart-gone", level=1)
-def shop_cart_gone(rng: random.Random) -> Draft:
+def shop_cart_gone(rng: random.Random) -> GuiDraft:
     """Put some of a product that the shop does not have into the cart: it cannot be done."""
     return _some(rng, there=False)
 
 
-def _some(rng: random.Random, there: bool) -> Draft:
+def _some(rng: random.Random, there: bool) -> GuiDraft:
     stock = _Stock(rng)
     product = rng.choice(stock.products) if there else stock.missing
     number = rng.randint(2, 9)
@@ -140,18 +140,18 @@ def _some(rng: random.Random, there: bool) -> Draft:
 
 
 @generator("shop-coupon", level=2)
-def shop_coupon(rng: random.Random) -> Draft:
+def shop_coupon(rng: random.Random) -> GuiDraft:
     """Change the cart, and use a coupon."""
     return _with_coupon(rng, there=True)
 
 
 @generator("shop-coupon-gone", level=2)
-def shop_coupon_gone(rng: random.Random) -> Draft:
+def shop_coupon_gone(rng: random.Random) -> GuiDraft:
     """Use a coupon that does not exist: it cannot be done."""
     return _with_coupon(rng, there=False)
 
 
-def _with_coupon(rng: random.Random, there: bool) -> Draft:
+def _with_coupon(rng: random.Random, there: bool) -> GuiDraft:
     stock = _Stock(rng)
     first, second, third = rng.sample(stock.products, 3)
     code = rng.choice(stock.coupons)["code"] if there else stock.no_coupon
@@ -191,7 +191,7 @@ def _with_coupon(rng: random.Random, there: bool) -> Draft:
 
 
 @generator("shop-adjust", level=2)
-def shop_adjust(rng: random.Random) -> Draft:
+def shop_adjust(rng: random.Random) -> GuiDraft:
     """Change one quantity in the cart, take another product out, and put a new one in."""
     stock = _Stock(rng)
     more, out, stays, new = rng.sample(stock.products, 4)
@@ -217,7 +217,7 @@ def shop_adjust(rng: random.Random) -> Draft:
 
 
 @generator("shop-order", level=3)
-def shop_order(rng: random.Random) -> Draft:
+def shop_order(rng: random.Random) -> GuiDraft:
     """Order two products, with a coupon, to an address."""
     stock = _Stock(rng)
     lines = [*zip(rng.sample(stock.products, 2), (rng.randint(2, 6), 1), strict=True)]
@@ -242,7 +242,7 @@ def shop_order(rng: random.Random) -> Draft:
 
 
 @generator("shop-choice", level=3)
-def shop_choice(rng: random.Random) -> Draft:
+def shop_choice(rng: random.Random) -> GuiDraft:
     """Choose by price and rating, work out how many the money is enough for, and order them."""
     while True:
         stock = _Stock(rng, each=7)

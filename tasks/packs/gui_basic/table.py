@@ -11,9 +11,9 @@ from clawgym.tasks.packs.seeded import FIRST, WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 from clawgym.tasks.worlds.sites.table import STATUSES
 
-from ._build import Action, Draft, choose, click, day, fill, refill, written
+from ._build import Action, GuiDraft, choose, click, day, fill, refill, written
 
-TABLE: dict[str, Generator[Draft]] = {}
+TABLE: dict[str, Generator[GuiDraft]] = {}
 generator = partial(_generator, family="table", into=TABLE)
 
 _CITIES = (
@@ -66,23 +66,25 @@ def _changed(rows: list[Row], where: Callable[[Row], bool], field: str, value: o
     return [[*row[: _FIELD[field]], value, *row[_FIELD[field] + 1 :]] if where(row) else row for row in rows]
 
 
-def _draft(rows: list[Row], end: list[Row] | None, **rest: Any) -> Draft:
-    return Draft(app="table", start={}, tables={"orders": rows}, end=None if end is None else {"orders": end}, **rest)
+def _draft(rows: list[Row], end: list[Row] | None, **rest: Any) -> GuiDraft:
+    return GuiDraft(
+        app="table", start={}, tables={"orders": rows}, end=None if end is None else {"orders": end}, **rest
+    )
 
 
 @generator("table-edit", level=1)
-def table_edit(rng: random.Random) -> Draft:
+def table_edit(rng: random.Random) -> GuiDraft:
     """Change the quantity of one order."""
     return _quantity(rng, there=True)
 
 
 @generator("table-edit-gone", level=1)
-def table_edit_gone(rng: random.Random) -> Draft:
+def table_edit_gone(rng: random.Random) -> GuiDraft:
     """Change the quantity of an order that does not exist: it cannot be done."""
     return _quantity(rng, there=False)
 
 
-def _quantity(rng: random.Random, there: bool) -> Draft:
+def _quantity(rng: random.Random, there: bool) -> GuiDraft:
     rows = _orders(rng, 24 if there else 25)
     row = rng.choice(rows[1:-1])
     index = rows.index(row)
@@ -121,7 +123,7 @@ def _first_pages(rows: list[Row], row: Row) -> list[Action]:
 
 
 @generator("table-delete", level=2)
-def table_delete(rng: random.Random) -> Draft:
+def table_delete(rng: random.Random) -> GuiDraft:
     """Delete the cancelled orders of one customer."""
     while True:
         rows = _orders(rng, 36)
@@ -146,7 +148,7 @@ def table_delete(rng: random.Random) -> Draft:
 
 
 @generator("table-latest", level=2)
-def table_latest(rng: random.Random) -> Draft:
+def table_latest(rng: random.Random) -> GuiDraft:
     """Find the latest order of an item by sorting, and change its city."""
     while True:
         rows = _orders(rng, 40)
@@ -171,7 +173,7 @@ def table_latest(rng: random.Random) -> Draft:
 
 
 @generator("table-ship", level=3)
-def table_ship(rng: random.Random) -> Draft:
+def table_ship(rng: random.Random) -> GuiDraft:
     """Change the status of all orders that meet three conditions, over several pages."""
     while True:
         rows = _orders(rng, 60)
@@ -202,7 +204,7 @@ def table_ship(rng: random.Random) -> Draft:
 
 
 @generator("table-largest", level=3)
-def table_largest(rng: random.Random) -> Draft:
+def table_largest(rng: random.Random) -> GuiDraft:
     """Halve the largest order of a customer and delete the smallest."""
     while True:
         rows = _orders(rng, 45)

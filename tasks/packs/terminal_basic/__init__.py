@@ -12,7 +12,7 @@ from __future__ import annotations
 from clawgym.registry import packs
 from clawgym.tasks.packs.seeded import Generator, SeededPack
 
-from ._build import Draft, build
+from ._build import TerminalDraft, build
 from .data import DATA
 from .files import FILES
 from .programs import PROGRAMS
@@ -23,7 +23,7 @@ __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 NAME = "terminal-basic"
 VERSION = "3"
 
-GENERATORS: dict[str, Generator[Draft]] = {**FILES, **DATA, **SHELL, **PROGRAMS}
+GENERATORS: dict[str, Generator[TerminalDraft]] = {**FILES, **DATA, **SHELL, **PROGRAMS}
 """Name -> generator, family by family."""
 
 _PACK = SeededPack(NAME, VERSION, GENERATORS, build)
@@ -32,6 +32,6 @@ load = _PACK.load
 
 
 @packs.register("terminal-basic")
-def terminal_basic() -> SeededPack[Draft]:
+def terminal_basic() -> SeededPack[TerminalDraft]:
     """Tasks for a shell, made from integer seeds."""
     return _PACK

@@ -1,4 +1,4 @@
-"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` comes out."""
+"""How a generator becomes a Task: a :class:`TerminalDraft` goes in, a :class:`~clawgym.records.Task` comes out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clawgym.records import Task, TaskFile, VerifierSpec
 from clawgym.tasks.packs.seeded import Generator, draft_of
 from clawgym.verifiers.stock import stock_reward_sh
 
-__all__ = ["Draft", "build", "here", "program_draft", "python"]
+__all__ = ["TerminalDraft", "build", "here", "program_draft", "python"]
 
 CHECK_PY = '''\
 """Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
@@ -75,7 +75,7 @@ for group, cases in DATA["groups"].items():
 
 
 @dataclass(frozen=True)
-class Draft:
+class TerminalDraft:
     """What a generator makes of its random numbers."""
 
     instruction: str
@@ -93,7 +93,7 @@ class Draft:
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
 
 
-def build(made_by: Generator[Draft], seed: int) -> Task:
+def build(made_by: Generator[TerminalDraft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
     draft = draft_of(made_by, seed)
     data = json.dumps(draft.data, indent=1, sort_keys=True)
@@ -163,10 +163,10 @@ def program_draft(
     groups: Mapping[str, list[dict]],
     inputs: Mapping[str, str | bytes] | None = None,
     may_change: tuple[str, ...] = (),
-) -> Draft:
+) -> TerminalDraft:
     """A task to write ``program``; each mistake is one (old, new) replacement in the right ``source``."""
     source = dedent(source).strip("\n")
-    return Draft(
+    return TerminalDraft(
         instruction=instruction,
         check=PROGRAM_CHECK,
         data={"program": program, "groups": dict(groups)},

@@ -10,15 +10,15 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, Draft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, python, replaced
 from ._sqlite import database
 
-DATA: dict[str, Generator[Draft]] = {}
+DATA: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="data", into=DATA)
 
 
 @generator("csv-total", level=2)
-def csv_total(rng: random.Random) -> Draft:
+def csv_total(rng: random.Random) -> TerminalDraft:
     """Add up one column of a CSV file, found by its name."""
     source, target, key, *columns = rng.sample(WORDS, 6)
     names = rng.sample(WORDS, rng.randint(4, 6))
@@ -32,7 +32,7 @@ def csv_total(rng: random.Random) -> Draft:
     def total(field: int) -> str:
         return f"echo $(( $(tail -n +2 {source}.csv | cut -d, -f{field + 2} | paste -sd+) )) > {target}.txt"
 
-    return Draft(
+    return TerminalDraft(
         instruction=f"Write the total of the column {columns[place]} in {source}.csv to {target}.txt.",
         inputs={
             f"{source}.csv": csv_text(
@@ -70,7 +70,7 @@ def _money(cents: int) -> str:
 
 
 @generator("csv-join", level=3)
-def csv_join(rng: random.Random) -> Draft:
+def csv_join(rng: random.Random) -> TerminalDraft:
     """Join customers and orders, keeping those without a partner."""
     people, orders, report, void, *w = rng.sample(WORDS, 20)
     ids = [9, 10, 101, *rng.sample(range(11, 100), 6)]
@@ -116,7 +116,7 @@ def csv_join(rng: random.Random) -> Draft:
                 out.writerow([i, customers[i], counts[i], f"{{cents[i] / 100:.2f}}"])
         Path("output/unmatched.txt").write_text("".join(n + "\\n" for n in sorted(unmatched, key=int)))
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"{people}.csv lists customers, {orders}.csv their orders. Write output/{report}.csv with the header "
             "`customer,name,orders,total`: one row for every customer (those without orders too), with the number "
@@ -157,7 +157,7 @@ def _():
 
 
 @generator("json-tree", level=3)
-def json_tree(rng: random.Random) -> Draft:
+def json_tree(rng: random.Random) -> TerminalDraft:
     """Sum up a tree of units whose people can sit in several of them."""
     root, source, report, *w = rng.sample(WORDS, 20)
     staff = [{"id": n, "pay": rng.randint(20, 90) * 100} for n in rng.sample(range(100, 999), 16)]
@@ -205,7 +205,7 @@ def json_tree(rng: random.Random) -> Draft:
         small = sorted(path for path, r in report.items() if r["people"] < {few})
         Path("output/small.txt").write_text("".join(path + "\\n" for path in small))
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"{source}.json holds a tree of units: each has a name, people (id and pay) and units below it. Write "
             f"output/{report}.json: an object that has for every unit, under its path of names from the root such as "
@@ -257,7 +257,7 @@ def json_tree(rng: random.Random) -> Draft:
 
 
 @generator("sqlite-report", level=3)
-def sqlite_report(rng: random.Random) -> Draft:
+def sqlite_report(rng: random.Random) -> TerminalDraft:
     """Report a month of sales from a database with NULLs and times of day."""
     shop, report, *w = rng.sample(WORDS, 24)
     year, month = rng.randint(2015, 2024), rng.choice([1, 3, 5, 7, 8, 10, 12])
@@ -315,7 +315,7 @@ def sqlite_report(rng: random.Random) -> Draft:
         with open("output/{report}.csv", "w", newline="") as f:
             csv.writer(f, lineterminator="\\n").writerows([("kind", "qty", "revenue_cents", "days"), *rows])
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"{shop}.db is an SQLite database of sales (Python's sqlite3 can read it). Report {year}-{month:02d} in "
             f"output/{report}.csv with the header `kind,qty,revenue_cents,days` and one row for every kind, those "
@@ -343,7 +343,7 @@ def sqlite_report(rng: random.Random) -> Draft:
 
 
 @generator("csv-repair", level=4)
-def csv_repair(rng: random.Random) -> Draft:
+def csv_repair(rng: random.Random) -> TerminalDraft:
     """Make one clean table of three exports that agree in nothing."""
     north, south, west, clean, code, *w = rng.sample(WORDS, 24)
     accents = ["café {}", "jalapeño {}", "5 € {}", "crème {}", "{} “best”", "smörgås {}"]
@@ -406,7 +406,7 @@ def csv_repair(rng: random.Random) -> Draft:
             out.writerow(["id", "name", "amount", "updated"])
             out.writerows(best[i] for i in sorted(best, key=lambda i: int(i[2:])))
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"Make one clean table output/{clean}.csv of three exports:\n"
             f"- {north}.csv: commas, UTF-8 with a byte order mark; amounts like 1234.50, dates like 2024-12-31\n"
@@ -439,7 +439,7 @@ def csv_repair(rng: random.Random) -> Draft:
 
 
 @generator("sqlite-recover", level=5)
-def sqlite_recover(rng: random.Random) -> Draft:
+def sqlite_recover(rng: random.Random) -> TerminalDraft:
     """Read the rows of a table out of a database whose first page is gone."""
     source, report, table, *w = rng.sample(WORDS, 30)
     ids = sorted(rng.sample(range(3, 30_000), 70))
@@ -527,7 +527,7 @@ def sqlite_recover(rng: random.Random) -> Draft:
         json.dump(rows, open("output/{report}.json", "w"))
         """)
     everything = "[r for p in range(1, len(data) // size + 1) if data[(p - 1) * size] == 13 for r in walk(p)]"
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"The first page (1024 bytes) of the SQLite 3 database {source}.db was overwritten with zeros; the rest "
             "is intact. The page size was 1024, with no reserved bytes, the text encoding UTF-8. The page that is "

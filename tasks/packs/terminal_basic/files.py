@@ -10,17 +10,17 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, Draft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, python, replaced
 
-FILES: dict[str, Generator[Draft]] = {}
+FILES: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="files", into=FILES)
 
 
 @generator("write-word", level=1)
-def write_word(rng: random.Random) -> Draft:
+def write_word(rng: random.Random) -> TerminalDraft:
     """Write one word to one file."""
     word, name = rng.sample(WORDS, 2)
-    return Draft(
+    return TerminalDraft(
         instruction=f"Write the word {word} to the file {name}.txt.",
         data={"path": f"{name}.txt", "word": word},
         check="""
@@ -46,7 +46,7 @@ def write_word(rng: random.Random) -> Draft:
 
 
 @generator("file-op", level=1)
-def file_op(rng: random.Random) -> Draft:
+def file_op(rng: random.Random) -> TerminalDraft:
     """Rename, copy, move or extend one file."""
     a, b, other, extra = rng.sample(WORDS, 4)
     text, rest = (" ".join(rng.sample(WORDS, 3)) + "\n" for _ in range(2))
@@ -81,7 +81,7 @@ def file_op(rng: random.Random) -> Draft:
             [f"echo {extra} > {a}.txt", f"echo {extra} >> {other}.txt", f"sed -i '1i {extra}' {a}.txt"],
         ),
     }[what]
-    return Draft(
+    return TerminalDraft(
         instruction=instruction,
         inputs={f"{a}.txt": text, f"{other}.txt": rest},
         may_change=(f"{a}.txt", f"{other}.txt"),
@@ -113,7 +113,7 @@ def file_op(rng: random.Random) -> Draft:
 
 
 @generator("line-filter", level=1)
-def line_filter(rng: random.Random) -> Draft:
+def line_filter(rng: random.Random) -> TerminalDraft:
     """Pick the lines with a word and sort them."""
     word, source, target, *pool = rng.sample(WORDS, 40)
     matching = [" ".join(rng.sample([word, pool.pop()], 2)) for _ in range(rng.randint(3, 5))]
@@ -126,7 +126,7 @@ def line_filter(rng: random.Random) -> Draft:
     for place, line in zip(order, matching, strict=True):
         lines.remove(line)
         lines.insert(place, line)
-    return Draft(
+    return TerminalDraft(
         instruction=f"Write the lines of {source}.txt that contain {word} to {target}.txt, sorted.",
         inputs={f"{source}.txt": "\n".join(lines) + "\n"},
         data={"path": f"{target}.txt", "lines": sorted(matching)},
@@ -190,7 +190,7 @@ def _steps(ops: list[tuple[str, str | int]], start: list[str], *, chained: bool 
 
 
 @generator("text-steps", level=2)
-def text_steps(rng: random.Random) -> Draft:
+def text_steps(rng: random.Random) -> TerminalDraft:
     """Four or five steps, each reading what the step before wrote."""
     say = {
         "sort": "{0} sorted",
@@ -223,7 +223,7 @@ def text_steps(rng: random.Random) -> Draft:
         )
 
     sentences = [f"Make f{k + 1}.txt: {say[op].format(f'f{k}.txt', value)}." for k, (op, value) in enumerate(ops)]
-    return Draft(
+    return TerminalDraft(
         instruction=" ".join(sentences),
         inputs={"f0.txt": "\n".join(start) + "\n"},
         data={"steps": {f"f{k + 1}.txt": lines for k, lines in enumerate(expected)}},
@@ -241,7 +241,7 @@ def text_steps(rng: random.Random) -> Draft:
 
 
 @generator("text-pipe", level=2)
-def text_pipe(rng: random.Random) -> Draft:
+def text_pipe(rng: random.Random) -> TerminalDraft:
     """Three or four changes to the lines of one file, in the order that is asked for."""
     say = {
         "keep": "keep the lines that contain {0}",
@@ -274,7 +274,7 @@ def text_pipe(rng: random.Random) -> Draft:
         return " | ".join([f"{first} {source}.txt", *rest]) + f" > {target}.txt"
 
     sentences = ", ".join(say[op].format(value) for op, value in ops)
-    return Draft(
+    return TerminalDraft(
         instruction=f"Take the lines of {source}.txt: {sentences}. Write the result to {target}.txt.",
         inputs={f"{source}.txt": "\n".join(start) + "\n"},
         data={"path": f"{target}.txt", "lines": expected},
@@ -301,7 +301,7 @@ def text_pipe(rng: random.Random) -> Draft:
 
 
 @generator("tidy-inbox", level=3)
-def tidy_inbox(rng: random.Random) -> Draft:
+def tidy_inbox(rng: random.Random) -> TerminalDraft:
     """Move awkwardly named files to folders by the date inside them."""
     inbox, archive, *w = rng.sample(WORDS, 24)
     months = [f"20{rng.randint(19, 24)}-{rng.randint(1, 12):02d}" for _ in range(3)]
@@ -354,7 +354,7 @@ def tidy_inbox(rng: random.Random) -> Draft:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"Move every file of the folder {inbox} to {archive}/YYYY-MM/NAME.EXT.\n"
             "- YYYY-MM comes from the first line of the file, `date: YYYY-MM-DD`. Without such a line, or with a "
@@ -419,7 +419,7 @@ def _iso(ms: int, offset: int = 0) -> str:
 
 
 @generator("log-correlate", level=5)
-def log_correlate(rng: random.Random) -> Draft:
+def log_correlate(rng: random.Random) -> TerminalDraft:
     """Join three logs with three clocks, repeated lines and an hour that happens twice."""
     report, *names = rng.sample(WORDS, 24)
     sites, requests = names[:3], [f"{name}-{rng.randint(10, 99)}" for name in names[3:20]]
@@ -540,7 +540,7 @@ def log_correlate(rng: random.Random) -> Draft:
         summary["total_cents"] = sum(r[4] for r in rows)
         json.dump(summary, open("output/summary.json", "w"))
         """)
-    return Draft(
+    return TerminalDraft(
         instruction=(
             "Three logs tell of the same requests; put them together.\n\n"
             "- logs/edge.log: ISO time with its offset, event id, req=ID, site=SITE.\n"

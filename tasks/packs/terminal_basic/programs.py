@@ -13,14 +13,14 @@ from typing import Literal
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Draft, case, program_draft
+from ._build import TerminalDraft, case, program_draft
 
-PROGRAMS: dict[str, Generator[Draft]] = {}
+PROGRAMS: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="programs", into=PROGRAMS)
 
 
 @generator("number-fold", level=2)
-def number_fold(rng: random.Random) -> Draft:
+def number_fold(rng: random.Random) -> TerminalDraft:
     """Write a program that picks numbers from stdin and sums them up."""
     name = rng.choice(WORDS)
     k, bound = rng.randint(3, 9), rng.randint(-20, 20)
@@ -101,7 +101,7 @@ def _merged(intervals: list[Interval]) -> list[Interval]:
 
 
 @generator("interval-union", level=4)
-def interval_union(rng: random.Random) -> Draft:
+def interval_union(rng: random.Random) -> TerminalDraft:
     """Write a program that unites intervals with open and closed ends, in exact fractions."""
     name, label = rng.sample(WORDS, 2)
     code = rng.randint(3, 9)
@@ -208,7 +208,7 @@ def _plan(rules: dict[str, list[str]], target: str, changed: list[str]) -> list[
 
 
 @generator("build-plan", level=4)
-def build_plan(rng: random.Random) -> Draft:
+def build_plan(rng: random.Random) -> TerminalDraft:
     """Write a program that plans what must be rebuilt, and in which order."""
     name, rules_file, *w = rng.sample(WORDS, 40)
     loop, unknown = rng.sample(range(3, 10), 2)
@@ -386,7 +386,7 @@ class _Recorder:
 
 
 @generator("record-decode", level=5)
-def record_decode(rng: random.Random) -> Draft:
+def record_decode(rng: random.Random) -> TerminalDraft:
     """Write a decoder for a binary format with checksums that finds its way after damage."""
     name, *w = rng.sample(WORDS, 30)
     magic = w.pop()[:4].upper().encode()

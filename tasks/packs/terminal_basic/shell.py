@@ -11,14 +11,14 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, Draft, case, here, plain, program_draft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, case, here, plain, program_draft, python, replaced
 
-SHELL: dict[str, Generator[Draft]] = {}
+SHELL: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="shell", into=SHELL)
 
 
 @generator("exit-codes", level=3)
-def exit_codes(rng: random.Random) -> Draft:
+def exit_codes(rng: random.Random) -> TerminalDraft:
     """Run every job and note how it ended; one never does."""
     jobs, report, *w = rng.sample(WORDS, 16)
     w = w[:7]
@@ -71,7 +71,7 @@ def exit_codes(rng: random.Random) -> Draft:
           echo "${{job%.sh}},$code,$lines" >> ../output/{report}.csv
         done
     """
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"Run each script of the folder {jobs} once with bash, with {jobs} as the working directory and nothing "
             f"on stdin. Write output/{report}.csv with the header `job,status,lines` and one row per script, sorted "
@@ -97,7 +97,7 @@ def exit_codes(rng: random.Random) -> Draft:
 
 
 @generator("script-args", level=2)
-def script_args(rng: random.Random) -> Draft:
+def script_args(rng: random.Random) -> TerminalDraft:
     """Write a script that counts the files of a folder by their ending."""
     name, folder, *w = rng.sample(WORDS, 16)
     code = rng.randint(3, 9)
@@ -155,7 +155,7 @@ def script_args(rng: random.Random) -> Draft:
 
 
 @generator("script-fix", level=3)
-def script_fix(rng: random.Random) -> Draft:
+def script_fix(rng: random.Random) -> TerminalDraft:
     """Mend a script that breaks on spaces, patterns and missing folders."""
     name, ending, *w = rng.sample(WORDS, 16)
     code = rng.randint(4, 9)
@@ -382,7 +382,7 @@ def _(folder):
 
 
 @generator("service-script", level=5)
-def service_script(rng: random.Random) -> Draft:
+def service_script(rng: random.Random) -> TerminalDraft:
     """Write a start/stop/status script with a pid file, for a worker that can be stubborn."""
     name, pid, *log = rng.sample(WORDS, 4)
     down, failed = rng.sample(range(3, 10), 2)
@@ -398,7 +398,7 @@ def service_script(rng: random.Random) -> Draft:
             'kill -TERM -- "$pid"; sleep 0.1; running || { rm -f "$pidfile"; echo stopped; exit 0; }',
         ),
     }
-    return Draft(
+    return TerminalDraft(
         instruction=(
             f"Write {name}.sh, a service script for worker.sh, which lies beside it and runs until it is told to "
             f"end. It is called as `bash {name}.sh start|stop|status` and prints exactly one line on stdout:\n"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from clawgym.registry import packs
 from clawgym.tasks.packs.seeded import Generator, SeededPack
 
-from ._build import Draft, build
+from ._build import ToolCallDraft, build
 from .bank import BANK
 from .calendar import CALENDAR
 from .desk import DESK
@@ -27,7 +27,7 @@ __all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
 NAME = "toolcall-basic"
 VERSION = "4"
 
-GENERATORS: dict[str, Generator[Draft]] = {
+GENERATORS: dict[str, Generator[ToolCallDraft]] = {
     **NUMBERS,
     **QUESTIONS,
     **CALENDAR,
@@ -45,6 +45,6 @@ load = _PACK.load
 
 
 @packs.register("toolcall-basic")
-def toolcall_basic() -> SeededPack[Draft]:
+def toolcall_basic() -> SeededPack[ToolCallDraft]:
     """Tasks for agents that call tools, made from integer seeds."""
     return _PACK

@@ -1,4 +1,4 @@
-"""How a generator becomes a Task: a :class:`Draft` goes in, a :class:`~clawgym.records.Task` with tools comes out.
+"""Build a :class:`~clawgym.records.Task` with tools from the :class:`ToolCallDraft` of a generator.
 
 Invariants: neither an instruction nor a reference chain of calls is ever on both sides; the state that is expected is
 what the reference calls make of the world.
@@ -21,7 +21,7 @@ from clawgym.tasks.packs.seeded import Generator, draft_of
 from clawgym.tasks.worlds import servers
 from clawgym.tasks.worlds.servers.world import World
 
-__all__ = ["TODAY", "Call", "Draft", "build", "call", "python"]
+__all__ = ["TODAY", "Call", "ToolCallDraft", "build", "call", "python"]
 
 Call = dict[str, Any]
 """``{"name", "arguments"}``."""
@@ -73,7 +73,7 @@ def _():
 
 
 @dataclass(frozen=True)
-class Draft:
+class ToolCallDraft:
     """What a generator makes of its random numbers. ``start`` and ``inputs`` exclude each other."""
 
     instruction: str
@@ -106,7 +106,7 @@ def python(code: str) -> Call:
     return call("code_interpreter", code=dedent(code).strip("\n"))
 
 
-def build(made_by: Generator[Draft], seed: int) -> Task:
+def build(made_by: Generator[ToolCallDraft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
     draft = draft_of(made_by, seed, chain_of)
     data: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def build(made_by: Generator[Draft], seed: int) -> Task:
     )
 
 
-def _tools(draft: Draft) -> tuple[ToolServer, ...]:
+def _tools(draft: ToolCallDraft) -> tuple[ToolServer, ...]:
     session = servers.interpreter_server(path=MATH_FOLDER if draft.kind == "math" else "")
     if not draft.parts:
         return (session,)
@@ -144,12 +144,12 @@ def _tools(draft: Draft) -> tuple[ToolServer, ...]:
     return (world, session) if draft.code else (world,)
 
 
-def chain_of(draft: Draft) -> str:
+def chain_of(draft: ToolCallDraft) -> str:
     """The reference calls and the answer, as one text."""
     return json.dumps([draft.calls, draft.answer], sort_keys=True)
 
 
-def _expected(name: str, draft: Draft) -> dict[str, Any]:
+def _expected(name: str, draft: ToolCallDraft) -> dict[str, Any]:
     """The world before and after the reference calls, for :class:`clawgym.verifiers.state.Comparison`."""
     world = World(":memory:", list(draft.parts), {"today": TODAY, **draft.start})
     try:

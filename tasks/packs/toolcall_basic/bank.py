@@ -8,10 +8,10 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Draft, call
+from ._build import TODAY, ToolCallDraft, call
 from ._start import day, euros, ledger, people
 
-BANK: dict[str, Generator[Draft]] = {}
+BANK: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="bank", into=BANK)
 
 _PARTS = ("bank",)
@@ -28,7 +28,7 @@ def _numbered(rng: random.Random, bookings: list[list]) -> list[list]:
 
 
 @generator("bank-transfer", level=1)
-def bank_transfer(rng: random.Random) -> Draft:
+def bank_transfer(rng: random.Random) -> ToolCallDraft:
     """One transfer between two people."""
     group = people(rng, 5)
     accounts = ledger(rng, group)
@@ -40,7 +40,7 @@ def bank_transfer(rng: random.Random) -> Draft:
     def pay(a: str = source, b: str = target, c: int = cents) -> dict:
         return call("transfer", source=a, target=b, cents=c, memo=memo)
 
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Transfer {euros(cents)} euros from the checking account of {giver} to the savings account of {taker}, "
             f"with the memo `{memo}`."
@@ -59,7 +59,7 @@ def bank_transfer(rng: random.Random) -> Draft:
 
 
 @generator("bank-refund", level=2)
-def bank_refund(rng: random.Random) -> Draft:
+def bank_refund(rng: random.Random) -> ToolCallDraft:
     """Find what was paid twice and send it back."""
     group = people(rng, 6)
     accounts = ledger(rng, group)
@@ -79,7 +79,7 @@ def bank_refund(rng: random.Random) -> Draft:
     def back(cents: int = double[3], memo: str = f"refund {number}", a: str = theirs, b: str = mine) -> dict:
         return call("transfer", source=a, target=b, cents=cents, memo=memo)
 
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. One payment of {buyer} from the checking account to the checking account of {shop} "
             "was booked twice: the same amount, on the same day, with the same memo. Send the money of the second "
@@ -104,7 +104,7 @@ def bank_refund(rng: random.Random) -> Draft:
 
 
 @generator("bank-settle", level=3)
-def bank_settle(rng: random.Random) -> Draft:
+def bank_settle(rng: random.Random) -> ToolCallDraft:
     """Settle what several people paid for a common trip."""
     group = people(rng, 7)
     accounts = ledger(rng, group)
@@ -139,7 +139,7 @@ def bank_settle(rng: random.Random) -> Draft:
 
     right = settle(paid, total // 4)
     names = ", ".join(friends[:3])
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. {names} and {friends[3]} were on a trip together. What they paid for it from their "
             f"checking accounts, in the last 30 days, has the memo `trip {trip}`. Each of the four is to bear the "

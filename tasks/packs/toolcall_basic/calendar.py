@@ -9,17 +9,17 @@ from itertools import product
 from clawgym.tasks.packs.seeded import Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Draft, call
+from ._build import TODAY, ToolCallDraft, call
 from ._start import Office, after, day, people
 
-CALENDAR: dict[str, Generator[Draft]] = {}
+CALENDAR: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="calendar", into=CALENDAR)
 
 _PARTS = ("calendar",)
 
 
 @generator("calendar-book", level=1)
-def calendar_book(rng: random.Random) -> Draft:
+def calendar_book(rng: random.Random) -> ToolCallDraft:
     """Book an event that is described in full."""
     group = people(rng, 7)
     office = Office(rng, group)
@@ -34,7 +34,7 @@ def calendar_book(rng: random.Random) -> Draft:
             break
     new = {"title": title, "start": start, "end": after(start, minutes), "room": room, "organizer": at}
     book = call("create_event", **new, attendees=[guest_at])
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. Put an event into the calendar: {title}, on {start[:10]} at {start[11:]} for {minutes} "
             f"minutes in the room {room}. {host} organizes it, and {guest} is the only one invited."
@@ -56,7 +56,7 @@ def calendar_book(rng: random.Random) -> Draft:
 
 
 @generator("calendar-move", level=2)
-def calendar_move(rng: random.Random) -> Draft:
+def calendar_move(rng: random.Random) -> ToolCallDraft:
     """Move one event of a series by days, and cancel another."""
     group = people(rng, 7)
     office = Office(rng, group)
@@ -78,7 +78,7 @@ def calendar_move(rng: random.Random) -> Draft:
     others = [i for i in mine if i not in (moved, cancelled)]
     name = group[3][0]
     move, cancel = call("move_event", event=moved, start=to), call("cancel_event", event=cancelled)
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. Of the events called {series} that {name} organizes, move the one on "
             f"{event['start'][:10]} to {to[:10]}, at the same time and in the same room, and cancel the one on "
@@ -111,7 +111,7 @@ def calendar_move(rng: random.Random) -> Draft:
 
 
 @generator("calendar-free", level=3)
-def calendar_free(rng: random.Random) -> Draft:
+def calendar_free(rng: random.Random) -> ToolCallDraft:
     """Find the first time at which people and a large enough room are free."""
     while True:
         group = people(rng, 7)
@@ -147,7 +147,7 @@ def calendar_free(rng: random.Random) -> Draft:
     }
     if largest != right[1]:
         wrong["largest-room"] = (book(right, largest), "")
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. {host} wants to hold an event called {title} of {minutes} minutes on {day(date)} and "
             f"invites {one} and {two}. Book it at the first full or half hour, from 08:00 on and ending by 18:00 at "

@@ -8,10 +8,10 @@ from functools import partial
 from clawgym.tasks.packs.seeded import Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Draft, call
+from ._build import TODAY, ToolCallDraft, call
 from ._start import ME, Office, after, day, mailbox, people
 
-DESK: dict[str, Generator[Draft]] = {}
+DESK: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="desk", into=DESK)
 
 _PARTS = ("calendar", "mail")
@@ -29,7 +29,7 @@ def _start(office: Office, box: dict) -> dict:
 
 
 @generator("desk-invite", level=1)
-def desk_invite(rng: random.Random) -> Draft:
+def desk_invite(rng: random.Random) -> ToolCallDraft:
     """Book what a mail proposes."""
     group = people(rng, 6)
     office = _office(rng, group, 14)
@@ -55,7 +55,7 @@ def desk_invite(rng: random.Random) -> Draft:
     new = {"title": title, "start": start, "end": after(start, minutes), "room": room, "organizer": ME}
     guests = [sender, guest_at]
     book = call("create_event", **new, attendees=guests)
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}, and I am {ME}. {name} has written to me about a meeting called {title}. Book it as "
             "the mail in my inbox proposes, with me as the organizer and the people it names (the writer too) as the "
@@ -89,7 +89,7 @@ def desk_invite(rng: random.Random) -> Draft:
 
 
 @generator("desk-move", level=2)
-def desk_move(rng: random.Random) -> Draft:
+def desk_move(rng: random.Random) -> ToolCallDraft:
     """Move an event as a mail asks, into another room if need be, and say so."""
     group = people(rng, 6)
     office = _office(rng, group, 12)
@@ -121,7 +121,7 @@ def desk_move(rng: random.Random) -> Draft:
         return [call("move_event", **move), call("reply_mail", mail=reply, body=body)]
 
     later = f"{to[:11]}{int(to[11:13]) + 1:02d}:30"
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. {name} asks in a mail for another time for the event called {title} that this person "
             "organizes. Move it there, in the room where it is; only if that room is taken then, into the room "
@@ -147,7 +147,7 @@ def desk_move(rng: random.Random) -> Draft:
 
 
 @generator("desk-absence", level=3)
-def desk_absence(rng: random.Random) -> Draft:
+def desk_absence(rng: random.Random) -> ToolCallDraft:
     """Cancel what somebody who will be away organizes, and tell each event's people."""
     group = people(rng, 7)
     office = _office(rng, group[1:], 10)
@@ -181,7 +181,7 @@ def desk_absence(rng: random.Random) -> Draft:
         return calls
 
     right = steps(inside)
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. {name} has written when this person will be away. Cancel every event of these days "
             f"that {name} organizes; events of others stay. For each cancelled event send one mail, to all that were "

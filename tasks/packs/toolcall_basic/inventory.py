@@ -8,10 +8,10 @@ from functools import partial
 from clawgym.tasks.packs.seeded import Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Draft, call
+from ._build import ToolCallDraft, call
 from ._start import day, people, stock
 
-INVENTORY: dict[str, Generator[Draft]] = {}
+INVENTORY: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="inventory", into=INVENTORY)
 
 _PARTS = ("inventory",)
@@ -39,7 +39,7 @@ def _lines(rng: random.Random, items: list[dict], most: int = 6) -> dict[str, in
 
 
 @generator("inventory-restock", level=1)
-def inventory_restock(rng: random.Random) -> Draft:
+def inventory_restock(rng: random.Random) -> ToolCallDraft:
     """Put a delivery of two items on stock."""
     items = stock(rng, rng.randint(9, 14))
     first, twin, second = items[0], items[1], items[2]
@@ -52,7 +52,7 @@ def inventory_restock(rng: random.Random) -> Draft:
     def restock(item: dict, quantity: int) -> dict:
         return call("restock_item", sku=item["sku"], quantity=quantity)
 
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"A delivery has come in: {a} pieces of the {first['name']} and {b} of the {second['name']}. Put them on "
             "stock."
@@ -75,7 +75,7 @@ def inventory_restock(rng: random.Random) -> Draft:
 
 
 @generator("inventory-ship", level=2)
-def inventory_ship(rng: random.Random) -> Draft:
+def inventory_ship(rng: random.Random) -> ToolCallDraft:
     """Ship one customer's reserved orders, cancel another's open ones."""
     items = stock(rng, 12)
     buyer, other, third = [name for name, _ in people(rng, 3)]
@@ -90,7 +90,7 @@ def inventory_ship(rng: random.Random) -> Draft:
     cancelled = [call("cancel_order", order=n) for n in cancel]
     open_one = next(o[0] for o in orders if o[1:4:2] == (buyer, "open"))
     reserved = next(o[0] for o in orders if o[1:4:2] == (other, "reserved"))
-    return Draft(
+    return ToolCallDraft(
         instruction=f"Ship all reserved orders of {buyer}, and cancel the open orders of {other}. The others stay.",
         parts=_PARTS,
         start=_start(items, orders),
@@ -113,7 +113,7 @@ def inventory_ship(rng: random.Random) -> Draft:
 
 
 @generator("inventory-allocate", level=3)
-def inventory_allocate(rng: random.Random) -> Draft:
+def inventory_allocate(rng: random.Random) -> ToolCallDraft:
     """Give out scarce stock by age, then order what runs low."""
     while True:
         items = stock(rng, 6)
@@ -138,7 +138,7 @@ def inventory_allocate(rng: random.Random) -> Draft:
 
     start = _start(items, orders)
     reorder = {item["sku"]: item["reorder_below"] for item in items}
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             "Go through the open orders from the oldest to the newest day, those of one day by number. Reserve each "
             "order for which enough is free at that moment, and cancel each for which it is not. When all are done, "

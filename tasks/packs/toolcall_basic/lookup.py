@@ -9,12 +9,12 @@ from typing import Any
 from clawgym.tasks.packs.seeded import Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Draft, call
+from ._build import TODAY, ToolCallDraft, call
 from ._start import ME, Office, day, ledger, mailbox, people, stock
 from .inventory import _lines
 from .inventory import _start as _stock_start
 
-LOOKUP: dict[str, Generator[Draft]] = {}
+LOOKUP: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="lookup", into=LOOKUP)
 
 _END = "Change nothing. End with a line `Answer: ...` that holds the number and nothing else."
@@ -27,7 +27,7 @@ def _orders(rng: random.Random, items: list[dict], names: list[str], number: int
 
 
 @generator("lookup-customer", level=1)
-def lookup_customer(rng: random.Random) -> Draft:
+def lookup_customer(rng: random.Random) -> ToolCallDraft:
     """From an order to its customer's account."""
     group = people(rng, 6)
     names = [name for name, _ in group]
@@ -40,7 +40,7 @@ def lookup_customer(rng: random.Random) -> Draft:
     other = next(name for name in names if name != customer)
     look = [call("get_order", order=number), call("list_accounts", owner=customer)]
     savings = next(row[0] for row in accounts if row[1:3] == [customer, "savings"])
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"What is the balance, in cents, of the savings account of the customer who made the order {number}? {_END}"
         ),
@@ -62,7 +62,7 @@ def lookup_customer(rng: random.Random) -> Draft:
 
 
 @generator("lookup-item", level=2)
-def lookup_item(rng: random.Random) -> Draft:
+def lookup_item(rng: random.Random) -> ToolCallDraft:
     """From an event to a person, a mail, an order and an item."""
     group = people(rng, 7)
     office = Office(rng, [("Me", ME), *group])
@@ -103,7 +103,7 @@ def lookup_item(rng: random.Random) -> Draft:
         call("get_item", sku=sku),
     ]
     wrong: dict[str, Any] = {what: (look, str(value)) for what, value in others.items() if value != right}
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Whoever organizes the event {title} asks me in a mail to look at an order (one in my inbox, and it is "
             f"{TODAY}). How many pieces of the item in that order are free on stock, that is not reserved? {_END}"
@@ -125,7 +125,7 @@ def lookup_item(rng: random.Random) -> Draft:
 
 
 @generator("lookup-customers", level=3)
-def lookup_customers(rng: random.Random) -> Draft:
+def lookup_customers(rng: random.Random) -> ToolCallDraft:
     """Gather over all orders of an item, then over accounts, and calculate."""
     group = people(rng, 9)
     names = [name for name, _ in group]
@@ -162,7 +162,7 @@ def lookup_customers(rng: random.Random) -> Draft:
     }
     if several != total(buyers):
         wrong["counts-customers-twice"] = (look, str(several))
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Take every customer with at least one shipped order in which there is some {item['name']}. What do the "
             f"balances of their checking accounts add up to, in cents? Count each customer once. (It is {TODAY}; the "

@@ -8,10 +8,10 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TODAY, Draft, call
+from ._build import TODAY, ToolCallDraft, call
 from ._start import day, euros, mailbox, people
 
-MAIL: dict[str, Generator[Draft]] = {}
+MAIL: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="mail", into=MAIL)
 
 _PARTS = ("mail",)
@@ -22,7 +22,7 @@ def _tables(box: dict) -> dict:
 
 
 @generator("mail-label", level=1)
-def mail_label(rng: random.Random) -> Draft:
+def mail_label(rng: random.Random) -> ToolCallDraft:
     """Label and archive the mails of one person."""
     group = people(rng, 6)
     (name, sender), (_, twin) = group[:2]
@@ -40,7 +40,7 @@ def mail_label(rng: random.Random) -> Draft:
     twins = [n for n, m in numbers.items() if m[0] == twin]
     # Whatever else the other person of that first name wrote is noise as well.
     both = [step for n in mine for step in (call("label_mail", mail=n, label=label), call("archive_mail", mail=n))]
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Put the label {label} on every mail from {name} that is in the inbox, and move these mails to the "
             "archive."
@@ -58,7 +58,7 @@ def mail_label(rng: random.Random) -> Draft:
 
 
 @generator("mail-invoice", level=2)
-def mail_invoice(rng: random.Random) -> Draft:
+def mail_invoice(rng: random.Random) -> ToolCallDraft:
     """Pass on what the newest of two invoices says."""
     group = people(rng, 7)
     (_, sender), (book, bookkeeper) = group[2], group[3]
@@ -83,7 +83,7 @@ def mail_invoice(rng: random.Random) -> Draft:
         body = f"Please pay {euros(cents[k])} EUR by {due[k]}."
         return call("send_mail", to=[to], subject=f"Invoice {numbers[k]}", body=body)
 
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"{name} sent invoices for the {thing}; only the newest of these counts. Send a mail to {book} with the "
             "subject `Invoice NUMBER` and the body `Please pay AMOUNT EUR by DATE.`, with number, amount and date as "
@@ -108,7 +108,7 @@ def mail_invoice(rng: random.Random) -> Draft:
 
 
 @generator("mail-quotes", level=3)
-def mail_quotes(rng: random.Random) -> Draft:
+def mail_quotes(rng: random.Random) -> ToolCallDraft:
     """Compare quotes, the newest of each supplier, and answer all of them."""
     group = people(rng, 8)
     thing, label = rng.sample(WORDS, 2)
@@ -140,7 +140,7 @@ def mail_quotes(rng: random.Random) -> Draft:
         return [order, *no, *(call("label_mail", mail=n, label=label) for n in newest.values())]
 
     right = answers(best, totals[best])
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"Today is {TODAY}. Mails with the subject `{subject}` are offers for the {thing}; of each supplier only "
             f"the newest one counts. I need {pieces} pieces. Reply to the offer that is cheapest in all, shipping "

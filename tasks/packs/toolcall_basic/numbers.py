@@ -9,16 +9,16 @@ from functools import partial
 from clawgym.tasks.packs.seeded import Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Draft, python
+from ._build import ToolCallDraft, python
 
-NUMBERS: dict[str, Generator[Draft]] = {}
+NUMBERS: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="math", into=NUMBERS)
 
 _END = "End with a line `Answer: ...` that holds the number and nothing else."
 
 
 @generator("math-digits", level=1)
-def math_digits(rng: random.Random) -> Draft:
+def math_digits(rng: random.Random) -> ToolCallDraft:
     """Sum the digits of a power."""
     while True:
         base, exponent = rng.randint(3, 99), rng.randint(40, 300)
@@ -26,7 +26,7 @@ def math_digits(rng: random.Random) -> Draft:
         length = len(str(base**exponent))
         if len({*values, length}) == 4:
             break
-    return Draft(
+    return ToolCallDraft(
         instruction=f"What is the sum of the decimal digits of {base}^{exponent}? {_END}",
         calls=[python(f"print(sum(map(int, str({base} ** {exponent}))))")],
         answer=str(values[0]),
@@ -41,7 +41,7 @@ def math_digits(rng: random.Random) -> Draft:
 
 
 @generator("math-count", level=2)
-def math_count(rng: random.Random) -> Draft:
+def math_count(rng: random.Random) -> ToolCallDraft:
     """Count the numbers in a range that satisfy three conditions."""
     while True:
         top = rng.randint(2_000, 9_000)
@@ -59,7 +59,7 @@ def math_count(rng: random.Random) -> Draft:
         return f"print(sum(1 for n in range(1, {top + 1}) if {condition}))"
 
     either, spare, no_digit = f"(n % {p} == 0 or n % {q} == 0)", f"n % {r}", f"'{digit}' not in str(n)"
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"How many integers from 1 to {top} are divisible by {p} or by {q} (or by both), not divisible by {r}, and "
             f"written in decimal without the digit {digit}? {_END}"
@@ -79,7 +79,7 @@ def math_count(rng: random.Random) -> Draft:
 
 
 @generator("math-fraction", level=3)
-def math_fraction(rng: random.Random) -> Draft:
+def math_fraction(rng: random.Random) -> ToolCallDraft:
     """The expected value of a drawing game, as a fraction."""
     while True:
         red, blue, draws, bonus = rng.randint(4, 12), rng.randint(4, 12), rng.randint(3, 4), rng.randint(2, 9)
@@ -98,7 +98,7 @@ def math_fraction(rng: random.Random) -> Draft:
             total += reds * reds + ({bonus} if reds == {draws} else 0)
         print(Fraction(total, len(drawn)))
         """
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"An urn holds {red} red and {blue} blue balls. {draws} balls are drawn at once. The player gets the "
             f"square of the number of red balls among them, in points, and {bonus} points more if all of them are "
@@ -133,13 +133,13 @@ def _expected(red: int, blue: int, draws: int, bonus: int, back: bool) -> Fracti
 
 
 @generator("math-radical", level=3)
-def math_radical(rng: random.Random) -> Draft:
+def math_radical(rng: random.Random) -> ToolCallDraft:
     """The difference of cubes of two roots, exactly."""
     a, c, b = rng.randint(2, 30), rng.randint(1, 9), rng.choice((2, 3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 19, 21))
     factor = 2 * c * (3 * a * a + c * c * b)
     constant = a * a - c * c * b
     sign = "-" if constant < 0 else "+"
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"The equation x^2 - {2 * a}x {sign} {abs(constant)} = 0 has the roots u > v. What is u^3 - v^3, exactly? "
             "End with a line `Answer: \\boxed{...}`."

@@ -10,17 +10,17 @@ from typing import Any
 from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import Draft, python
+from ._build import ToolCallDraft, python
 from ._start import day, euros
 
-QUESTIONS: dict[str, Generator[Draft]] = {}
+QUESTIONS: dict[str, Generator[ToolCallDraft]] = {}
 generator = partial(_generator, family="data", into=QUESTIONS)
 
 _END = "End with a line `Answer: ...` that holds the number and nothing else."
 
 
 @generator("data-total", level=1)
-def data_total(rng: random.Random) -> Draft:
+def data_total(rng: random.Random) -> ToolCallDraft:
     """Add up one column of the rows of one kind."""
     name, *kinds = rng.sample(WORDS, 5)
     while True:
@@ -42,7 +42,7 @@ def data_total(rng: random.Random) -> Draft:
         )
 
     amount, mine = 'round(float(row["amount"]) * 100)', f'row["kind"] == "{kind}"'
-    return Draft(
+    return ToolCallDraft(
         instruction=f"{name}.csv lists sales. What is the total of the amounts of the kind {kind}, in cents? {_END}",
         inputs={
             f"{name}.csv": csv_text(
@@ -85,7 +85,7 @@ _OTHER = {"sort": "sort-down", "sort-down": "sort", "first": "last", "last": "fi
 
 
 @generator("data-words", level=2)
-def data_words(rng: random.Random) -> Draft:
+def data_words(rng: random.Random) -> ToolCallDraft:
     """Three or four changes to a list of words, in the order that is asked for."""
     count = rng.randint(3, 4)
 
@@ -107,7 +107,7 @@ def data_words(rng: random.Random) -> Draft:
         if 1 < len(expected) < 5 and all(changed(some) != expected for some in wrong):
             break
     asked = ", ".join(_CHANGES[name][0].format(value) for name, value in steps)
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f'Take the words of "{source}.txt": {asked}. Which words are left? End with a line `Answer: ...` that '
             "holds them in order, with a space between, and nothing else."
@@ -125,7 +125,7 @@ def data_words(rng: random.Random) -> Draft:
 
 
 @generator("data-join", level=2)
-def data_join(rng: random.Random) -> Draft:
+def data_join(rng: random.Random) -> ToolCallDraft:
     """Join two tables and find the largest total of a group."""
     customers, orders, *towns = rng.sample(WORDS, 8)
     void = rng.choice(("returned", "void", "cancelled"))
@@ -154,7 +154,7 @@ def data_join(rng: random.Random) -> Draft:
             """
 
     counts = f'row["status"] != "{void}"'
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"{customers}.csv lists customers with their towns, {orders}.csv their orders. Orders with the status "
             f"{void} do not count. Add up the orders of all customers of each town: what is the largest total of a "
@@ -183,7 +183,7 @@ def _by_town(people: dict[int, str], rows: list[tuple[int, int, str, int]]) -> l
 
 
 @generator("data-sensors", level=3)
-def data_sensors(rng: random.Random) -> Draft:
+def data_sensors(rng: random.Random) -> ToolCallDraft:
     """Clean a log of measurements: repeats, gaps, two units; then daily maxima."""
     log, *sensors = rng.sample(WORDS, 4)
     days = [day(n) for n in range(-9, 0)]
@@ -230,7 +230,7 @@ def data_sensors(rng: random.Random) -> Draft:
             """
 
     last, celsius = 'values[row["time"]] = value', "(value - 32) * Fraction(5, 9)"
-    return Draft(
+    return ToolCallDraft(
         instruction=(
             f"{log}.csv holds measurements of sensors, in degrees Celsius (C) or Fahrenheit (F). Where a sensor has "
             "several rows for one time, only the last of them counts; `n/a` is no measurement. Take the highest "

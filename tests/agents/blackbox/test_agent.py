@@ -11,7 +11,7 @@ from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.engines import ReplayEngine, Sampling
 from clawgym.errors import InfraError, SandboxError
 from clawgym.gateway.sessions import SessionRequest
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import GradingMode, Outcome
 
 from ...gateway.scripted import refused
@@ -42,7 +42,7 @@ async def test_what_an_episode_leaves(room: Any) -> None:
         ("agent", "It still is.", [], []),
     ]
     assert [(t.role, t.flaw, t.parent) for t in episode.turns] == [("main", None, n) for n in (None, 0, 1)]
-    assert len(samples_of(episode.turns)) == 1
+    assert len(sequences_of(episode.turns)) == 1
     assert [seen.sampled for seen in it.engine.seen] == [list(t.sampled_ids) for t in episode.turns]
     assert {(seen.sampling.temperature, seen.sampling.seed) for seen in it.engine.seen} == {(0.5, 7)}
     assert episode.usage.completion_tokens == sum(len(t.sampled_ids) for t in episode.turns)

@@ -10,7 +10,7 @@ import pytest
 from clawgym.agents.openclaw.install import installed
 from clawgym.agents.pi import Pi
 from clawgym.errors import AgentError, SandboxUnavailable
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import Outcome
 from clawgym.sandbox import backend as make_backend
 
@@ -57,5 +57,5 @@ async def test_an_episode_is_the_same_everywhere(
         await made.aclose()
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
     assert episode.final_message == "It still is."
-    assert len(samples_of(episode.turns)) == 1
+    assert len(sequences_of(episode.turns)) == 1
     assert episode.files

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from clawgym.errors import SandboxUnavailable
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import Episode, Outcome, prompt_ids
 from clawgym.sandbox import SandboxSpec
 from clawgym.sandbox import backend as make_backend
@@ -87,7 +87,7 @@ async def test_tasks_at_once_are_worked_on_each_in_its_own_box(desk, boxes):
         for n, turn in enumerate(episode.turns):
             assert turn.flaw is None
             assert (prompt_ids(episode.turns, n), turn.sampled_ids, turn.logprobs) in seen
-        assert len(samples_of(episode.turns)) == 1
+        assert len(sequences_of(episode.turns)) == 1
         assert episode.files
         assert all(desk.cast.agents[name] in path for path in episode.files)
         transcripts = b"".join(episode.files.values()).decode()

@@ -19,7 +19,7 @@ from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.install import Installation
 from clawgym.errors import AgentError
 from clawgym.gateway.sessions import SessionRequest
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
 from clawgym.sandbox import Backend
 
@@ -53,7 +53,7 @@ async def test_several_user_turns_are_one_conversation(backend: Backend, model_f
         episode = await episode_of(task, agent, backend, seed=3, session=SessionRequest(group=group))
         assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "Checked.")
         assert [step.message for step in episode.steps if step.source == "user"] == [task.instruction, "Check it."]
-        (sample,) = samples_of(episode.turns)
+        (sample,) = sequences_of(episode.turns)
         assert sample.turns == (0, 1, 2, 3, 4)
         assert sample.ids[: len(engine.seen[-1].prompt)] == engine.seen[-1].prompt
         batch = pool.fetch("t", step=0, min_episodes=1)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from clawgym.agents.openclaw.install import Installation
 from clawgym.gateway.sessions import SessionRequest
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.records import Episode, Outcome, Task, TaskFile, prompt_ids
 from clawgym.sandbox import backend as make_backend
 from clawgym.tasks import load
@@ -76,7 +76,7 @@ def check_exact(episode: Episode, engine: ScriptedEngine, pool: Pool) -> None:
         assert turn.flaw is None
         assert turn.role == "main"
         assert (prompt_ids(episode.turns, n), turn.sampled_ids, turn.logprobs) in seen
-    (sample,) = samples_of(episode.turns)
+    (sample,) = sequences_of(episode.turns)
     assert sum(sample.mask) == sum(len(turn.sampled_ids) for turn in episode.turns)
     (stored,) = [e for e in pool.episodes() if e.task_id == episode.task_id]
     assert (stored.outcome, stored.n_turns, stored.state) == (str(episode.outcome), len(episode.turns), "closed")

@@ -12,7 +12,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clawgym.agents.openclaw._tools import ToolServer
+from clawgym.agents.openclaw._tools import OpenClawToolServer
 from clawgym.errors import SandboxDied
 from clawgym.sandbox import SandboxSpec
 
@@ -26,7 +26,7 @@ class Line:
     """A server on loopback, and two agents with a box each."""
 
     def __init__(self) -> None:
-        self.server = ToolServer()
+        self.server = OpenClawToolServer()
         self.port = 0
 
     async def send(self, data: bytes, *, half: bool = False) -> bytes:

@@ -15,7 +15,7 @@ from clawgym.engines import OpenAIEngine
 from clawgym.errors import AgentError, TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.pool.exchange import export
 from clawgym.records import Task
 from clawgym.rollout import EpisodeRequest
@@ -67,7 +67,7 @@ async def test_a_demonstration_has_the_ids_of_a_rollout(
             ended = await collect_episode(EpisodeRequest(task=task, seed=0), over_http(agent), backend, gateway)
             episode = ended.episode
         assert str(episode.outcome) == "solved"
-        (sample,) = samples_of(episode.turns)
+        (sample,) = sequences_of(episode.turns)
     assert (sample.ids, sample.mask) == (row.ids, row.mask)
 
 

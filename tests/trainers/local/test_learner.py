@@ -13,7 +13,7 @@ import torch
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.common.imitation import Imitated
 from clawgym.trainers.common.policy import Policy, load_policy
@@ -238,14 +238,14 @@ def test_a_first_policy_holds_back(folder: Path, lora: dict[str, Any] | None) ->
 def test_imitation_learns_the_trained_ids_alone(folder: Path) -> None:
     about = config(sft={"lr": 3e-3, "warmup": 1, "steps": 30})
     learner = start(folder, about)
-    rows = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+    rows = [MaskedSequence((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), MaskedSequence((9, 12, 13, 50), (0, 0, 0, 1))]
     losses = [learner.imitate(rows, step=n, steps=30)["sft/loss"] for n in range(30)]
     assert losses[-1] < 0.5 < 4 < losses[0]
-    context = [Row((9, 10, 11), (0, 1, 1))]
+    context = [MaskedSequence((9, 10, 11), (0, 1, 1))]
     assert learner.imitate(context, step=29, steps=30)["sft/loss"] > 3
 
 
-DEMONSTRATIONS = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+DEMONSTRATIONS = [MaskedSequence((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), MaskedSequence((9, 12, 13, 50), (0, 0, 0, 1))]
 
 
 def imitated(folder: Path, about: TrainConfig) -> Imitated:
@@ -276,7 +276,7 @@ def test_what_was_solved_is_imitated_and_known_again(folder: Path) -> None:
     assert known.remember(batch) == {"t": "e5"}  # the last one of the task; 3 and 7 have two rows each
     assert known.solved == 1
     chosen = {row.ids for row in known.batch(1)}
-    assert chosen == {row.ids for row in DEMONSTRATIONS} | {batch.episodes[5].samples[0].ids}
+    assert chosen == {row.ids for row in DEMONSTRATIONS} | {batch.episodes[5].sequences[0].ids}
     again.remember(batch)
     assert again.batch(5) == known.batch(5) != known.batch(6)
 

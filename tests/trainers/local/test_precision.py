@@ -14,8 +14,8 @@ import torch
 from clawgym.engines.protocol import Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import EngineError, TrainingError
-from clawgym.records import Sample
-from clawgym.trainers.batching import Path as Row
+from clawgym.records import TrainingSequence
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common import policy
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
@@ -27,7 +27,7 @@ from clawgym.trainers.local.main import train
 from ..batches import batch_of, episode_of
 from ..runs import Said, small
 
-ROWS = [Row((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), Row((9, 12, 13, 50), (0, 0, 0, 1))]
+ROWS = [MaskedSequence((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), MaskedSequence((9, 12, 13, 50), (0, 0, 0, 1))]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
         logprobs = tuple(value for tokens in said for value in tokens.logprobs)
         count = len(new)
         mask = (0, 0, 0, *[1] * count)
-        row = Sample((0,), (*prompt, *new), mask, logprobs, (0,) * count, (0,) * count)
+        row = TrainingSequence((0,), (*prompt, *new), mask, logprobs, (0,) * count, (0,) * count)
         members.append(episode_of(number, float(number % 2), [row]))
     await engine.aclose()
     return make_batch(batch_of([members[:2], members[2:]]), about, seed=0)

@@ -190,8 +190,8 @@ async def test_its_turns_are_judged_and_learnt_from(desk: Any) -> None:
     assert [e.process_rewards for e in batch.groups[0].episodes] == [{0: 0.0, 1: 0.0}] * 2  # nothing came after 2
     rows = make_batch(batch, it.config, seed=0)
     turns = it.pool.turns(batch.groups[0].episodes[0].episode.id)
-    assert len(rows.paths) == 2  # three turns are one row
-    assert [i for i, own in zip(rows.paths[0].ids, rows.paths[0].mask, strict=True) if own] == [
+    assert len(rows.sequences) == 2  # three turns are one row
+    assert [i for i, own in zip(rows.sequences[0].ids, rows.sequences[0].mask, strict=True) if own] == [
         i for turn in turns for i in turn.sampled_ids
     ]
 

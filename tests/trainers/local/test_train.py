@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from clawgym.errors import RunFolderError, TrainingError
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.records import TaskFile, VerifierSpec
 from clawgym.tasks.formats import write
 from clawgym.tasks.packs import terminal_basic
@@ -150,7 +150,7 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
             t.policy_version for e in pool.episodes(channel="train") for t in pool.turns(e.id) if e.fate == "delivered"
         }
         episode = next(e for e in pool.episodes(channel="train") if e.fate == "delivered")
-        assert samples_of(pool.turns(episode.id))
+        assert sequences_of(pool.turns(episode.id))
     assert versions <= {0, 1, 2}
     assert len(versions) > 1
     measured = [(row["split"], row["step"]) for row in lines(out / "evaluations.jsonl")]

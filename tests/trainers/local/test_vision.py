@@ -17,11 +17,10 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
-from clawgym.records import Desktop, Episode, Limits, Sample, Task, ToolCall
+from clawgym.records import Desktop, Episode, Limits, Task, ToolCall, TrainingSequence
 from clawgym.rollout import EpisodeRequest
 from clawgym.rollout.collect import collect_episode, in_process
-from clawgym.trainers.batching import Path as Row
-from clawgym.trainers.batching import micro_batches, pack
+from clawgym.trainers.batching import MaskedSequence, micro_batches, pack
 from clawgym.trainers.common.batch import images_of, make_batch
 from clawgym.trainers.common.collector import Collector, Groups, Player
 from clawgym.trainers.common.policy import Policy, load_policy
@@ -63,7 +62,7 @@ def config(folder: Path, **model: Any) -> TrainConfig:
     )
 
 
-async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed: int) -> Sample:
+async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed: int) -> TrainingSequence:
     """A reply of the engine as a row."""
     given = Sampling(max_tokens=6, seed=seed)
     said = [tokens async for tokens in engine.generate(ids, given, images=images)]
@@ -72,7 +71,7 @@ async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed
     versions = tuple(tokens.policy_version for tokens in said)
     mask = (*[0] * len(ids), *[1] * count)
     shown = tuple(image.sha256 for image in images)
-    return Sample((0,), (*ids, *new), mask, logprobs, versions, (0,) * count, shown)
+    return TrainingSequence((0,), (*ids, *new), mask, logprobs, versions, (0,) * count, shown)
 
 
 async def rolled_out(engine: Any, seed: int = 0) -> Batch:
@@ -93,7 +92,7 @@ async def test_what_was_seen_is_learnt_from_and_sampled_by(folder: Path, model: 
     for step in range(2):
         await policy.publish(engine, step)
         fetched = await rolled_out(engine, seed=10 * step)
-        assert {v for e in fetched.groups[0].episodes for s in e.samples for v in s.policy_versions} == {step}
+        assert {v for e in fetched.groups[0].episodes for s in e.sequences for v in s.policy_versions} == {step}
         batch = make_batch(fetched, about, seed=0, images=IMAGES)
         before = {name: tensor.clone() for name, tensor in policy.trained().items()}
         figures = await asyncio.to_thread(learner.learn, batch, seed=0)
@@ -113,12 +112,16 @@ async def test_one_forward_pass_needs_the_images_it_was_sampled_with(folder: Pat
     other = make_batch(fetched, about, seed=0, images={ONE.sha256: OTHER, OTHER.sha256: ONE})
     assert learner.learn(other, seed=0)["training/rollout_probs_diff"] > 1e-5
     with pytest.raises(TrainingError, match="3 places for images, and 0 images"):
-        learner.imitate([Row((1, *SHOWN, *SHOWN, *SHOWN, 9), (*[0] * 10, 1))], step=0, steps=1)
+        learner.imitate([MaskedSequence((1, *SHOWN, *SHOWN, *SHOWN, 9), (*[0] * 10, 1))], step=0, steps=1)
 
 
 def test_a_row_with_images_is_alone() -> None:
-    rows = [Row((1, 2, 3), (0, 1, 1)), Row((1, 2, 4), (0, 0, 1), (ONE,)), Row((1, 2, 4), (0, 0, 1), (OTHER,)),
-            Row((1, 2, 5), (0, 0, 1))]  # fmt: skip
+    rows = [
+        MaskedSequence((1, 2, 3), (0, 1, 1)),
+        MaskedSequence((1, 2, 4), (0, 0, 1), (ONE,)),
+        MaskedSequence((1, 2, 4), (0, 0, 1), (OTHER,)),
+        MaskedSequence((1, 2, 5), (0, 0, 1)),
+    ]
     made = list(micro_batches(pack(rows, row_tokens=64), tokens=64))
     assert [micro.images for micro in made if micro.images] == [(ONE,), (OTHER,)]
     assert sorted(int(place) for micro in made for place in micro.places) == [0, 1, 2, 3, 4]
@@ -130,7 +133,7 @@ def test_a_model_that_reads_text_refuses_images(tmp_path: Path) -> None:
     reads = make_tiny_model(tmp_path / "reads")
     about = config(reads)
     policy = load_policy(about.model, reads, about.compute)
-    (micro,) = micro_batches(pack([Row((1, 2, 4), (0, 0, 1), (ONE,))], row_tokens=64), tokens=64)
+    (micro,) = micro_batches(pack([MaskedSequence((1, 2, 4), (0, 0, 1), (ONE,))], row_tokens=64), tokens=64)
     with pytest.raises(TrainingError, match="this model reads none"):
         policy.ready(micro)
 
@@ -213,7 +216,7 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
                     ready = await fetched(pool, step, collecting)
                     members = ready.groups[0].episodes
                     assert sorted(str(member.episode.outcome) for member in members) == ["failed", "solved"]
-                    samples = [sample for member in members for sample in member.samples]
+                    samples = [sample for member in members for sample in member.sequences]
                     assert {v for sample in samples for v in sample.policy_versions} == {step}
                     assert all(sample.images for sample in samples)
                     assert max(len(sample.images) for sample in samples) == 2

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from clawgym.cli import app
 from clawgym.hub import read_checkpoint
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.local.main import train
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
         for episode in learnt:
             turns = pool.turns(episode.id)
             assert all(turn.flaw is None and len(turn.logprobs) == len(turn.sampled_ids) for turn in turns)
-            assert samples_of(turns)
+            assert sequences_of(turns)
             versions += [turn.policy_version for turn in turns]
     assert set(versions) == {0, 1}
     measured = [(row["split"], row["step"], row["greedy"]) for row in lines(out / "evaluations.jsonl")]

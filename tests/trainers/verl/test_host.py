@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import EngineError, TrainingError
 from clawgym.gateway.render import Renderer
-from clawgym.pool import Pool, samples_of
+from clawgym.pool import Pool, sequences_of
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.common.batch import teacher_of
 from clawgym.trainers.common.teaching import teachers
@@ -114,7 +114,7 @@ async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypat
         with Pool(tmp_path / "pool.db") as pool:
             for episode in sorted(pool.episodes(channel="train"), key=lambda e: e.sample):
                 assert episode.group == "group-00000004"
-                for place, sample in enumerate(samples_of(pool.turns(episode.id))):
+                for place, sample in enumerate(sequences_of(pool.turns(episode.id))):
                     at = queue.keys.index(f"u_{episode.sample}_{place}")
                     row, tag = next(rows), queue.tags[at]
                     assert row["input_ids"].tolist() == list(sample.ids)
@@ -220,7 +220,7 @@ async def test_a_judge_behind_an_endpoint_and_its_hints(
     assert counts.get("opd/no_teacher_no-hint", 0) == (0 if hints else counts["judge/scored"])
     rows = iter(queue.fields[0])
     for member in batch.groups[0].episodes:
-        for sample in member.samples:
+        for sample in member.sequences:
             row = next(rows)
             said, trained = row["teacher_log_probs"], row["response_mask"].bool()
             expected = torch.tensor(teacher_of(member, sample, wanted))

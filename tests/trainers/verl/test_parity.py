@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
 from clawgym.trainers import algorithms
-from clawgym.trainers.batching import Path as Row
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import taught_advantages
@@ -77,7 +77,7 @@ def teachers_of(batch: Batch, seed: int) -> dict[tuple[str, int], list[float]]:
     rng = random.Random(seed)
     taught: dict[tuple[str, int], list[float]] = {}
     for member in (m for g in batch.groups for m in g.episodes):
-        for sample in member.samples:
+        for sample in member.sequences:
             for turn in set(sample.turn_of):
                 if rng.random() < 0.6:
                     taught[member.episode.id, turn] = [-rng.random() * 3 for t in sample.turn_of if t == turn]
@@ -95,7 +95,7 @@ class Both:
         made = [
             (number, *rows.row_of(member, sample, group.id, self.config, taught))
             for number, (group, member, sample) in enumerate(
-                (g, m, s) for g in batch.groups for m in g.episodes for s in m.samples
+                (g, m, s) for g in batch.groups for m in g.episodes for s in m.sequences
             )
         ]
         random.Random(seed).shuffle(made)  # ranks are given rows of like length, not of like episodes
@@ -221,7 +221,7 @@ def both(request: pytest.FixtureRequest) -> Both:
 
 def test_what_a_row_is_made_of(both: Both) -> None:
     for number, fields, tag in zip(both.order, both.fields, both.tags, strict=True):
-        path = both.local.paths[number]
+        path = both.local.sequences[number]
         assert fields["input_ids"].tolist() == [*fields["prompts"].tolist(), *fields["responses"].tolist()]
         assert fields["input_ids"].tolist() == list(path.ids)
         assert [0] * len(fields["prompts"]) + fields["response_mask"].tolist() == list(path.mask)
@@ -273,7 +273,11 @@ def test_the_loss_as_verl_calls_it(both: Both, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
     both = Both({}, seed=3)
-    paths = [Row((5, 6, 7, 8), (0, 0, 1, 1)), Row((5, 6, 7, 8, 9), (0, 1, 0, 1, 1)), Row((4, 3), (0, 1))]
+    paths = [
+        MaskedSequence((5, 6, 7, 8), (0, 0, 1, 1)),
+        MaskedSequence((5, 6, 7, 8, 9), (0, 1, 0, 1, 1)),
+        MaskedSequence((4, 3), (0, 1)),
+    ]
     logps = [torch.randn(len(path.ids) - path.mask.index(1)).requires_grad_() for path in paths]
     count = sum(sum(path.mask) for path in paths)
     made = [rows.imitation_of(path, 0.4 / count) for path in paths]
@@ -305,7 +309,7 @@ def test_a_step_of_the_local_trainer_has_this_loss_and_this_gradient(name: str, 
     def says(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """(S,) log-probs and entropies."""
         found = []
-        for path in both.local.paths:
+        for path in both.local.sequences:
             logp = model(torch.tensor([path.ids])).logits[0, :-1].log_softmax(-1)
             trained = torch.tensor(path.mask[1:]).bool()
             own = logp.gather(1, torch.tensor(path.ids[1:])[:, None])[:, 0]

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
-from clawgym.pool import samples_of
+from clawgym.pool import sequences_of
 from clawgym.records import Turn, prompt_ids
 
 from .histories import chain, histories
@@ -25,7 +25,7 @@ def proved(turns: list[Turn], index: int) -> bool:
 @given(turns=histories())
 def test_every_exact_sampled_id_is_trained_once(turns: list[Turn]) -> None:
     for roles in (("main",), ("main", "subagent"), ("compaction",)):
-        samples = samples_of(turns, roles=roles)
+        samples = sequences_of(turns, roles=roles)
         trained = Counter(index for sample in samples for index in sample.turn_of)
         assert trained == Counter(
             {
@@ -54,7 +54,7 @@ def test_every_exact_sampled_id_is_trained_once(turns: list[Turn]) -> None:
 
 def test_episode_without_branches_is_one_sequence() -> None:
     turns = chain(1, 20)
-    (sample,) = samples_of(turns)
+    (sample,) = sequences_of(turns)
     assert sample.turns == tuple(range(20))
     assert sum(sample.mask) == sum(len(turn.sampled_ids) for turn in turns)
 
@@ -62,21 +62,21 @@ def test_episode_without_branches_is_one_sequence() -> None:
 def test_flaw_removes_the_turn_and_its_continuations() -> None:
     turns = chain(2, 3)
     turns += chain(3, 1, parent=2, flaw="constrained") + chain(4, 1, parent=3)
-    (sample,) = samples_of(turns)
+    (sample,) = sequences_of(turns)
     assert sample.turns == (0, 1, 2)
 
 
 def test_a_compaction_that_reads_the_main_history_does_not_split_it() -> None:
     turns = chain(5, 2)
     turns += chain(6, 1, parent=1, role="compaction") + chain(7, 1, parent=1)
-    (sample,) = samples_of(turns)
+    (sample,) = sequences_of(turns)
     assert sample.turns == (0, 1, 3)
-    both = samples_of(turns, roles=("main", "compaction"))
+    both = sequences_of(turns, roles=("main", "compaction"))
     assert [s.turns for s in both] == [(0, 1, 2), (0, 1, 3)]
     assert set(both[1].turn_of) == {3}
 
 
 def test_roles_that_are_never_trained_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown"):
-        samples_of(chain(8, 1), roles=("main", "unknown"))
-    assert samples_of(chain(9, 3, role="unknown")) == []
+        sequences_of(chain(8, 1), roles=("main", "unknown"))
+    assert sequences_of(chain(9, 3, role="unknown")) == []

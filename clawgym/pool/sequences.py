@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
-from clawgym.records import Role, Sample, Turn
+from clawgym.records import Role, TrainingSequence, Turn
 
-__all__ = ["TurnPath", "paths_of", "samples_of"]
+__all__ = ["TurnPath", "paths_of", "sequences_of"]
 
 
 class _Node(Protocol):
@@ -49,7 +49,7 @@ class Shape:
 
 
 def paths_of(turns: Sequence[_Node], *, roles: Sequence[str] = ("main",)) -> list[TurnPath]:
-    """The sequences of :func:`samples_of`, without their ids."""
+    """The sequences of :func:`sequences_of`, without their ids."""
     wanted = frozenset(roles)
     if bad := wanted - (frozenset(get_args(Role)) - {"unknown"}):
         raise ValueError(f"roles {sorted(bad)} cannot be trained: choose among main, subagent, compaction")
@@ -80,7 +80,7 @@ def paths_of(turns: Sequence[_Node], *, roles: Sequence[str] = ("main",)) -> lis
     return paths
 
 
-def samples_of(turns: Sequence[Turn], *, roles: Sequence[Role] = ("main",)) -> list[Sample]:
+def sequences_of(turns: Sequence[Turn], *, roles: Sequence[Role] = ("main",)) -> list[TrainingSequence]:
     """One training sequence for every leaf of the tree of ``turns`` (by :attr:`~clawgym.records.Turn.parent`) of
     ``roles``.
 
@@ -92,7 +92,7 @@ def samples_of(turns: Sequence[Turn], *, roles: Sequence[Role] = ("main",)) -> l
     return [_row(turns, path) for path in paths_of(shapes, roles=roles)]
 
 
-def _row(turns: Sequence[Turn], path: TurnPath) -> Sample:
+def _row(turns: Sequence[Turn], path: TurnPath) -> TrainingSequence:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -113,4 +113,6 @@ def _row(turns: Sequence[Turn], path: TurnPath) -> Sample:
             turn_of += [index] * count
         else:
             mask += [0] * count
-    return Sample(path.turns, tuple(ids), tuple(mask), tuple(logprobs), tuple(versions), tuple(turn_of), tuple(images))
+    return TrainingSequence(
+        path.turns, tuple(ids), tuple(mask), tuple(logprobs), tuple(versions), tuple(turn_of), tuple(images)
+    )
