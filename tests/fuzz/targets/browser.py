@@ -28,7 +28,7 @@ _ANSWERS = {
 class _Program:
     """Answers at once, as the input says."""
 
-    said = ""
+    stderr_note = ""
 
     def __init__(self, source: Source) -> None:
         self._source = source

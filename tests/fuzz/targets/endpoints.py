@@ -144,7 +144,7 @@ async def _text(source: Source) -> None:
 async def _ids(source: Source) -> None:
     kind, like = source.pick(((VLLMEngine, _VLLM), (SGLangEngine, _SGLANG)))
     engine = kind("http://127.0.0.1:1", "m", tokenizer="t", patience=0.0)
-    engine._upstream._session = _Session(source, like)
+    engine._endpoint._session = _Session(source, like)
     ids: list[int] = []
     logprobs: list[float] = []
     try:
