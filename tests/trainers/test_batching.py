@@ -88,7 +88,7 @@ def test_micro_batches_hold_every_row_once(made: list[MaskedSequence], row_token
 
 
 def test_a_row_that_trains_its_first_id_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"path 1: .* leave it out"):
+    with pytest.raises(ValueError, match=r"sequence 1: .* leave it out"):
         pack([MaskedSequence((1, 2), (0, 1)), MaskedSequence((1, 2), (1, 1))], row_tokens=8)
 
 
