@@ -235,7 +235,7 @@ class DockerEngine:
         if self.info.get("CPUCfsQuota", self.info.get("CpuCfsQuota")):
             host["NanoCpus"] = int(min(limits.cpus, self.info.get("NCPU") or limits.cpus) * 1e9)
         return {
-            "DockerImage": image.id,
+            "Image": image.id,
             "Entrypoint": argv,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
@@ -388,7 +388,7 @@ class DockerEngine:
 
     def content(self, image: DockerImage, paths: list[str], labels: dict[str, str]) -> bytes | None:
         """A tar of what the image has below ``paths``, with names relative to ``/``; None if nothing."""
-        body = {"DockerImage": image.id, "Entrypoint": ["none"], "Cmd": [], "Labels": labels}
+        body = {"Image": image.id, "Entrypoint": ["none"], "Cmd": [], "Labels": labels}
         body["HostConfig"] = {"NetworkMode": "none"}
         container = self.api.create_container_from_config(body)["Id"]
         buffer, count = io.BytesIO(), 0
