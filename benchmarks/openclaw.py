@@ -76,7 +76,7 @@ class Model:
             yield Delta(text="It is done.")
         yield Delta(finish_reason="tool_calls" if turn < len(CALLS) else "stop", usage=Usage(1, 1))
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"name": self.name}
 
     async def aclose(self) -> None: ...

@@ -1,6 +1,6 @@
 """One run folder as one entry of a leaderboard.
 
-Invariant: an entry is computed from the receipt and the result lines, never from a stored summary, and what
+Invariant: an entry is computed from the run manifest and the result lines, never from a stored summary, and what
 does not fit together (another task content, another grader, a sample too many) is said.
 """
 
@@ -66,19 +66,19 @@ class BoardEntry:
 def load_entry(path: str | Path) -> BoardEntry:
     """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if it is none."""
     run = RunFolder.read(path)
-    receipt, summary = run.receipt, summarize(run)
+    manifest, summary = run.manifest, summarize(run)
     return BoardEntry(
-        name=receipt.label,
+        name=manifest.label,
         run=run.path.resolve().name,
-        task_set=" ".join(str(receipt.task_set.get(key) or "") for key in ("name", "version")).strip(),
-        task_set_hash=str(receipt.task_set.get("hash") or ""),
-        agent=str(receipt.agent.get("name") or "unknown"),
-        agent_version=str(receipt.agent.get("version") or ""),
-        model=str(receipt.engine.get("model") or receipt.agent.get("model") or ""),
-        samples=receipt.samples,
-        seed=receipt.seed,
-        isolation=str(receipt.isolation.get("tier") or ""),
-        library=receipt.library,
+        task_set=" ".join(str(manifest.task_set.get(key) or "") for key in ("name", "version")).strip(),
+        task_set_hash=str(manifest.task_set.get("hash") or ""),
+        agent=str(manifest.agent.get("name") or "unknown"),
+        agent_version=str(manifest.agent.get("version") or ""),
+        model=str(manifest.engine.get("model") or manifest.agent.get("model") or ""),
+        samples=manifest.samples,
+        seed=manifest.seed,
+        isolation=str(manifest.isolation.get("tier") or ""),
+        library=manifest.library,
         summary=summary,
         verified=_verified(run)[0],
         flags=tuple(_flags(run, summary)),
@@ -95,12 +95,12 @@ def _flags(run: RunFolder, summary: Summary) -> list[str]:
     if summary.unsupported:
         flags.append(f"unsupported tasks: {len(summary.unsupported)}")
     if foreign := sum(not belongs(run, row) for row in run.latest.values()):
-        flags.append(f"results that do not fit the receipt: {foreign}")
+        flags.append(f"results that do not fit the run manifest: {foreign}")
     if changed := sum(edited(run, row) for row in run.rows):
         flags.append(f"edited result lines: {changed}")
     if (found := _verified(run)[1]) is not None:
         flags.append(found)
-    if any(opening.get("library") != run.receipt.library for opening in run.receipt.resumed):
+    if any(opening.get("library") != run.manifest.library for opening in run.manifest.resumed):
         flags.append("made by several ClawGym versions")
     return flags
 

@@ -12,7 +12,7 @@ HASH = "5" * 64
 
 def train_run(folder: Path, model: Path, **config: Any) -> Path:
     """Checkpoints of steps 2 and 4; the best is that of step 2, and evaluated."""
-    receipt = {
+    manifest = {
         "kind": "train",
         "task_set": {"name": "ClawGym-Train", "version": "abc", "hash": HASH, "size": 1},
         "tasks": {"one": {"hash": "1" * 64, "verifier": "2" * 64}},
@@ -23,7 +23,7 @@ def train_run(folder: Path, model: Path, **config: Any) -> Path:
         "created": "2026-01-02T03:04:05+00:00",
     }
     folder.mkdir(parents=True)
-    (folder / "receipt.json").write_text(json.dumps(receipt))
+    (folder / "receipt.json").write_text(json.dumps(manifest))
     rows = [{"step": n, "time": float(n), "loss": 1.0 / n, "reward_mean": n / 5} for n in range(1, 5)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5, "ti')
     scores = [

@@ -45,7 +45,7 @@ class WritesAnswer:
         await context.sandbox.exec(["bash", "-c", f"mkdir -p output && echo {self.number} > output/answer.txt"])
         return AgentReport(final_message="written")
 
-    def receipt(self):
+    def identity(self):
         return {"name": self.name, "version": self.version, "number": self.number}
 
     async def aclose(self) -> None: ...
@@ -147,7 +147,7 @@ class Parrot:
         ids = (*words.encode(self.text).ids, words.token_to_id("<|im_end|>"))
         yield Tokens(ids, (-0.5,) * len(ids), 0, "stop")
 
-    def receipt(self):
+    def identity(self):
         return {"name": self.name}
 
     async def aclose(self): ...

@@ -64,10 +64,10 @@ def make_agent(
     own = {key: value for key, value in options.items() if value is not None}
     thing = agents.get(name)
     is_program = isinstance(thing, type) and not hasattr(thing, "run")
-    if is_program and not all(hasattr(thing, part) for part in ("spec", "start", "receipt")):
+    if is_program and not all(hasattr(thing, part) for part in ("spec", "start", "identity")):
         raise AgentError(
-            f"agent {name!r} is no agent: give it run(), receipt() and aclose(), or for a program spec(), start() and "
-            "receipt() (docs/new-agent.md)"
+            f"agent {name!r} is no agent: give it run(), identity() and aclose(), or for a program spec(), start() and "
+            "identity() (docs/new-agent.md)"
         )
     takes = {option.name for option in agents.options(name)}
     if sampling is not None and not is_program and "sampling" not in takes:
@@ -88,7 +88,7 @@ def make_agent(
             made = agents.make(name, **own, **model)
     if not isinstance(made, Agent):
         raise AgentError(
-            f"agent {name!r} is no agent, but {type(made).__name__}: give it name, version, run(), receipt() and "
+            f"agent {name!r} is no agent, but {type(made).__name__}: give it name, version, run(), identity() and "
             "aclose() (docs/new-agent.md)"
         )
     return made

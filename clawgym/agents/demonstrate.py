@@ -81,7 +81,7 @@ class DemonstrationEngine:
         yield Delta(calls=(CallDelta(0, f"call_{number}", call.name, json.dumps(dict(call.arguments))),))
         yield Delta(finish_reason="tool_calls", usage=Usage())
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Its name."""
         return {"name": self.name}
 

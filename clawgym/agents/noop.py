@@ -22,7 +22,7 @@ class NoopAgent:
         """Return at once."""
         return AgentReport()
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Name and version."""
         return {"name": self.name, "version": self.version}
 

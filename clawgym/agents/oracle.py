@@ -49,7 +49,7 @@ class OracleAgent:
         await context.sandbox.exec(["rm", "-rf", SOLUTION_DIR])
         return report
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Name and version."""
         return {"name": self.name, "version": self.version}
 

@@ -81,7 +81,7 @@ class Pi:
         node = [f"{FOLDER}/node/bin/node", *node_options(link)]
         return RunningPi(box, [*node, f"{FOLDER}/{_PACKAGE}/dist/cli.js", *_ARGUMENTS, "--model", link.model])
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.Claw`."""
         link = ModelLink("", "")
         config = [_models(link), _settings(link), _ARGUMENTS, _ENV]

@@ -63,8 +63,8 @@ class Agent(Protocol):
         """Work until done. Raises :class:`~clawgym.errors.AgentError` if it cannot work on this task."""
         ...
 
-    def receipt(self) -> dict[str, Any]:
-        """What identifies this agent in a receipt."""
+    def identity(self) -> dict[str, Any]:
+        """What identifies this agent in a run manifest."""
         ...
 
     async def aclose(self) -> None: ...

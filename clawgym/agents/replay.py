@@ -54,7 +54,7 @@ class ReplayAgent:
             return replace(report, final_message=said.strip())
         return report
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Name, version and a digest of the recording."""
         return {"name": self.name, "version": self.version, "recording_sha256": self._digest}
 

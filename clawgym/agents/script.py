@@ -56,7 +56,7 @@ class ScriptAgent:
             return await run_calls(context, calls)
         return await run_calls(context, [bash_call(self._command)], timeout=context.task.limits.agent_seconds)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Name, version and the script's digest."""
         return {"name": self.name, "version": self.version, "script_sha256": self._digest}
 

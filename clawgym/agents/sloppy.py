@@ -41,7 +41,7 @@ class SloppyAgent:
             return await OracleAgent().run(context)
         return await ScriptAgent(right[0].read()).run(context)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Name and version."""
         return {"name": self.name, "version": self.version}
 

@@ -33,7 +33,7 @@ A call may take {command_seconds:g} seconds. What a tool answers is all that you
 things, and check your results before you finish."""
 
 _ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
-"""Settings that a receipt names also where they are open: runs that began before there were others go on."""
+"""Settings that a run manifest names also where they are open: runs that began before there were others go on."""
 _DIALECTS: dict[str, type[LoopProtocol]] = {"tools": ToolsDialect, "text": TextDialect}
 
 
@@ -101,7 +101,7 @@ class ToolLoopAgent:
             if completion.turn is not None:
                 context.record_turn(completion.turn)
             started = now()
-            adaptations = self._engine.receipt().get("adaptations")
+            adaptations = self._engine.identity().get("adaptations")
             reply = dialect.read(completion, number)
             observations: list[Observation] = []
             try:
@@ -133,8 +133,8 @@ class ToolLoopAgent:
             messages += dialect.write(completion, reply, observations)
         return AgentReport("budget", "steps", usage=usage)
 
-    def receipt(self) -> dict[str, Any]:
-        """Name, version, protocol, sampling, a digest of the prompt, and the engine's receipt."""
+    def identity(self) -> dict[str, Any]:
+        """Name, version, protocol, sampling, a digest of the prompt, and the engine's run manifest."""
         prompt = f"{self._system_prompt or SYSTEM_PROMPT}\n\n{self._dialect.how_to}"
         return {
             "name": self.name,
@@ -143,7 +143,7 @@ class ToolLoopAgent:
             "sampling": {k: v for k, v in asdict(self._sampling).items() if v is not None or k in _ALWAYS},
             "system_prompt_sha256": hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest(),
             "max_malformed": self._max_malformed,
-            "engine": self._engine.receipt(),
+            "engine": self._engine.identity(),
         }
 
     async def check(self) -> None:

@@ -27,7 +27,7 @@ def checkpoint(
     public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Push a checkpoint of a training run with its tokenizer, a card made from the receipt, and its evaluations.
+    """Push a checkpoint of a training run with its tokenizer, a card made from the run manifest, and its evaluations.
 
     Weights are safetensors; optimiser states and pickles stay. Refuses when something that would be uploaded looks like
     a secret. The same command resumes; where nothing has changed, it commits nothing.

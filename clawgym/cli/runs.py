@@ -32,7 +32,7 @@ def compare_command(
 
     Exit status 0 when there is an answer, also when no difference was found. Exit status 2 when the comparison is
     refused: more than 2% infrastructure errors in a run, under six tasks in common, or results that do not fit their
-    receipt.
+    run manifest.
     """
     from clawgym.console import Console
     from clawgym.evaluation.compare import compare
@@ -74,7 +74,7 @@ def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
     from clawgym.errors import TaskError, TaskSetNotFound
     from clawgym.tasks import sets
 
-    name = taskset or str(run.receipt.task_set.get("name") or "")
+    name = taskset or str(run.manifest.task_set.get("name") or "")
     try:
         return sets.load(name)
     except (TaskSetNotFound, TaskError) as error:
@@ -95,7 +95,7 @@ async def _verify(run: RunFolder, tasks: TaskSet, sandbox: str | None, concurren
     console = Console(stderr=True)
     stop = asyncio.Event()
     stop_on_signals(stop, console.say)
-    made = make_backend(sandbox or str(run.receipt.isolation.get("backend") or "auto"))
+    made = make_backend(sandbox or str(run.manifest.isolation.get("backend") or "auto"))
     try:
         progress = TaskProgress(console, "grading again", "episodes")
         record = await verify(run, tasks, made, concurrency=concurrency, progress=progress, stop=stop)

@@ -194,7 +194,7 @@ class ServedEngine:
             async for tokens in items:
                 yield tokens
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Model, host (without the port), context window, and the kind of log-probs."""
         return {
             "name": self.name,

@@ -163,7 +163,7 @@ class OpenAIEngine:
                 await self._wait(failure, attempt)
                 attempt += 1
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Model, endpoint (host, and its URL without credentials), client version, what is added to requests, and the
         adaptations made so far."""
         return {

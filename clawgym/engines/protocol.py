@@ -14,7 +14,7 @@ name::
         async def complete(self, messages, *, tools=(), sampling):
             return Completion(str(messages[-1].get("content") or ""))
 
-        def receipt(self):
+        def run manifest(self):
             return {"engine": self.name}
 
         async def aclose(self):
@@ -96,7 +96,7 @@ class Engine(Protocol):
         """
         ...
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """This engine's entry in the run manifest, as JSON data: model, host, settings. It contains no secrets."""
         ...
 
@@ -167,7 +167,7 @@ class TokenEngine(Protocol):
         """
         ...
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """This engine's entry in the run manifest, as JSON data without secrets."""
         ...
 
@@ -217,7 +217,7 @@ class TextEngine(Protocol):
         """
         ...
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """This engine's entry in the run manifest, as JSON data without secrets."""
         ...
 

@@ -91,7 +91,7 @@ class ReplayEngine:
         reason = "tool_calls" if answer.tool_calls and answer.finish_reason == "stop" else answer.finish_reason
         yield Delta(finish_reason=reason, usage=answer.usage)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The digest of the recording."""
         return {"name": self.name, "recording_sha256": self._digest}
 
@@ -163,7 +163,7 @@ class ReplayTokens:
                 reason = "stop" if whole else "length"
             yield Tokens((token,), turn.logprobs[n : n + 1], turn.policy_version, reason)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The digest of the recording."""
         return {"name": self.name, "recording_sha256": self._digest}
 

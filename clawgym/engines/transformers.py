@@ -212,7 +212,7 @@ class TransformersEngine:
             raise _refused(self._no_adapter(name))
         await asyncio.wrap_future(self._worker.change(lambda: self._worker.set_adapter(name, None)))
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Model, versions of weights, adapters and libraries, dtype and device."""
         parameter = next(self._model.parameters())
         return {

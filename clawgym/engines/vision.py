@@ -223,7 +223,7 @@ class VisionEngine:
         out = self._model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1, **more)
         return out.logits[0], out.past_key_values
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Model, versions of weights and libraries, dtype, device, and the digest of the image processor's settings."""
         parameter = next(self._model.parameters())
         return {

@@ -146,9 +146,9 @@ class VLLMEngine(ServedEngine):
         self._adapters, self._replaced = {}, []
         await super().aclose()
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The entry of a served engine, plus the versions of adapters."""
-        return super().receipt() | {"adapters": {name: one.version for name, one in self._adapters.items()}}
+        return super().identity() | {"adapters": {name: one.version for name, one in self._adapters.items()}}
 
     async def _load(self, given: _Adapter) -> None:
         named = f"{given.folder.name}-{secrets.token_hex(4)}"

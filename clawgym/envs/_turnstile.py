@@ -98,7 +98,7 @@ class Turnstile:
             return "unknown"
         return self.gateway.core.role(known, ChatDialect().call(body, None))
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See :class:`~clawgym.engines.protocol.TextEngine`."""
         return {"name": self.name, "context_window": self.context_window}
 

@@ -71,8 +71,8 @@ class _Seated:
         with self._turnstile.taken(self._agent.reserved_for(context.sandbox), self._seat):
             return await self._agent.run(context)
 
-    def receipt(self) -> dict[str, Any]:
-        return self._agent.receipt()
+    def identity(self) -> dict[str, Any]:
+        return self._agent.identity()
 
     async def aclose(self) -> None:
         """The shared agent is closed by its owner."""

@@ -23,7 +23,7 @@ from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule, finished_writing
 from clawgym.evaluation.validate import validate_solution
 from clawgym.records import Outcome, Task, TaskSet
-from clawgym.records.run_folder import RunFolder, make_receipt, now
+from clawgym.records.run_folder import RunFolder, make_manifest, now
 from clawgym.rollout import fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
@@ -74,8 +74,8 @@ async def audit(
     :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
     """
     isolation = await backend.probe()
-    receipt = make_receipt("audit", task_set, config={"observations": _OBSERVATIONS}, isolation=isolation.as_dict())
-    with RunFolder.open(out, receipt) as folder:
+    manifest = make_manifest("audit", task_set, config={"observations": _OBSERVATIONS}, isolation=isolation.as_dict())
+    with RunFolder.open(out, manifest) as folder:
 
         async def attempt(task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
             row = await _row(task, backend) | {"sample": sample, "attempt": attempt}

@@ -78,12 +78,12 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare two run folders.
 
     Raises :class:`~clawgym.errors.ComparisonRefused` if more than 2% of either run's episodes ended ``infra``, if
-    under six tasks can be paired, or if results were not graded by the verifier that the receipt names; and
+    under six tasks can be paired, or if results were not graded by the verifier that the run manifest names; and
     :class:`~clawgym.errors.RunFolderError` if one of them is no run folder.
     """
     runs = RunFolder.read(a), RunFolder.read(b)
     names = _names(*runs)
-    summaries = [summarize_rows(run.receipt, run.rows) for run in runs]
+    summaries = [summarize_rows(run.manifest, run.rows) for run in runs]
     for name, run, summary in zip(names, runs, summaries, strict=True):
         _check_infra(name, summary)
         _check_verifiers(name, run)
@@ -94,7 +94,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
             f"{LEAST_TASKS} never show a difference{_why(left_out)}: run both on the same version of the same tasks"
         )
     graded = [
-        {task: rows for task, rows in graded_by_task(run.receipt, run.rows).items() if task in kept} for run in runs
+        {task: rows for task, rows in graded_by_task(run.manifest, run.rows).items() if task in kept} for run in runs
     ]
     scores: dict[str, Difference] = {}
     means: list[dict[str, float]] = [{}, {}]
@@ -109,7 +109,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         for side in (0, 1):
             means[side][score] = sum(pair[side][task] for task in tasks) / len(tasks)
     sides = [
-        Side(run.receipt.label, name, run.receipt.samples, mean, summary.infra_share, len(summary.missing))
+        Side(run.manifest.label, name, run.manifest.samples, mean, summary.infra_share, len(summary.missing))
         for run, name, mean, summary in zip(runs, names, means, summaries, strict=True)
     ]
     notes = _notes(runs, names, summaries, kept, scores)
@@ -135,24 +135,24 @@ def _check_infra(name: str, summary: Summary) -> None:
 
 
 def _check_verifiers(name: str, run: RunFolder) -> None:
-    for task, rows in graded_by_task(run.receipt, run.rows).items():
+    for task, rows in graded_by_task(run.manifest, run.rows).items():
         for row in rows:
-            about = run.receipt.tasks[task]
+            about = run.manifest.tasks[task]
             used = (row["result"] or {}).get("verifier_hash")
             if row.get("task_hash") != about["hash"] or (used and used != about.get("verifier")):
                 raise ComparisonRefused(
                     f"{name}: the result of {row['key']} was graded by another verifier, or on another task, than the "
-                    f"receipt says: look with `clawgym runs verify {run.path}`, or run it afresh into another folder"
+                    f"run manifest says: see `clawgym runs verify {run.path}`, or run it again in another folder"
                 )
 
 
 def _pairs(a: RunFolder, b: RunFolder) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The tasks to compare, and why the others are not among them."""
-    graded = [graded_by_task(run.receipt, run.rows) for run in (a, b)]
+    graded = [graded_by_task(run.manifest, run.rows) for run in (a, b)]
     kept: list[str] = []
     out: dict[str, list[str]] = defaultdict(list)
-    for task in dict.fromkeys([*a.receipt.tasks, *b.receipt.tasks]):
-        one, other = a.receipt.tasks.get(task), b.receipt.tasks.get(task)
+    for task in dict.fromkeys([*a.manifest.tasks, *b.manifest.tasks]):
+        one, other = a.manifest.tasks.get(task), b.manifest.tasks.get(task)
         if one is None or other is None:
             out["only in the " + ("second" if one is None else "first")].append(task)
         elif one.get("verifier") != other.get("verifier"):
@@ -172,7 +172,7 @@ def _why(left_out: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def _same(runs: tuple[RunFolder, RunFolder], task: str, what: str) -> bool:
-    return runs[0].receipt.tasks[task].get(what) == runs[1].receipt.tasks[task].get(what)
+    return runs[0].manifest.tasks[task].get(what) == runs[1].manifest.tasks[task].get(what)
 
 
 def _notes(
@@ -183,7 +183,7 @@ def _notes(
     scores: Mapping[str, Difference],
 ) -> list[str]:
     notes = []
-    one, other = runs[0].receipt, runs[1].receipt
+    one, other = runs[0].manifest, runs[1].manifest
     for what, left, right in (
         ("samples per task", one.samples, other.samples),
         ("isolation", one.isolation.get("tier"), other.isolation.get("tier")),

@@ -1,4 +1,4 @@
-"""Do the lines of a run folder agree with their receipt, their seals, their files, and each other?
+"""Do the lines of a run folder agree with their run manifest, their seals, their files, and each other?
 
 Invariant: everything here is found without running anything. A seal shows that a line was edited by somebody who did
 not seal it again; against one who did, only grading again helps (:mod:`clawgym.evaluation.verify`).
@@ -28,12 +28,12 @@ _LARGEST = 320 * 2**20
 
 
 def belongs(run: RunFolder, row: Row) -> bool:
-    """Whether a row is a sample of a task of the receipt, graded by that task's verifier."""
-    about = run.receipt.tasks.get(row.get("task_id", ""))
+    """Whether a row is a sample of a task of the run manifest, graded by that task's verifier."""
+    about = run.manifest.tasks.get(row.get("task_id", ""))
     if about is None or row.get("task_hash") != about["hash"]:
         return False
     sample = row.get("sample")
-    if not isinstance(sample, int) or not 0 <= sample < run.receipt.samples:
+    if not isinstance(sample, int) or not 0 <= sample < run.manifest.samples:
         return False
     result = row.get("result") or {}
     verifier = result.get("verifier_hash") if isinstance(result, Mapping) else "?"
@@ -56,7 +56,7 @@ def discrepancies(run: RunFolder) -> dict[str, tuple[str, ...]]:
         if edited(run, row):
             found.append(f"line {number} of {RESULTS} was edited: it does not match its seal")
         if not belongs(run, row) and row["outcome"] != Outcome.UNSUPPORTED:
-            found.append(f"line {number} of {RESULTS} does not fit the receipt")
+            found.append(f"line {number} of {RESULTS} does not fit the run manifest")
         if row["key"] in graded:
             found.append(f"line {number} of {RESULTS} replaces a result that was final")
         if row["outcome"] != Outcome.INFRA:
@@ -82,8 +82,8 @@ def _contradictions(run: RunFolder, row: Row) -> list[str]:
         found.append(f"strict {strict:g} and the checks contradict each other")
     floor = result.get("floor")
     if floor is not None:
-        if floor != run.receipt.tasks.get(row["task_id"], {}).get("floor"):
-            found.append("its floor is not that of the receipt")
+        if floor != run.manifest.tasks.get(row["task_id"], {}).get("floor"):
+            found.append("its floor is not that of the run manifest")
         if abs(corrected(plain_mean(checks), floor) - (result.get("corrected") or 0.0)) > 1e-9:
             found.append("corrected does not follow from the checks and the floor")
     return found

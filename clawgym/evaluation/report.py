@@ -64,8 +64,8 @@ def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
         script=Markup(script),
         css_hash=_csp_hash(css),
         script_hash=_csp_hash(script),
-        receipt=run.receipt,
-        receipt_json=_cut(_receipt_json(run), 60_000, "receipt.json"),
+        manifest=run.manifest,
+        manifest_json=_cut(_manifest_json(run), 60_000, "receipt.json"),
         about=_about(run),
         s=scores,
         rows=[_table_row(run, row) for row in rows],
@@ -121,36 +121,36 @@ def _script_json(value: Any) -> str:
 
 
 def _task(run: RunFolder, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    return run.receipt.tasks.get(row["task_id"], {})
+    return run.manifest.tasks.get(row["task_id"], {})
 
 
 def _category(run: RunFolder, row: Mapping[str, Any]) -> str:
     return str(_task(run, row).get("category") or "")[:120]
 
 
-def _receipt_json(run: RunFolder) -> str:
-    return json.dumps(run.receipt.to_dict() | {"tasks": f"{len(run.receipt.tasks)} tasks"}, indent=2)
+def _manifest_json(run: RunFolder) -> str:
+    return json.dumps(run.manifest.to_dict() | {"tasks": f"{len(run.manifest.tasks)} tasks"}, indent=2)
 
 
 def _shown(run: RunFolder) -> list[dict[str, Any]]:
     """The last row of each episode, in the task set's order."""
-    order = {task: n for n, task in enumerate(run.receipt.tasks)}
+    order = {task: n for n, task in enumerate(run.manifest.tasks)}
     return sorted(run.latest.values(), key=lambda row: (order.get(row["task_id"], len(order)), row["sample"]))
 
 
 def _about(run: RunFolder) -> list[tuple[str, str]]:
-    """The receipt in a few words."""
-    receipt = run.receipt
-    task_set, agent, engine = receipt.task_set, receipt.agent, receipt.engine
+    """The run manifest in a few words."""
+    manifest = run.manifest
+    task_set, agent, engine = manifest.task_set, manifest.agent, manifest.engine
     facts = [
         ("Agent", " ".join(str(agent.get(key, "")) for key in ("name", "version")).strip()),
         ("Model", str(engine.get("model") or agent.get("model") or "")),
         ("Task set hash", str(task_set.get("hash", ""))[:12]),
-        ("Samples", str(receipt.samples)),
-        ("Seed", str(receipt.seed)),
-        ("Isolation", str(receipt.isolation.get("tier", ""))),
-        ("ClawGym", receipt.library),
-        ("Started", receipt.created.replace("T", " ").replace("+00:00", " UTC")),
+        ("Samples", str(manifest.samples)),
+        ("Seed", str(manifest.seed)),
+        ("Isolation", str(manifest.isolation.get("tier", ""))),
+        ("ClawGym", manifest.library),
+        ("Started", manifest.created.replace("T", " ").replace("+00:00", " UTC")),
     ]
     return [(name, value[:200]) for name, value in facts if value]
 
@@ -175,7 +175,7 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
         "cause": (summary.cause(row) if graded and summary.strict(row) < 1 else row.get("cause") or "")[:300],
         "tampered": bool(result.get("tampered")),
         "runs_agent_code": bool(about.get("executes_agent_code")),
-        "judged_by": summary.judged_by(run.receipt, row)[:200],
+        "judged_by": summary.judged_by(run.manifest, row)[:200],
     }
 
 

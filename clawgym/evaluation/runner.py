@@ -21,7 +21,7 @@ from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
-from clawgym.records.run_folder import SUMMARY, Receipt, RunFolder, make_receipt, now
+from clawgym.records.run_folder import SUMMARY, RunFolder, RunManifest, make_manifest, now
 from clawgym.rollout import Ended, EpisodeRequest, fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
@@ -54,7 +54,7 @@ class EvalConfig:
     floors: Mapping[str, float] = field(default_factory=dict)
     """Floor by task id, for the corrected score; :func:`~clawgym.verifiers.floors.known_floor` where it is not here."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings that change results; they go into the receipt and its identity."""
+    """Further settings that change results; they go into the run manifest and its identity."""
 
 
 def episode_seed(run_seed: int, task_hash: str, sample: int) -> int:
@@ -81,10 +81,10 @@ async def evaluate(
     """
     isolation = await config.backend.probe()
     floors = _floors(config)
-    receipt = make_receipt(
+    manifest = make_manifest(
         "eval",
         config.task_set,
-        agent={"name": config.agent.name, "version": config.agent.version, **config.agent.receipt()},
+        agent={"name": config.agent.name, "version": config.agent.version, **config.agent.identity()},
         seed=config.seed,
         samples=config.samples,
         config=config.settings,
@@ -93,7 +93,7 @@ async def evaluate(
         grader=await describe_grader(config.task_set.tasks, config.backend),
         judged={task.id: judged_by(task.verifier) for task in config.task_set.tasks},
     )
-    with RunFolder.open(config.out, receipt) as folder:
+    with RunFolder.open(config.out, manifest) as folder:
         run = _Run(config, folder, floors, run_episode or _default_episode())
         schedule = Schedule(
             folder,
@@ -195,12 +195,12 @@ class _Run:
                     episode,
                     attempt=attempt,
                     agent_version=self._config.agent.version,
-                    model=_model(self._folder.receipt),
+                    model=_model(self._folder.manifest),
                 )
             )
         )
 
 
-def _model(receipt: Receipt) -> str | None:
-    model = receipt.engine.get("model") or receipt.agent.get("model")
+def _model(manifest: RunManifest) -> str | None:
+    model = manifest.engine.get("model") or manifest.agent.get("model")
     return str(model) if model else None

@@ -1,4 +1,4 @@
-"""From a receipt and result rows to the numbers of a run.
+"""From a run manifest and result rows to the numbers of a run.
 
 Invariants: computed from the rows alone, so anybody can recompute it from the folder; ``infra`` and
 unsupported episodes never enter a score and are always counted beside it; row order does not matter.
@@ -16,7 +16,7 @@ from typing import Any
 from clawgym import statistics
 from clawgym.evaluation.paired import detectable_for_one
 from clawgym.records import Outcome, Usage
-from clawgym.records.run_folder import Receipt, RunFolder
+from clawgym.records.run_folder import RunFolder, RunManifest
 from clawgym.statistics import Estimate
 
 __all__ = [
@@ -125,20 +125,22 @@ class Summary:
 
 def summarize(run: RunFolder) -> Summary:
     """The numbers of a run folder."""
-    return summarize_rows(run.receipt, run.rows)
+    return summarize_rows(run.manifest, run.rows)
 
 
-def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
-    """The numbers of the rows that belong to ``receipt``'s tasks and samples."""
+def summarize_rows(manifest: RunManifest, rows: Iterable[Row]) -> Summary:
+    """The numbers of the rows that belong to ``manifest``'s tasks and samples."""
     rows = list(rows)
     attempts = [row for row in rows if row["outcome"] != Outcome.UNSUPPORTED]
     latest = {row["key"]: row for row in rows}
-    unsupported = {task: str(about["unsupported"]) for task, about in receipt.tasks.items() if about.get("unsupported")}
+    unsupported = {
+        task: str(about["unsupported"]) for task, about in manifest.tasks.items() if about.get("unsupported")
+    }
     for row in latest.values():
         if row["outcome"] == Outcome.UNSUPPORTED:
             unsupported[row["task_id"]] = row.get("cause") or Outcome.UNSUPPORTED
-    runnable = [task for task in receipt.tasks if task not in unsupported]
-    planned = [f"{task}#{sample}" for task in runnable for sample in range(receipt.samples)]
+    runnable = [task for task in manifest.tasks if task not in unsupported]
+    planned = [f"{task}#{sample}" for task in runnable for sample in range(manifest.samples)]
     graded = {key: latest[key] for key in planned if key in latest and latest[key]["outcome"] != Outcome.INFRA}
     missing = tuple(key for key in planned if key not in graded)
     by_task = _by_task(graded.values())
@@ -163,16 +165,16 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
         infra_newest={fault(row): row.get("cause") or "unknown" for row in infra},
         missing=missing,
         unsupported=unsupported,
-        problems=dict(receipt.task_set.get("problems") or {}),
+        problems=dict(manifest.task_set.get("problems") or {}),
         tampered=tuple(key for key, row in graded.items() if (row["result"] or {}).get("tampered")),
-        judged=_counted(by for row in graded.values() if (by := judged_by(receipt, row))),
-        groups=_groups(receipt, by_task),
+        judged=_counted(by for row in graded.values() if (by := judged_by(manifest, row))),
+        groups=_groups(manifest, by_task),
         usage=usage,
         seconds=_seconds(graded.values()),
         cost_per_solved=usage.cost_usd / solved if usage.cost_usd is not None and solved else None,
         tokens_per_solved=_tokens(usage) / solved if _tokens(usage) and solved else None,
         infra_episodes=len(down),
-        scores_infra_zero=_with_zeros(receipt, [*graded.values(), *down]) if down else None,
+        scores_infra_zero=_with_zeros(manifest, [*graded.values(), *down]) if down else None,
         detectable={
             name: least
             for name in ("strict", "official", "corrected")
@@ -181,11 +183,11 @@ def summarize_rows(receipt: Receipt, rows: Iterable[Row]) -> Summary:
     )
 
 
-def graded_by_task(receipt: Receipt, rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Task id -> the rows that count: of the receipt's tasks and samples, the last of each, neither ``infra`` nor
+def graded_by_task(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Task id -> the rows that count: of the run manifest's tasks and samples, the last of each, neither ``infra`` nor
     unsupported."""
     latest = {row["key"]: row for row in rows}
-    planned = [f"{task}#{sample}" for task in receipt.tasks for sample in range(receipt.samples)]
+    planned = [f"{task}#{sample}" for task in manifest.tasks for sample in range(manifest.samples)]
     return _by_task(
         latest[key]
         for key in planned
@@ -238,9 +240,9 @@ def faults_text(counts: Mapping[str, int]) -> str:
     return f"{total} infrastructure error{'s' if total != 1 else ''} ({parts})"
 
 
-def judged_by(receipt: Receipt, row: Row) -> str:
+def judged_by(manifest: RunManifest, row: Row) -> str:
     """The grader and the model that gave the scores of a row, empty where code did: as the row says, or the run."""
-    about = receipt.tasks.get(row["task_id"]) or {}
+    about = manifest.tasks.get(row["task_id"]) or {}
     return str((row.get("result") or {}).get("judged_by") or about.get("judged_by") or "")
 
 
@@ -261,13 +263,13 @@ def _with_floor(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]
     return kept if any(corrected(row) is not None for rows in kept.values() for row in rows) else {}
 
 
-def _with_zeros(receipt: Receipt, rows: Iterable[Row]) -> Scores:
+def _with_zeros(manifest: RunManifest, rows: Iterable[Row]) -> Scores:
     """The scores with each ``infra`` row counted 0 in all three."""
     zero = {"strict": 0.0, "official": 0.0}
     counted = []
     for row in rows:
         if row["outcome"] == Outcome.INFRA:
-            floor = receipt.tasks[row["task_id"]].get("floor")
+            floor = manifest.tasks[row["task_id"]].get("floor")
             row = {**row, "result": zero | {"corrected": None if floor is None else 0.0}}
         counted.append(row)
     return _scores(list(_by_task(counted).values()))
@@ -283,19 +285,19 @@ def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
     )
 
 
-def _groups(receipt: Receipt, by_task: Mapping[str, list[Row]]) -> dict[str, tuple[GroupScores, ...]]:
-    judged = {task for task, rows in by_task.items() if any(judged_by(receipt, row) for row in rows)}
+def _groups(manifest: RunManifest, by_task: Mapping[str, list[Row]]) -> dict[str, tuple[GroupScores, ...]]:
+    judged = {task for task, rows in by_task.items() if any(judged_by(manifest, row) for row in rows)}
 
     def grader(task: str) -> str:
-        about = receipt.tasks[task]
+        about = manifest.tasks[task]
         if task in judged:
             return JUDGED
         how = about.get("executes_agent_code")
         return f"runs agent code ({str(how).replace('_', ' ')})" if how else READS_FILES
 
     dimensions: dict[str, Callable[[str], str]] = {
-        "category": lambda task: str(receipt.tasks[task].get("category") or "(none)"),
-        "level": lambda task: str(receipt.tasks[task].get("level") or "(none)"),
+        "category": lambda task: str(manifest.tasks[task].get("category") or "(none)"),
+        "level": lambda task: str(manifest.tasks[task].get("level") or "(none)"),
         "grader": grader,
     }
     out: dict[str, tuple[GroupScores, ...]] = {}

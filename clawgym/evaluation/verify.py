@@ -67,7 +67,7 @@ async def verify(
     :class:`~clawgym.errors.RunFolderError` if the record cannot be written.
     """
     isolation = await backend.probe()
-    tasks = [task_set.by_id[task] for task in run.receipt.tasks if task in task_set.by_id]
+    tasks = [task_set.by_id[task] for task in run.manifest.tasks if task in task_set.by_id]
     against = {
         "library": library_version(),
         "grader": await describe_grader(tasks, backend),
@@ -79,7 +79,7 @@ async def verify(
         tasks,
         work.attempt,
         progress or NoProgress(),
-        samples=run.receipt.samples,
+        samples=run.manifest.samples,
         concurrency=concurrency,
         machine=machine_of(backend),
         retry_seconds=0.5,
@@ -99,7 +99,7 @@ class _Work:
         self._task_set = task_set
         self._backend = backend
         self._against = against
-        self._rows = {row["key"]: row for rows in graded_by_task(run.receipt, run.rows).values() for row in rows}
+        self._rows = {row["key"]: row for rows in graded_by_task(run.manifest, run.rows).values() for row in rows}
         self._results, self._discrepancies = results_digest(run), discrepancies(run)
         self._created = now()
         self._saved = time.monotonic()
@@ -124,7 +124,9 @@ class _Work:
 
     @property
     def done(self) -> set[str]:
-        every = {f"{task}#{sample}" for task in self._run.receipt.tasks for sample in range(self._run.receipt.samples)}
+        every = {
+            f"{task}#{sample}" for task in self._run.manifest.tasks for sample in range(self._run.manifest.samples)
+        }
         return every - (self._rows.keys() - self._entries.keys())
 
     async def attempt(self, task: Task, sample: int, attempt: int) -> Row:
@@ -181,12 +183,12 @@ class _Work:
         if not _readable(row):
             return {"outcome": DAMAGED, "why": ["its line holds no result that can be read"]}
         task, result = self._task_set.by_id.get(row["task_id"]), row["result"]
-        mode = result.get("mode") or self._run.receipt.tasks[row["task_id"]].get("mode") or GradingMode.CLEAN
+        mode = result.get("mode") or self._run.manifest.tasks[row["task_id"]].get("mode") or GradingMode.CLEAN
         why = None
         if mode != GradingMode.CLEAN:
             kept = "the whole box" if mode == GradingMode.FORK else "the running box"
             why = f"graded in mode {mode}, on {kept}, which a run folder does not hold"
-        elif judge := judged_by(self._run.receipt, row):
+        elif judge := judged_by(self._run.manifest, row):
             why = f"judged by a model ({judge}), which may answer otherwise every time"
         elif result.get("cause") and not result.get("checks") and not result.get("seconds"):
             why = f"scored 0 without its verifier, because the agent broke its box ({result['cause']})"
@@ -268,8 +270,8 @@ class _Work:
         return Subject(Archive(tar), final_message=message, transcript=transcript_payload(steps_from_atif(document)))
 
     def _other_task(self, task: Task) -> list[str]:
-        """Whether the verifier, or the rest of the task, is not the one that the receipt pins."""
-        about = self._run.receipt.tasks[task.id]
+        """Whether the verifier, or the rest of the task, is not the one that the run manifest pins."""
+        about = self._run.manifest.tasks[task.id]
         found = ["verifier changed"] if about["verifier"] != task.verifier.digest else []
         return found + (["task changed"] if about["hash"] != task.content_hash_with(about["verifier"]) else [])
 
@@ -286,7 +288,7 @@ class _Work:
             reasons.append("ClawGym's grading code changed")
         if (changed := self._changed_image(task, row)) is not None:
             reasons.append(changed)
-        place = {key: self._run.receipt.isolation.get(key) for key in ("backend", "tier")}
+        place = {key: self._run.manifest.isolation.get(key) for key in ("backend", "tier")}
         if place != self._against["isolation"]:
             reasons.append(f"graded in {place['tier']} then, in {self._against['isolation']['tier']} now")
         return reasons
@@ -302,8 +304,8 @@ def _readable(row: Row) -> bool:
 
 def _opening(run: RunFolder, row: Row) -> Mapping[str, Any]:
     """The opening of the run in which the row was written: ``library`` and ``grader``."""
-    first = {"created": run.receipt.created, "library": run.receipt.library, "grader": run.receipt.grader}
-    before = [o for o in run.receipt.resumed if str(o.get("created")) <= str(row.get("finished"))]
+    first = {"created": run.manifest.created, "library": run.manifest.library, "grader": run.manifest.grader}
+    before = [o for o in run.manifest.resumed if str(o.get("created")) <= str(row.get("finished"))]
     return {**first, **(before[-1] if before else {})}
 
 

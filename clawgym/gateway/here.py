@@ -56,9 +56,9 @@ class SessionEngine:
         assert not isinstance(found, Problem)  # it is our own answer
         return found[0]
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """That of the engine behind the gateway."""
-        return dict(self._gateway.engine.receipt())
+        return dict(self._gateway.engine.identity())
 
     async def aclose(self) -> None:
         """Nothing is held: the session is closed by who opened it."""

@@ -242,8 +242,8 @@ class Renderer:
         about = [self._backend.to_str(), self.template.source, self.template.variables]
         return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
 
-    def receipt(self) -> dict[str, Any]:
-        """What identifies this renderer in a receipt."""
+    def identity(self) -> dict[str, Any]:
+        """What identifies this renderer in a run manifest."""
         template = hashlib.sha256(self.template.source.encode()).hexdigest()
         return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_parser}
 

@@ -74,7 +74,7 @@ def _how(row: Mapping[str, Any], library: str) -> str:
 
 def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
     """The text of ``README.md``. ``base`` is the model that training started from."""
-    receipt = made.receipt
+    manifest = made.manifest
     results = [
         EvalResult(
             task_type="text-generation",
@@ -111,9 +111,9 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         merged=made.adapter and merged,
         base=base,
         step=made.step,
-        receipt=receipt,
-        settings=list(_table({"seed": receipt.seed, **receipt.sampling, **receipt.config})),
-        data=[replace(one, name=portable(one.name)) for one in data_of(receipt)],
+        manifest=manifest,
+        settings=list(_table({"seed": manifest.seed, **manifest.sampling, **manifest.config})),
+        data=[replace(one, name=portable(one.name)) for one in data_of(manifest)],
         scores=[{**row, "task_set": portable(row["task_set"])} for row in made.scores],
         curve=CURVE if curved else "",
     )
@@ -125,7 +125,7 @@ def eval_results(made: Checkpoint) -> dict[str, bytes]:
     # The format has one value per split: of two, take the sampled one.
     for row in {(row["task_set"], row["split"]): row for row in sorted(made.scores, key=_greedy_first)}.values():
         if repo := _published(row["task_set"]):
-            entry = EvalResultEntry(repo, _slug(row["split"]), row["score"], notes=_how(row, made.receipt.library))
+            entry = EvalResultEntry(repo, _slug(row["split"]), row["score"], notes=_how(row, made.manifest.library))
             files.setdefault(f".eval_results/clawgym-{_slug(row['task_set'])}.yaml", []).append(entry)
     return {
         name: yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False).encode()

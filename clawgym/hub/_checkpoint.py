@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import ClawGymError
-from clawgym.records.manifest import Receipt
+from clawgym.records.manifest import RunManifest
 from clawgym.records.run_folder import RunFolder
 
 __all__ = ["Checkpoint", "HubError", "read_checkpoint"]
@@ -26,7 +26,7 @@ class Checkpoint:
     """One checkpoint of a run folder."""
 
     run: Path
-    receipt: Receipt
+    manifest: RunManifest
     step: int
     folder: Path
     """A complete Hugging Face folder of a model or a LoRA adapter."""
@@ -60,9 +60,11 @@ def read_checkpoint(run: str | Path, checkpoint: str = "best") -> Checkpoint:
     run folder.
     """
     run = Path(run)
-    receipt = RunFolder.read(run).receipt
-    if receipt.kind != "train":
-        raise HubError(f"{run}: the folder of a run of kind {receipt.kind!r}: only training leaves checkpoints to push")
+    manifest = RunFolder.read(run).manifest
+    if manifest.kind != "train":
+        raise HubError(
+            f"{run}: the folder of a run of kind {manifest.kind!r}: only training leaves checkpoints to push"
+        )
     root = run / "checkpoints"
     there = sorted(path.name for path in root.glob("*") if path.is_dir() and path.name.isdecimal())
     name = checkpoint
@@ -85,7 +87,7 @@ def read_checkpoint(run: str | Path, checkpoint: str = "best") -> Checkpoint:
     step = int(name)
     return Checkpoint(
         run,
-        receipt,
+        manifest,
         step,
         folder,
         adapter,

@@ -106,7 +106,7 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
         if svg is not None:
             uploads.append(Upload(_card.CURVE, svg))
         uploads += [Upload(name, data) for name, data in _card.eval_results(made).items()]
-        trained = base if made.adapter and not merge else str(made.receipt.engine.get("model") or base)
+        trained = base if made.adapter and not merge else str(made.manifest.engine.get("model") or base)
         text = _card.card(made, _card.model_name(trained), merge, svg is not None)
         uploads.append(Upload("README.md", text.encode()))
         _check(uploads, made)
@@ -183,7 +183,7 @@ def _base(made: Checkpoint) -> str:
         settings = _json(made.folder / "adapter_config.json")
         if isinstance(settings, dict) and settings.get("base_model_name_or_path"):
             return str(settings["base_model_name_or_path"])
-    engine, config = made.receipt.engine, made.receipt.config
+    engine, config = made.manifest.engine, made.manifest.config
     model = engine.get("model") or config.get("model") or ""
     return str(model.get("path") or model.get("name") or "") if isinstance(model, dict) else str(model)
 
@@ -246,7 +246,7 @@ def _check(uploads: Iterable[Upload], made: Checkpoint) -> None:
                     f"{upload.source}: names {sorted(missing)[0]}, which is not there: push another checkpoint"
                 )
     found = [line for upload in uploads for line in find_secrets(upload.path, _text(upload))]
-    found += find_secrets("receipt.json", json.dumps(made.receipt.config, indent=1, default=str))
+    found += find_secrets("receipt.json", json.dumps(made.manifest.config, indent=1, default=str))
     if found:
         raise HubError(
             "nothing was uploaded, for what would be holds something secret: "

@@ -1,6 +1,6 @@
-"""The receipt: what a result pins.
+"""The run manifest: what a result pins.
 
-Invariants: no secret and no host path goes into a receipt; two runs whose :attr:`Receipt.identity` is equal
+Invariants: no secret and no host path goes into a run manifest; two runs whose :attr:`RunManifest.identity` is equal
 measure the same thing.
 """
 
@@ -22,7 +22,7 @@ from clawgym.errors import RunFolderError
 from clawgym.records import TaskSet
 from clawgym.records.atif import json_safe
 
-__all__ = ["Receipt", "differences", "library_version", "make_receipt", "now"]
+__all__ = ["RunManifest", "differences", "library_version", "make_manifest", "now"]
 
 _SECRET_KEY = re.compile(r"api_?key|secret|password|authorization|credential|(^|_)token$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(sk|hf|ghp|xox[bp])[-_][\w-]{12,}|Bearer\s+\S+|(?<=://)[^/\s@]+@")
@@ -53,7 +53,7 @@ def _scrub(value: Any, key: str = "") -> Any:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class RunManifest:
     """What a result pins. :attr:`identity` is what a resumed run must share."""
 
     kind: str
@@ -116,14 +116,14 @@ class Receipt:
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         """Unknown fields (of a newer version) are ignored. Raises :class:`RunFolderError` if it is none."""
         if not isinstance(raw, Mapping) or "kind" not in raw:
-            raise RunFolderError("this receipt.json is not a ClawGym receipt: give a run folder")
+            raise RunFolderError("this receipt.json is not a ClawGym run manifest: give a run folder")
         names = {f.name for f in dataclasses.fields(cls)}
         fields: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
         fields["resumed"] = tuple(fields.get("resumed", ()))
         return cls(**fields)
 
 
-def make_receipt(
+def make_manifest(
     kind: str,
     task_set: TaskSet | None = None,
     *,
@@ -135,8 +135,8 @@ def make_receipt(
     floors: Mapping[str, float] | None = None,
     grader: Mapping[str, Any] | None = None,
     judged: Mapping[str, str] | None = None,
-) -> Receipt:
-    """A receipt for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's receipt.
+) -> RunManifest:
+    """A run manifest for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's run manifest.
 
     ``floors``: the cheap-policy score of each task (by id) that the corrected scores are measured from. ``judged``: by
     task id, the grader and its model where a model gives the scores.
@@ -169,7 +169,7 @@ def make_receipt(
             "size": len(task_set),
             "problems": {_FOLDERS.sub("", k): _FOLDERS.sub("", v) for k, v in task_set.problems.items()},
         }
-    return Receipt(
+    return RunManifest(
         kind=kind,
         task_set=about,
         tasks=tasks,

@@ -1,4 +1,4 @@
-"""The run folder and the receipt: what every run leaves behind, resumable by the same command.
+"""The run folder and the run manifest: what every run leaves behind, resumable by the same command.
 
 Invariants: an episode's files are complete on disk before its line is in ``results.jsonl``; a line is
 there whole or not at all (what a killed process tore is cut off at the next opening); one process at a
@@ -28,14 +28,14 @@ from typing import Any, Self
 from clawgym.errors import RunFolderError
 from clawgym.records import Episode, Image, Outcome
 from clawgym.records.atif import PICTURES, episode_to_atif, json_safe, picture_name
-from clawgym.records.manifest import Receipt, differences, make_receipt, now
+from clawgym.records.manifest import RunManifest, differences, make_manifest, now
 from clawgym.visible import visible_lines
 
 __all__ = [
     "KEPT_WORKSPACE",
-    "Receipt",
+    "RunManifest",
     "RunFolder",
-    "make_receipt",
+    "make_manifest",
     "repair_tail",
     "result_row",
     "safe_name",
@@ -44,7 +44,7 @@ __all__ = [
     "writer_of",
 ]
 
-RECEIPT, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
+MANIFEST, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
 _PLAIN_ID = re.compile(r"[a-z0-9_][a-z0-9._-]{0,99}")
 _TEXT_CAP = 4000
 TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.tar.gz"
@@ -181,9 +181,9 @@ def _json_bytes(value: Any) -> bytes:
 class RunFolder:
     """A run folder. Make one with :meth:`open` (to write) or :meth:`read`. Safe to use from several threads."""
 
-    def __init__(self, path: Path, receipt: Receipt, rows: list[dict[str, Any]], lock: _Lock | None) -> None:
+    def __init__(self, path: Path, manifest: RunManifest, rows: list[dict[str, Any]], lock: _Lock | None) -> None:
         self.path = path
-        self.receipt = receipt
+        self.manifest = manifest
         self.rows = rows
         """Every line of ``results.jsonl``, in order; retried episodes have several."""
         self._lock = lock
@@ -191,33 +191,33 @@ class RunFolder:
         self._picture = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, receipt: Receipt) -> Self:
-        """Create the folder, or resume it if its receipt has the same identity.
+    def open(cls, path: str | Path, manifest: RunManifest) -> Self:
+        """Create the folder, or resume it if its run manifest has the same identity.
 
         Raises :class:`RunFolderError` if it belongs to another configuration, if another process is
         writing it, or if it holds something else.
         """
         path = Path(path)
-        receipt = Receipt.from_dict(receipt.to_dict())
+        manifest = RunManifest.from_dict(manifest.to_dict())
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{path} is not a folder: choose another --out")
-        if path.is_dir() and not (path / RECEIPT).exists() and any(map(_foreign, path.iterdir())):
-            raise RunFolderError(f"{path} holds other files and no {RECEIPT}: choose another --out")
+        if path.is_dir() and not (path / MANIFEST).exists() and any(map(_foreign, path.iterdir())):
+            raise RunFolderError(f"{path} holds other files and no {MANIFEST}: choose another --out")
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)  # what agents and people said is nobody else's to read; earlier versions left it open
             lock = _Lock(path)
         try:
-            if (path / RECEIPT).exists():
-                receipt = _resume(path, receipt)
+            if (path / MANIFEST).exists():
+                manifest = _resume(path, manifest)
                 for torn in (path / PICTURES).glob(f".*{_TEMPORARY}"):  # no later write has the same name
                     torn.unlink(missing_ok=True)
-            write_atomic(path / RECEIPT, _json_bytes(receipt.to_dict()))
+            write_atomic(path / MANIFEST, _json_bytes(manifest.to_dict()))
             results = path / RESULTS
             with _writing(results):
                 results.touch()
                 repair_tail(results)
-            return cls(path, receipt, read_rows(results), lock)
+            return cls(path, manifest, read_rows(results), lock)
         except BaseException:
             lock.release()
             raise
@@ -226,7 +226,7 @@ class RunFolder:
     def read(cls, path: str | Path) -> Self:
         """Open for reading only; also while another process writes it."""
         path = Path(path)
-        return cls(path, _read_receipt(path), read_rows(path / RESULTS), None)
+        return cls(path, _read_manifest(path), read_rows(path / RESULTS), None)
 
     @property
     def latest(self) -> dict[str, dict[str, Any]]:
@@ -351,40 +351,40 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether a file is none that an opening leaves which was cut off before the receipt was there."""
-    return path.name not in (LOCK, f".{RECEIPT}{_TEMPORARY}")
+    """Whether a file is none that an opening leaves which was cut off before the run manifest was there."""
+    return path.name not in (LOCK, f".{MANIFEST}{_TEMPORARY}")
 
 
-def _read_receipt(path: Path) -> Receipt:
+def _read_manifest(path: Path) -> RunManifest:
     try:
-        return Receipt.from_dict(json.loads((path / RECEIPT).read_bytes()))
+        return RunManifest.from_dict(json.loads((path / MANIFEST).read_bytes()))
     except FileNotFoundError:
-        raise RunFolderError(f"{path} has no {RECEIPT}: give a run folder") from None
+        raise RunFolderError(f"{path} has no {MANIFEST}: give a run folder") from None
     except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{path / RECEIPT} is damaged ({error}): restore it or choose another --out") from error
+        raise RunFolderError(f"{path / MANIFEST} is damaged ({error}): restore it or choose another --out") from error
 
 
-def _resume(path: Path, receipt: Receipt) -> Receipt:
-    """The stored receipt with this opening added, if the two have the same identity."""
-    stored = _read_receipt(path)
-    _same_endpoint(path, stored, receipt)
-    found = differences(stored.identity, receipt.identity)
+def _resume(path: Path, manifest: RunManifest) -> RunManifest:
+    """The stored run manifest with this opening added, if the two have the same identity."""
+    stored = _read_manifest(path)
+    _same_endpoint(path, stored, manifest)
+    found = differences(stored.identity, manifest.identity)
     if found:
         shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
         restore = "put the changed tasks back, or " if any(line.startswith("tasks.") for line in found) else ""
         raise RunFolderError(f"{path} belongs to another configuration ({shown}): {restore}choose another --out")
-    if receipt.samples < stored.samples:
+    if manifest.samples < stored.samples:
         raise RunFolderError(
-            f"{path} has {stored.samples} episodes of each task, and {receipt.samples} are asked for: give "
+            f"{path} has {stored.samples} episodes of each task, and {manifest.samples} are asked for: give "
             f"-k {stored.samples} (or more) to continue it, or choose another --out"
         )
-    opening = {name: getattr(receipt, name) for name in ("created", "library", "grader", "platform")}
-    return dataclasses.replace(stored, samples=receipt.samples, resumed=(*stored.resumed, opening))
+    opening = {name: getattr(manifest, name) for name in ("created", "library", "grader", "platform")}
+    return dataclasses.replace(stored, samples=manifest.samples, resumed=(*stored.resumed, opening))
 
 
-def _same_endpoint(path: Path, stored: Receipt, receipt: Receipt) -> None:
+def _same_endpoint(path: Path, stored: RunManifest, manifest: RunManifest) -> None:
     """Raise :class:`RunFolderError` where the run was made with another endpoint than is asked for now."""
-    there, asked = stored.engine.get("base_url"), receipt.engine.get("base_url")
+    there, asked = stored.engine.get("base_url"), manifest.engine.get("base_url")
     if asked is None or there == asked:
         return
     if there is None:  # before 0.2, only the host was stored
@@ -402,7 +402,7 @@ def writer_of(path: str | Path) -> int | None:
     """The process that writes the run folder at ``path``, if one does now. Raises :class:`RunFolderError` for what is
     no run folder."""
     path = Path(path)
-    _read_receipt(path)
+    _read_manifest(path)
     try:
         owner = (path / LOCK).read_text().strip()
     except OSError:

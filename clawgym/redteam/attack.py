@@ -26,7 +26,7 @@ from clawgym.errors import InfraError, RunFolderError, SandboxUnavailable
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
 from clawgym.records import Outcome, Task, TaskSet
-from clawgym.records.run_folder import RunFolder, make_receipt, now
+from clawgym.records.run_folder import RunFolder, make_manifest, now
 from clawgym.redteam import exploits as library
 from clawgym.redteam.exploits import Exploit
 from clawgym.redteam.original_grader import original_score_of
@@ -89,12 +89,12 @@ async def attack(
     chosen = library.find(names)
     isolation = await backend.probe()
     config = {"exploits": [exploit.name for exploit in chosen], "baseline": baseline, "sha256": _digest()}
-    receipt = make_receipt("attack", task_set, config=config, isolation=isolation.as_dict())
+    manifest = make_manifest("attack", task_set, config=config, isolation=isolation.as_dict())
     drawn = {
         most: {t.id for t in draw(task_set.tasks, None if names else most)} for most in {e.max_tasks for e in chosen}
     }
     stock = {task.id for task in draw(task_set.tasks, BASELINE_TASKS)} if baseline else set()
-    with RunFolder.open(out, receipt) as folder:
+    with RunFolder.open(out, manifest) as folder:
 
         async def attempt(task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
             tried = [exploit for exploit in chosen if task.id in drawn[exploit.max_tasks]]

@@ -63,7 +63,7 @@ class ModelJudge:
         self._sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         self._pictures = pictures
         self._seed = seed
-        model = {name: value for name, value in engine.receipt().items() if name not in _VOLATILE}
+        model = {name: value for name, value in engine.identity().items() if name not in _VOLATILE}
         shown = [render(replace(EXAMPLE, setting=setting), "0") for setting in get_args(Setting)]
         about = [model, weights, shown, render(EXAMPLE, "0", hint=True), temperature, max_tokens, pictures]
         self.version = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()

@@ -58,7 +58,7 @@ class Attempt:
 
     async def run(self, agent: Agent) -> AgentReport:
         assert isinstance(agent, Agent)
-        assert agent.receipt()["name"] == agent.name
+        assert agent.identity()["name"] == agent.name
         return await agent.run(self.context)
 
 

@@ -55,12 +55,12 @@ async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installati
     lines = [json.loads(line) for line in episode.files["session.jsonl"].splitlines()]
     assert [line["message"]["role"] for line in lines if line["type"] == "message"].count("user") == 2
 
-    receipt = it.agent.receipt()
-    assert (receipt["name"], receipt["version"]) == ("pi", "0.64.0")
-    assert receipt["installation_sha256"] == openclaw.digest
+    manifest = it.agent.identity()
+    assert (manifest["name"], manifest["version"]) == ("pi", "0.64.0")
+    assert manifest["installation_sha256"] == openclaw.digest
     assert it.stored.agent == "pi 0.64.0"
     for secret in (openclaw.folder.as_posix(), "/s/"):
-        assert secret not in json.dumps(receipt)
+        assert secret not in json.dumps(manifest)
 
 
 async def test_a_request_that_the_model_refuses_has_failed(room: Any) -> None:

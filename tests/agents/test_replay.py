@@ -51,12 +51,12 @@ async def test_files_are_written_again_and_other_tools_are_named(work):
 
 async def test_a_run_folder_is_replayed(work, tmp_path: Path):
     from clawgym.records import Episode, Outcome
-    from clawgym.records.run_folder import RunFolder, make_receipt
+    from clawgym.records.run_folder import RunFolder, make_manifest
 
     first = await work()
     await first.run(ScriptAgent(b"echo 42 > out.txt"))
     episode = Episode("t1", "h" * 64, 0, 0, "script", Outcome.FAILED, steps=tuple(first.steps))
-    with RunFolder.open(tmp_path / "run", make_receipt("eval")) as run:
+    with RunFolder.open(tmp_path / "run", make_manifest("eval")) as run:
         run.record(episode)
     attempt = await work()
     await attempt.run(ReplayAgent.from_path(tmp_path / "run"))

@@ -78,7 +78,7 @@ def test_a_script_that_is_no_text_is_refused():
         ScriptAgent(b"\xff")
     with pytest.raises(AgentError, match="NUL"):
         ScriptAgent(b"a\0b")
-    assert ScriptAgent(b"a").receipt() != ScriptAgent(b"b").receipt()
+    assert ScriptAgent(b"a").identity() != ScriptAgent(b"b").identity()
 
 
 async def test_the_death_of_the_box_gets_out_and_the_step_is_kept(work):

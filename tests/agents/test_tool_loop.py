@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clawgym.agents import ToolLoopAgent, make_agent
-from clawgym.engines import Budget, Completion, Prices, ReplayEngine, Sampling
+from clawgym.engines import AnswerBudget, Completion, Prices, ReplayEngine, Sampling
 from clawgym.errors import AgentError, EngineError, SandboxDied
 from clawgym.records import Limits, Step, ToolCall, Turn, Usage
 
@@ -134,8 +134,8 @@ async def test_the_step_limit(fake_openai: FakeOpenAI, work):
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"budget": Budget(tokens=20)}, "tokens"),
-        ({"budget": Budget(cost_usd=0.02), "prices": Prices(1000.0, 1000.0)}, "cost"),
+        ({"budget": AnswerBudget(tokens=20)}, "tokens"),
+        ({"budget": AnswerBudget(cost_usd=0.02), "prices": Prices(1000.0, 1000.0)}, "cost"),
     ],
 )
 async def test_a_used_up_budget(fake_openai: FakeOpenAI, work, options: dict[str, Any], cause: str):
@@ -298,13 +298,13 @@ async def test_a_recorded_model_needs_no_endpoint(work):
     assert attempt.steps[0].message.startswith("Be {brief}.\n\n")
 
 
-def test_the_receipt_pins_what_decides_and_no_key(fake_openai: FakeOpenAI):
-    receipt = loop(fake_openai, api_key="sk-verysecret12345", sampling=Sampling(temperature=0.0)).receipt()
-    assert receipt["name"] == "tool-loop"
-    assert receipt["engine"]["model"] == "m"
-    assert receipt["sampling"]["temperature"] == 0.0
-    assert "verysecret" not in json.dumps(receipt)
-    assert receipt["system_prompt_sha256"] != loop(fake_openai, protocol="text").receipt()["system_prompt_sha256"]
+def test_the_run_manifest_pins_what_decides_and_no_key(fake_openai: FakeOpenAI):
+    manifest = loop(fake_openai, api_key="sk-verysecret12345", sampling=Sampling(temperature=0.0)).identity()
+    assert manifest["name"] == "tool-loop"
+    assert manifest["engine"]["model"] == "m"
+    assert manifest["sampling"]["temperature"] == 0.0
+    assert "verysecret" not in json.dumps(manifest)
+    assert manifest["system_prompt_sha256"] != loop(fake_openai, protocol="text").identity()["system_prompt_sha256"]
 
 
 def test_an_unknown_protocol_is_refused():

@@ -39,7 +39,7 @@ async def test_a_model_that_answers_takes_one_small_call(fake_openai: FakeOpenAI
     (request,) = fake_openai.requests
     assert (request["model"], request["max_tokens"], request["reasoning_effort"]) == ("m", 16, "low")
     assert fake_openai.listed == 0
-    assert made.receipt()["adaptations"] == {}
+    assert made.identity()["adaptations"] == {}
     await made.aclose()
 
 

@@ -68,7 +68,7 @@ async def test_settings_left_out_are_not_sent_and_extra_body_is(fake_openai: Fak
     e = engine(extra_body={"reasoning_effort": "low"})
     await ask(e)
     assert fake_openai.requests[0] == {"model": "m", "messages": HELLO, "reasoning_effort": "low"}
-    assert e.receipt()["extra_body"] == {"reasoning_effort": "low"}
+    assert e.identity()["extra_body"] == {"reasoning_effort": "low"}
 
 
 async def test_tool_calls_are_parsed_and_malformed_ones_kept(fake_openai: FakeOpenAI, engine):
@@ -208,7 +208,7 @@ async def test_refused_parameters_are_adapted_once_and_said(fake_openai: FakeOpe
         reply("ok"),
     ]
     e = engine()
-    assert e.receipt()["adaptations"] == {}
+    assert e.identity()["adaptations"] == {}
     for _ in range(2):
         await ask(e, Sampling(max_tokens=9, seed=3, temperature=0.1))
     assert fake_openai.requests[-1] == fake_openai.requests[2]
@@ -219,7 +219,7 @@ async def test_refused_parameters_are_adapted_once_and_said(fake_openai: FakeOpe
         "temperature": 0.1,
     }
     assert len(fake_openai.requests) == 4
-    assert e.receipt()["adaptations"] == {"max_tokens": "sent as max_completion_tokens", "seed": "left out"}
+    assert e.identity()["adaptations"] == {"max_tokens": "sent as max_completion_tokens", "seed": "left out"}
 
 
 async def test_a_refusal_in_the_shape_of_a_validator(fake_openai: FakeOpenAI, engine):
@@ -227,7 +227,7 @@ async def test_a_refusal_in_the_shape_of_a_validator(fake_openai: FakeOpenAI, en
     fake_openai.script.append(raw(json.dumps({"detail": detail}), status=422))
     e = engine()
     await ask(e, Sampling(seed=1))
-    assert e.receipt()["adaptations"] == {"seed": "left out"}
+    assert e.identity()["adaptations"] == {"seed": "left out"}
 
 
 async def test_a_refused_value_is_not_adapted(fake_openai: FakeOpenAI, engine):
@@ -294,7 +294,7 @@ async def test_the_key_is_sent_and_never_shown(
         await ask(e)
     assert fake_openai.headers[0]["Authorization"] == f"Bearer {KEY}"
     chain = "".join(traceback.format_exception(caught.value))
-    for text in (str(caught.value), chain, repr(e), str(e.receipt()), str(e.stats()), caplog.text):
+    for text in (str(caught.value), chain, repr(e), str(e.identity()), str(e.stats()), caplog.text):
         assert KEY not in text
     assert caught.value.__context__ is None
     monkeypatch.setenv("OPENAI_API_KEY", KEY + "ENV")
@@ -321,8 +321,8 @@ def test_wrong_arguments_say_what_to_write(engine):
 
 def test_user_info_in_the_url_is_not_shown(engine):
     e = engine(base_url="https://user:hunter2@example.org:8443/v1")
-    assert e.receipt()["host"] == "example.org"
-    assert "hunter2" not in repr(e) + str(e.receipt())
+    assert e.identity()["host"] == "example.org"
+    assert "hunter2" not in repr(e) + str(e.identity())
 
 
 def test_the_missing_package_is_named(engine, monkeypatch: pytest.MonkeyPatch):

@@ -156,7 +156,7 @@ async def test_refused_parameters_are_adapted(fake_openai: FakeOpenAI, engine) -
     e = engine()
     await collect(e, BODY | {"max_tokens": 7})
     assert fake_openai.requests[-1] == {"model": "m", "messages": HELLO, "stream": True, "max_completion_tokens": 7}
-    assert e.receipt()["adaptations"] == {"max_tokens": "sent as max_completion_tokens", "stream_options": "left out"}
+    assert e.identity()["adaptations"] == {"max_tokens": "sent as max_completion_tokens", "stream_options": "left out"}
 
 
 async def test_budgets_hold(fake_openai: FakeOpenAI, engine) -> None:

@@ -54,8 +54,8 @@ async def test_a_file_is_read_back(tmp_path: Path):
     engine = ReplayEngine.from_file(path)
     assert await engine.complete(user("hi"), sampling=Sampling()) == FULL
     assert (await engine.complete(user("hi", 1), sampling=Sampling())).text == "done"
-    assert engine.receipt() == ReplayEngine.from_file(path).receipt()
-    assert engine.receipt() != ReplayEngine([FULL]).receipt()
+    assert engine.identity() == ReplayEngine.from_file(path).identity()
+    assert engine.identity() != ReplayEngine([FULL]).identity()
 
 
 def test_json_round_trip():
@@ -112,5 +112,5 @@ async def test_recorded_turns_answer_the_very_prompts_they_were_sampled_after():
     assert await ask(1, 2, max_tokens=1) == [Tokens((3,), (-0.5,), 7, "length")]
     with pytest.raises(EngineError, match="nothing was recorded after this prompt of 3 ids"):
         await ask(1, 2, 3)
-    assert engine.receipt() == ReplayTokens([TURNS, other], tokenizer="u").receipt()
-    assert engine.receipt() != ReplayTokens([TURNS], tokenizer="t").receipt()
+    assert engine.identity() == ReplayTokens([TURNS, other], tokenizer="u").identity()
+    assert engine.identity() != ReplayTokens([TURNS], tokenizer="t").identity()

@@ -65,7 +65,7 @@ async def test_log_probs_that_ignore_the_temperature_are_left_out(fake_sglang: F
     e = engine()
     assert joined(await sample(e, Sampling(max_tokens=4, temperature=0.7)))[1] == []
     check(await sample(e, Sampling(max_tokens=4)))
-    assert e.receipt()["log_probs"] == "raw"
+    assert e.identity()["log_probs"] == "raw"
 
 
 async def test_an_adapter_and_a_schema(fake_sglang: FakeSGLang, engine) -> None:

@@ -65,9 +65,9 @@ async def test_it_is_a_token_engine(engine: TransformersEngine, folder: Path) ->
     assert isinstance(engine, TokenEngine)
     assert engine.tokenizer == str(folder)
     assert engine.context_window == 32768
-    receipt = engine.receipt()
-    assert receipt["name"] == "transformers"
-    assert receipt["dtype"] == "float32"
+    manifest = engine.identity()
+    assert manifest["name"] == "transformers"
+    assert manifest["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("length", [1, 9, 300])

@@ -77,7 +77,7 @@ async def test_log_probs_are_those_of_one_pass(engine: Any) -> None:
 async def test_weights_have_the_type_that_is_asked_for(folder: Path) -> None:
     for asked, held in ((None, "float32"), (torch.bfloat16, "bfloat16"), ("float16", "float16")):
         made = vision.VisionEngine(folder, dtype=asked)
-        assert made.receipt()["dtype"] == held
+        assert made.identity()["dtype"] == held
         await made.aclose()
 
 
@@ -125,7 +125,7 @@ async def test_a_reply_is_sampled_by_one_version(engine: Any, folder: Path) -> N
     assert begun == before
     await change
     after = await said(engine)
-    assert {tokens.policy_version for tokens in after} == {7} == {engine.receipt()["policy_version"]}
+    assert {tokens.policy_version for tokens in after} == {7} == {engine.identity()["policy_version"]}
     assert after[0].logprobs != before[0].logprobs
     for wrong in ({"nothing": torch.zeros(1)}, {next(iter(weights)): torch.zeros(1)}):
         with pytest.raises(EngineError, match="for another model"):

@@ -147,7 +147,7 @@ async def test_log_probs_are_exact_or_left_out(
         assert len(joined(parts)[0]) == 4
     warned = [r.getMessage() for r in caplog.records if "log-probs are left out" in r.getMessage()]
     assert len(warned) == (not given and sampling.temperature != 0)
-    assert e.receipt()["log_probs"] == ("raw" if mode == "raw" else "scaled")
+    assert e.identity()["log_probs"] == ("raw" if mode == "raw" else "scaled")
 
 
 async def test_a_schema_is_passed_on_and_its_log_probs_are_not(fake_vllm: FakeVLLM, engine) -> None:
@@ -190,7 +190,7 @@ async def test_an_adapter_is_replaced_while_it_samples(fake_vllm: FakeVLLM, engi
     versions |= {tokens.policy_version async for tokens in running}
     assert versions == {3}  # to its end
     assert {row["id"] for row in fake_vllm.models} == {"tiny", "lora-a", old, new}
-    assert one.receipt()["adapters"] == {"policy": 4}
+    assert one.identity()["adapters"] == {"policy": 4}
 
     await one.load_adapter("policy", first, 5, config=about)
     assert not {row["id"] for row in fake_vllm.models} & {old, new}
@@ -310,7 +310,7 @@ async def test_what_is_wrong_with_the_request_is_not_tried_again(fake_vllm: Fake
         await sample(e)
     assert len(fake_vllm.requests) == before + 1
     assert (caught.value.retryable, caught.value.status) == (False, 400)
-    assert KEY not in "".join(traceback.format_exception(caught.value)) + repr(e) + str(e.receipt())
+    assert KEY not in "".join(traceback.format_exception(caught.value)) + repr(e) + str(e.identity())
 
 
 @pytest.mark.parametrize("fault", [Fault(drop_after=0), Fault(end_after=0), Fault(error_after=0)])

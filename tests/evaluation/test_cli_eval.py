@@ -172,9 +172,9 @@ async def test_options_reach_the_model_and_are_pinned(tmp_path: Path, fake_opena
     assert {request.get("max_tokens") for request in fake_openai.requests[1:]} == {99}
     assert {request.get("temperature") for request in fake_openai.requests[1:]} == {0.25}
     run = RunFolder.read(tmp_path / "run")
-    assert run.receipt.engine["base_url"] == fake_openai.base_url
-    assert (run.receipt.sampling["temperature"], run.receipt.sampling["max_tokens"]) == (0.25, 99)
-    assert run.receipt.config == {"limits": {"max_steps": 2, "agent_seconds": 50.0}}
+    assert run.manifest.engine["base_url"] == fake_openai.base_url
+    assert (run.manifest.sampling["temperature"], run.manifest.sampling["max_tokens"]) == (0.25, 99)
+    assert run.manifest.config == {"limits": {"max_steps": 2, "agent_seconds": 50.0}}
     for path in (tmp_path / "run").rglob("*"):
         held = path.read_bytes() if path.is_file() else b""
         assert KEY.encode() not in held, path
@@ -212,14 +212,14 @@ async def test_samples_are_raised_and_never_lowered(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "runs").iterdir()
     run = RunFolder.read(folder)
     assert sorted(row["sample"] for row in run.rows) == [0, 1, 2]
-    assert run.receipt.samples == load_entry(folder).samples == 3
+    assert run.manifest.samples == load_entry(folder).samples == 3
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["planned"], summary["complete"], summary["scores"]["episodes"]) == (3, True, 3)
     assert set(summary["pass_at"]) == {"1", "2", "3"}
     code, _, errors = await clawgym(*words, "-k", "1", cwd=tmp_path)
     assert code == 2
     assert "has 3 episodes of each task, and 1 are asked for: give -k 3" in " ".join(errors.split())
-    assert RunFolder.read(folder).receipt.samples == 3
+    assert RunFolder.read(folder).manifest.samples == 3
 
 
 async def test_several_models_are_run_and_compared(tmp_path: Path, fake_openai: FakeOpenAI) -> None:

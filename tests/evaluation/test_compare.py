@@ -16,7 +16,7 @@ from clawgym.errors import ComparisonRefused, RunFolderError
 from clawgym.evaluation.compare import compare
 from clawgym.evaluation.paired import detectable, difference, sign_flip
 from clawgym.records import Episode, Outcome, Task, TaskFile, TaskSet, VerifierResult, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 
 deltas = st.lists(st.integers(-24, 24).map(lambda n: n / 24), min_size=2, max_size=12)
 zero_one = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=40)
@@ -46,9 +46,11 @@ def make_run(
 ) -> Path:
     """A run with these official scores (solved at 1, ``None``: not run), of which the first ``infra`` ended so."""
     task_set = task_set or tasks(len(scores) // samples)
-    receipt = make_receipt("eval", task_set, agent={"name": path.name, "version": "1"}, samples=samples, floors=floors)
+    manifest = make_manifest(
+        "eval", task_set, agent={"name": path.name, "version": "1"}, samples=samples, floors=floors
+    )
     jobs = [(task, sample) for sample in range(samples) for task in task_set.tasks]
-    with RunFolder.open(path, receipt) as run:
+    with RunFolder.open(path, manifest) as run:
         for n, ((task, sample), score) in enumerate(zip(jobs, scores, strict=True)):
             if score is None:
                 continue
@@ -127,8 +129,8 @@ def test_host_faults_above_two_percent_are_refused_with_the_remedy(tmp_path: Pat
 def test_a_host_fault_that_was_repeated_is_no_reason_to_refuse(tmp_path: Path):
     path = make_run(tmp_path / "a", passes(20, 100), infra=10)
     task_set = tasks(100)
-    receipt = make_receipt("eval", task_set, agent={"name": "a", "version": "1"})
-    with RunFolder.open(path, receipt) as run:
+    manifest = make_manifest("eval", task_set, agent={"name": "a", "version": "1"})
+    with RunFolder.open(path, manifest) as run:
         for n, task in enumerate(task_set.tasks[:10]):
             result = VerifierResult({"a": 1.0}, 1.0, 1.0, None, verifier_hash=task.verifier.digest)
             run.record(Episode(task.id, task.content_hash, 0, n, "a", Outcome.SOLVED, result=result), attempt=1)
@@ -197,9 +199,9 @@ def test_what_differs_between_the_runs_beside_their_results_is_said(tmp_path: Pa
     a, b = (make_run(tmp_path / name, passes(20)) for name in "ab")
     assert compare(a, b).notes == ()
     for path, tier, library, code in ((a, "vm", "1.0", "c1"), (b, "container", "2.0", "c2")):
-        receipt = json.loads((path / "receipt.json").read_text())
-        receipt |= {"library": library, "isolation": {"tier": tier}, "grader": {"code": code}}
-        (path / "receipt.json").write_text(json.dumps(receipt))
+        manifest = json.loads((path / "receipt.json").read_text())
+        manifest |= {"library": library, "isolation": {"tier": tier}, "grader": {"code": code}}
+        (path / "receipt.json").write_text(json.dumps(manifest))
     assert compare(a, b).notes == (
         "the runs differ in isolation: vm and container",
         "the runs differ in ClawGym version: 1.0 and 2.0",

@@ -8,7 +8,7 @@ import pytest
 from clawgym.console import Console
 from clawgym.evaluation.progress import RichProgress, duration
 from clawgym.records import TaskSet
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 
 
 def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | None = None, **more):
@@ -30,7 +30,7 @@ def test_durations(seconds: float, text: str):
 
 
 def run_with(tmp_path: Path, *rows) -> RunFolder:
-    run = RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("x", ())))
+    run = RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("x", ())))
     for one in rows:
         run.append(one)
     return run

@@ -22,7 +22,7 @@ from clawgym.records import (
     VerifierResult,
     VerifierSpec,
 )
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting.charts import histogram
 
 WHEN = "2026-01-01T00:00:00+00:00"
@@ -67,12 +67,12 @@ def make_run(path: Path, *, text: str = "hello", task_id: str = "t0", steps: int
     spec = VerifierSpec("reward_sh", ())
     task = Task(task_id, "do", spec, metadata={"category": text, "level": text})
     other = Task("t9", "do", spec, metadata={"category": "b"})
-    receipt = make_receipt(
+    manifest = make_manifest(
         "eval",
         TaskSet(text, (task, other), version=text, problems={text: text}),
         agent={"name": text, "version": text, "engine": {"model": text}},
     )
-    run = RunFolder.open(path, receipt)
+    run = RunFolder.open(path, manifest)
     step = Step(
         "agent",
         text,
@@ -174,7 +174,7 @@ def test_every_outcome_has_a_row(tmp_path: Path, outcome: Outcome):
 def test_episode_that_a_model_judged_is_marked(tmp_path: Path):
     task = Task("t", "Do it.", VerifierSpec("grader", grader="rubric"))
     result = VerifierResult({"a": 1.0}, 1.0, 1.0, None, judged_by=f"rubric ({ATTACK})")
-    with RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("s", (task,)))) as run:
+    with RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("s", (task,)))) as run:
         run.record(Episode(task.id, task.content_hash, 0, 0, "a", Outcome.SOLVED, result=result))
         page = Page(render_report(run))
     marks = [attrs for tag, attrs in page.elements if tag == "span" and attrs.get("class") == "mark"]
@@ -183,7 +183,7 @@ def test_episode_that_a_model_judged_is_marked(tmp_path: Path):
 
 
 def test_an_empty_run_has_a_report(tmp_path: Path):
-    RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("none", ()))).close()
+    RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("none", ()))).close()
     assert write_report(tmp_path / "run").read_text().startswith("<!doctype html>")
 
 

@@ -25,7 +25,7 @@ from clawgym.sandbox.protocol import Isolation
 class FakeAgent:
     name, version = "fake", "1"
 
-    def receipt(self):
+    def identity(self):
         return {"engine": {"model": "m"}}
 
 
@@ -215,7 +215,7 @@ async def test_floors_are_passed_on_and_pinned(tmp_path: Path, monkeypatch):
     await evaluate(config(tmp_path / "run", task_set, floors={"t1": 0.5}), run_episode=attempt)
     run = RunFolder.read(tmp_path / "run")
     assert {k: row["result"]["floor"] for k, row in run.latest.items()} == {"t0#0": 0.25, "t1#0": 0.5}
-    assert run.receipt.tasks["t1"]["floor"] == 0.5
+    assert run.manifest.tasks["t1"]["floor"] == 0.5
     with pytest.raises(RunFolderError, match=r"tasks\.t1\.floor"):
         await evaluate(config(tmp_path / "run", task_set), run_episode=attempt)
 
@@ -265,7 +265,7 @@ async def test_cancelling_the_call_leaves_nothing_running(tmp_path: Path):
     with pytest.raises(asyncio.CancelledError):
         await call
     assert alive == 0
-    RunFolder.open(tmp_path / "run", RunFolder.read(tmp_path / "run").receipt).close()
+    RunFolder.open(tmp_path / "run", RunFolder.read(tmp_path / "run").manifest).close()
 
 
 PROGRAM = """
@@ -311,4 +311,4 @@ def test_sigkill_loses_at_most_the_episodes_in_flight(tmp_path: Path, kill_after
     again = {key for key, times in started.items() if times > 1}
     assert not again & survived
     assert len(again) <= 4
-    assert len(run.receipt.resumed) == 1
+    assert len(run.manifest.resumed) == 1

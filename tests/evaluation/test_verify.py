@@ -27,7 +27,7 @@ from clawgym.evaluation.verify import verify
 from clawgym.evaluation.verify_record import Verification, read_verification
 from clawgym.leaderboards import load_entry, rank, to_markdown
 from clawgym.records import GradingMode, Image, Limits, Observation, Step, Task, TaskFile, TaskSet, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_receipt, seal_of
+from clawgym.records.run_folder import RunFolder, make_manifest, seal_of
 from clawgym.sandbox import backend as make_backend
 from clawgym.verifiers.stock import STOCK_REWARD_SH
 
@@ -188,14 +188,14 @@ def test_each_number_that_is_sealed_again_is_compared_on_its_own(copy: Path, sai
     assert (entry["old"][name], entry["new"][name] == value) == (value, False)
 
 
-def test_a_line_that_contradicts_itself_or_the_receipt_is_named(copy: Path):
+def test_a_line_that_contradicts_itself_or_the_run_manifest_is_named(copy: Path):
     edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
     edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
     edit(copy, lambda rows: of(rows, "t1#0").update(task_hash="0" * 64), seal=True)
     found = again(copy).discrepancies
     assert "contradict each other" in found["t2#0"][0]
     assert "contradict each other" in found["t3#0"][0]
-    assert "does not fit the receipt" in found["t1#0"][0]
+    assert "does not fit the run manifest" in found["t1#0"][0]
 
 
 def test_a_line_added_after_a_final_one_is_found(copy: Path):
@@ -353,32 +353,32 @@ def test_luck_is_called_luck(tmp_path: Path):
 
 
 def test_what_graded_is_recorded_and_named_where_it_differs(copy: Path):
-    receipt = json.loads((copy / "receipt.json").read_text())
-    assert set(receipt["grader"]["images"]) == {"default"}
-    receipt["grader"] = {"code": "0" * 32, "images": {"default": "1" * 32}}
-    (copy / "receipt.json").write_text(json.dumps(receipt))
+    manifest = json.loads((copy / "receipt.json").read_text())
+    assert set(manifest["grader"]["images"]) == {"default"}
+    manifest["grader"] = {"code": "0" * 32, "images": {"default": "1" * 32}}
+    (copy / "receipt.json").write_text(json.dumps(manifest))
     assert again(copy).agrees, "another interpreter that gives the same is no disagreement"
     edit(copy, lie, seal=True)
     record = again(copy)
     assert "ClawGym's grading code changed" in why(record, "t2#0")
     assert "image default changed" in why(record, "t2#0")
-    receipt["library"], receipt["isolation"]["tier"] = "0.0.1", "elsewhere"
-    (copy / "receipt.json").write_text(json.dumps(receipt))
+    manifest["library"], manifest["isolation"]["tier"] = "0.0.1", "elsewhere"
+    (copy / "receipt.json").write_text(json.dumps(manifest))
     record = again(copy)
     assert "ClawGym changed (0.0.1 then" in why(record, "t2#0")
     assert "graded in elsewhere then" in why(record, "t2#0")
 
 
 def test_a_changed_image_is_explained_also_where_all_results_are_the_same(copy: Path):
-    receipt = json.loads((copy / "receipt.json").read_text())
-    grader = receipt["grader"]
+    manifest = json.loads((copy / "receipt.json").read_text())
+    grader = manifest["grader"]
     assert again(copy).images == ()
     contents = grader["contents"]["default"]
     assert "/usr/bin" in contents
 
     def changed(**image: object) -> str:
-        receipt["grader"] = {**grader, "images": {"default": "1" * 32}, "contents": image}
-        (copy / "receipt.json").write_text(json.dumps(receipt))
+        manifest["grader"] = {**grader, "images": {"default": "1" * 32}, "contents": image}
+        (copy / "receipt.json").write_text(json.dumps(manifest))
         record = again(copy)
         assert record.agrees
         (said,) = record.images
@@ -396,9 +396,9 @@ def test_packages_that_the_checker_asks_for_are_part_of_the_image(copy: Path):
     wants = TaskSet("demo", tuple(dataclasses.replace(t, packages=("python3-none",)) for t in task_set().tasks))
     assert wants.content_hash == task_set().content_hash
     assert again(copy, wants).images == (), "no such package is installed, so nothing else is shown"
-    receipt = json.loads((copy / "receipt.json").read_text())
-    receipt["grader"]["images"]["default"] = "1" * 32
-    (copy / "receipt.json").write_text(json.dumps(receipt))
+    manifest = json.loads((copy / "receipt.json").read_text())
+    manifest["grader"]["images"]["default"] = "1" * 32
+    (copy / "receipt.json").write_text(json.dumps(manifest))
     (said,) = again(copy, wants).images
     assert said.startswith("image default:python3-none changed (it was default)")
 
@@ -558,7 +558,7 @@ def test_edited_lines_are_flagged_on_the_leaderboard(copy: Path):
 
 
 def test_a_run_without_results_confirms_nothing(tmp_path: Path):
-    RunFolder.open(tmp_path / "run", make_receipt("eval", task_set())).close()
+    RunFolder.open(tmp_path / "run", make_manifest("eval", task_set())).close()
     assert not again(tmp_path / "run").agrees
 
 

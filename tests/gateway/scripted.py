@@ -113,7 +113,7 @@ class ScriptedEngine:
             out += parts if whole and len(text) > 1 and text[0] != "<" and rng.random() < 0.5 else [token]
         return out
 
-    def receipt(self):
+    def identity(self):
         return {"name": self.name}
 
     async def aclose(self) -> None: ...

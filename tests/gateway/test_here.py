@@ -111,5 +111,5 @@ async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path
             with pytest.raises(EngineError, match="no such session") as error:
                 await other.complete(asked, sampling=Sampling())
             assert error.value.status == 401
-            assert here.receipt() == engine.receipt()
+            assert here.identity() == engine.identity()
             await here.aclose()

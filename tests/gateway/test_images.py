@@ -37,7 +37,7 @@ async def test_log_probs_of_the_ledger_come_out_again(desk: Any, tmp_path: Any) 
     assert [turn.images for turn in turns] == [(ONE.sha256,), (OTHER.sha256, ONE.sha256)]
 
     fresh = vision.VisionEngine(folder)
-    assert fresh.receipt()["images"] == engine.receipt()["images"]
+    assert fresh.identity()["images"] == engine.identity()["images"]
     for number, turn in enumerate(turns):
         ids = [*prompt_ids(turns, number), *turn.sampled_ids]
         assert ids.count(fresh.placeholder) == (1, 3)[number], "a text is never a place for an image"

@@ -432,11 +432,11 @@ def test_what_cannot_be_loaded_says_so(tmp_path):
         Renderer(folder)
 
 
-def test_the_receipt_tells_models_apart(renderers, tmp_path):
-    one, other = renderers("chatml").receipt(), renderers("thinking").receipt()
+def test_the_run_manifest_tells_models_apart(renderers, tmp_path):
+    one, other = renderers("chatml").identity(), renderers("thinking").identity()
     assert one["renderer_sha256"] != other["renderer_sha256"]
-    assert renderers("chatml", template_kwargs={"a": 1}).receipt()["renderer_sha256"] != one["renderer_sha256"]
-    assert renderers("chatml").receipt() == one
+    assert renderers("chatml", template_kwargs={"a": 1}).identity()["renderer_sha256"] != one["renderer_sha256"]
+    assert renderers("chatml").identity() == one
 
 
 def test_a_style_that_only_looks_known_is_none(tmp_path):

@@ -1,4 +1,4 @@
-"""A task folder that is changed under a run: what is graded is what the receipt pins, or nothing."""
+"""A task folder that is changed under a run: what is graded is what the run manifest pins, or nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path) -> Task:
-    """The task with its hash taken, as a receipt takes it."""
+    """The task with its hash taken, as a run manifest takes it."""
     made = read(folder.parent).tasks[0]
     assert made.content_hash
     return made
@@ -121,7 +121,7 @@ async def test_between_two_sequences_of_a_run(backend: Backend, folder: Path, tm
     assert (await evaluate(config(Editing(lambda: None)))).complete
     run = RunFolder.read(tmp_path / "run")
     assert run.rows[: len(rows)] == rows
-    assert {row["task_hash"] for row in run.rows} == {run.receipt.tasks["sum"]["hash"]}
+    assert {row["task_hash"] for row in run.rows} == {run.manifest.tasks["sum"]["hash"]}
 
 
 def reword(bench: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from clawgym.records import Episode, Observation, Outcome, Step, Task, TaskSet, ToolCall, VerifierResult, VerifierSpec
 from clawgym.records.manifest import now
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.tasks.scaffold import new_task
 
 HOSTILE = (
@@ -120,7 +120,7 @@ def hostile_run(path: Path, seed: int = 0) -> Path:
         Task(f"t{number}{HOSTILE}", "x", VerifierSpec("reward_sh", ()), metadata={"category": HOSTILE})
         for number in range(8)
     )
-    receipt = make_receipt(
+    manifest = make_manifest(
         "eval", TaskSet(f"set{HOSTILE}", tasks, HOSTILE), agent={"name": f"a{seed}{HOSTILE}"}, seed=seed
     )
     call = ToolCall("1", HOSTILE, {HOSTILE: HOSTILE})
@@ -128,7 +128,7 @@ def hostile_run(path: Path, seed: int = 0) -> Path:
         Step("system", HOSTILE, now()),
         Step("agent", HOSTILE, now(), (call,), (Observation(HOSTILE),)),
     )
-    with RunFolder.open(path, receipt) as run:
+    with RunFolder.open(path, manifest) as run:
         for number, task in enumerate(tasks):
             solved = number % 2 == seed % 2
             worth = float(solved)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from clawgym.cli.leaderboard import app
 from clawgym.leaderboards import load_entry, rank, to_json, to_markdown
 from clawgym.records import Episode, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 
 
 def make_run(
@@ -32,8 +32,8 @@ def make_run(
     items = tuple(Task(f"t{i}", "do", kinds[i], workspace=workspace) for i in range(tasks))
     about = {"name": agent or path.name, "version": "1"}
     judges = {f"t{i}": "rubric (judge-1)" for i in range(judged)}
-    receipt = make_receipt("eval", TaskSet("bench", items, "1"), agent=about, judged=judges)
-    with RunFolder.open(path, receipt) as run:
+    manifest = make_manifest("eval", TaskSet("bench", items, "1"), agent=about, judged=judges)
+    with RunFolder.open(path, manifest) as run:
         for n, task in enumerate(items[: tasks if done is None else done]):
             score = float(n < passes)
             result = VerifierResult(
@@ -136,11 +136,11 @@ def edit(path: Path, change) -> None:
         lambda rows: rows[30].update(task_id="t0"),
     ],
 )
-def test_results_that_do_not_fit_the_receipt_are_flagged(tmp_path: Path, change):
+def test_results_that_do_not_fit_the_run_manifest_are_flagged(tmp_path: Path, change):
     path = make_run(tmp_path / "a", 5)
     assert load_entry(path).flags == ()
     edit(path, change)
-    assert any("do not fit the receipt: 1" in flag for flag in load_entry(path).flags)
+    assert any("do not fit the run manifest: 1" in flag for flag in load_entry(path).flags)
 
 
 def test_a_stored_summary_is_not_believed(tmp_path: Path):
@@ -172,7 +172,7 @@ def test_the_command_prints_json(tmp_path: Path):
 
 def test_a_board_shows_shares_in_percent_and_what_was_verified(tmp_path: Path):
     path = make_run(tmp_path / "a", 10)
-    with RunFolder.open(path, RunFolder.read(path).receipt) as run:
+    with RunFolder.open(path, RunFolder.read(path).manifest) as run:
         task = Task("t0", "do", VerifierSpec("reward_sh", ()), workspace="/w")
         for _ in range(20):
             run.record(Episode(task.id, task.content_hash, 0, 1, "a", Outcome.INFRA, cause="fork"))

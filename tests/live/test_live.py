@@ -33,7 +33,7 @@ from clawgym.live.page import Page
 from clawgym.live.processes import Processes
 from clawgym.live.registry import listening
 from clawgym.records import TaskSet
-from clawgym.records.run_folder import RunFolder, make_receipt, writer_of
+from clawgym.records.run_folder import RunFolder, make_manifest, writer_of
 from clawgym.visible import visible_lines
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\u2028\ud800"
@@ -335,8 +335,8 @@ def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_pat
     run = str(tmp_path / "run")
     rest = f"""
         from clawgym.records import TaskSet
-        from clawgym.records.run_folder import RunFolder, make_receipt
-        run = RunFolder.open({run!r}, make_receipt("eval", TaskSet("s", ())))
+        from clawgym.records.run_folder import RunFolder, make_manifest
+        run = RunFolder.open({run!r}, make_manifest("eval", TaskSet("s", ())))
         print("open", flush=True)
         sys.stdin.readline()
     """
@@ -350,7 +350,7 @@ def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_pat
 
 
 def test_finished_run_is_refused_with_advice(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path / "run", make_receipt("eval", TaskSet("s", ()))).close()
+    RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("s", ()))).close()
     lock = tmp_path / "run" / ".lock"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

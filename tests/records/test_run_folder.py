@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from clawgym.errors import RunFolderError
 from clawgym.records import Episode, Image, Observation, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_receipt, repair_tail, safe_name, seal_of
+from clawgym.records.run_folder import RunFolder, make_manifest, repair_tail, safe_name, seal_of
 
 
 def task_set(n: int = 2, **kwargs) -> TaskSet:
@@ -26,9 +26,9 @@ def task_set(n: int = 2, **kwargs) -> TaskSet:
     return TaskSet("demo", tuple(Task(f"t{i}", f"do {i}", spec, **kwargs) for i in range(n)))
 
 
-def receipt(**kwargs):
+def manifest(**kwargs):
     kwargs.setdefault("agent", {"name": "noop", "version": "1"})
-    return make_receipt(kwargs.pop("kind", "eval"), task_set(), **kwargs)
+    return make_manifest(kwargs.pop("kind", "eval"), task_set(), **kwargs)
 
 
 def episode(task_id: str = "t0", sample: int = 0, outcome: Outcome = Outcome.SOLVED, **kwargs) -> Episode:
@@ -37,7 +37,7 @@ def episode(task_id: str = "t0", sample: int = 0, outcome: Outcome = Outcome.SOL
 
 
 def test_what_is_recorded_is_read_back(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)), attempt=2)
     back = RunFolder.read(tmp_path / "run")
     assert back.done == {"t0#0"}
@@ -55,11 +55,11 @@ def test_what_is_recorded_is_read_back(tmp_path: Path):
 def test_a_run_folder_is_private_whatever_the_umask_also_when_it_is_resumed(tmp_path: Path):
     before = os.umask(0)
     try:
-        with RunFolder.open(tmp_path / "runs" / "mine", receipt()) as run:
+        with RunFolder.open(tmp_path / "runs" / "mine", manifest()) as run:
             run.record(episode())
         assert run.path.stat().st_mode & 0o777 == 0o700
         run.path.chmod(0o755)  # as earlier versions left it
-        with RunFolder.open(run.path, receipt()):
+        with RunFolder.open(run.path, manifest()):
             assert run.path.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
@@ -71,7 +71,7 @@ def saw(*data: bytes) -> tuple[Step, ...]:
 
 
 def test_pictures_are_kept_once_for_the_whole_run_beside_the_transcripts(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         episodes = [episode("t0", n, steps=saw(b"first", b"then", b"own %d" % n)) for n in range(8)]
         threads = [threading.Thread(target=run.record, args=(e,)) for e in episodes]
         for thread in threads:
@@ -92,18 +92,18 @@ def test_pictures_are_kept_once_for_the_whole_run_beside_the_transcripts(tmp_pat
 
 
 def test_a_torn_picture_is_gone_at_the_next_opening_and_no_folder_is_made_without_pictures(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(steps=(Step("agent", "hi", ""),)))
     pictures = tmp_path / "run" / "pictures"
     assert not pictures.exists()
     pictures.mkdir()
     (pictures / ".ab.png.tmp").write_bytes(b"half")
-    RunFolder.open(tmp_path / "run", receipt()).close()
+    RunFolder.open(tmp_path / "run", manifest()).close()
     assert not list(pictures.iterdir())
 
 
 def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(outcome=Outcome.INFRA, cause="fork"))
         assert run.done == set()
         run.record(episode(), attempt=1)
@@ -111,10 +111,10 @@ def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):
     assert len(RunFolder.read(tmp_path / "run").rows) == 2
 
 
-def test_the_same_configuration_resumes_and_the_receipt_says_so(tmp_path: Path):
+def test_the_same_configuration_resumes_and_the_run_manifest_says_so(tmp_path: Path):
     for _ in range(3):
-        RunFolder.open(tmp_path / "run", receipt(seed=4)).close()
-    stored = RunFolder.read(tmp_path / "run").receipt
+        RunFolder.open(tmp_path / "run", manifest(seed=4)).close()
+    stored = RunFolder.read(tmp_path / "run").manifest
     assert len(stored.resumed) == 2
     assert stored.resumed[0]["library"] == stored.library
 
@@ -133,9 +133,9 @@ def test_the_same_configuration_resumes_and_the_receipt_says_so(tmp_path: Path):
 )
 def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, named):
     there = {"samples": 2, "kind": change.get("kind", "eval")}
-    RunFolder.open(tmp_path / "run", receipt(**there)).close()
+    RunFolder.open(tmp_path / "run", manifest(**there)).close()
     with pytest.raises(RunFolderError, match=r"choose another --out") as caught:
-        RunFolder.open(tmp_path / "run", receipt(**there | change))
+        RunFolder.open(tmp_path / "run", manifest(**there | change))
     assert named in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, n
 def test_another_endpoint_is_refused_with_what_to_do(tmp_path: Path, stored: str | None):
     def made(url: str | None):
         engine = {"name": "openai", "host": "127.0.0.1"} | ({} if url is None else {"base_url": url})
-        return receipt(agent={"name": "tool-loop", "version": "1", "engine": engine})
+        return manifest(agent={"name": "tool-loop", "version": "1", "engine": engine})
 
     RunFolder.open(tmp_path / "run", made(stored)).close()
     with pytest.raises(RunFolderError, match=r"two endpoints are never mixed.*choose another --out") as caught:
@@ -153,25 +153,25 @@ def test_another_endpoint_is_refused_with_what_to_do(tmp_path: Path, stored: str
 
 
 def test_samples_may_be_raised(tmp_path: Path):
-    RunFolder.open(tmp_path / "run", receipt()).close()
-    RunFolder.open(tmp_path / "run", receipt(samples=5)).close()
-    assert RunFolder.read(tmp_path / "run").receipt.samples == 5
+    RunFolder.open(tmp_path / "run", manifest()).close()
+    RunFolder.open(tmp_path / "run", manifest(samples=5)).close()
+    assert RunFolder.read(tmp_path / "run").manifest.samples == 5
 
 
 def test_a_changed_task_is_refused(tmp_path: Path):
-    RunFolder.open(tmp_path / "run", receipt()).close()
-    other = make_receipt("eval", task_set(workspace="/elsewhere"), agent={"name": "noop", "version": "1"})
+    RunFolder.open(tmp_path / "run", manifest()).close()
+    other = make_manifest("eval", task_set(workspace="/elsewhere"), agent={"name": "noop", "version": "1"})
     with pytest.raises(RunFolderError, match=r"task_set\.hash|tasks\.t0\.hash"):
         RunFolder.open(tmp_path / "run", other)
 
 
 def test_a_second_writer_is_refused_with_the_pid(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()):
+    with RunFolder.open(tmp_path / "run", manifest()):
         began = time.monotonic()
         with pytest.raises(RunFolderError, match=rf"process {os.getpid()}: wait"):
-            RunFolder.open(tmp_path / "run", receipt())
+            RunFolder.open(tmp_path / "run", manifest())
         assert time.monotonic() - began < 3, "a living owner is not waited for"
-    RunFolder.open(tmp_path / "run", receipt()).close()
+    RunFolder.open(tmp_path / "run", manifest()).close()
 
 
 def test_the_lock_dies_with_its_owner(tmp_path: Path):
@@ -180,7 +180,7 @@ def test_the_lock_dies_with_its_owner(tmp_path: Path):
         import time
         from clawgym.records.run_folder import *
         from clawgym.records import TaskSet
-        run = RunFolder.open({str(tmp_path / "run")!r}, make_receipt("serve"))
+        run = RunFolder.open({str(tmp_path / "run")!r}, make_manifest("serve"))
         print("open", flush=True)
         time.sleep(60)
         """
@@ -189,27 +189,27 @@ def test_the_lock_dies_with_its_owner(tmp_path: Path):
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"open\n"
         with pytest.raises(RunFolderError, match=f"process {owner.pid}"):
-            RunFolder.open(tmp_path / "run", make_receipt("serve"))
+            RunFolder.open(tmp_path / "run", make_manifest("serve"))
         owner.send_signal(signal.SIGKILL)
-    RunFolder.open(tmp_path / "run", make_receipt("serve")).close()
+    RunFolder.open(tmp_path / "run", make_manifest("serve")).close()
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(RunFolderError, match="holds other files"):
-        RunFolder.open(tmp_path, receipt())
+        RunFolder.open(tmp_path, manifest())
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_reading_needs_a_receipt_and_never_writes(tmp_path: Path):
+def test_reading_needs_a_run_manifest_and_never_writes(tmp_path: Path):
     with pytest.raises(RunFolderError, match=r"no receipt\.json"):
         RunFolder.read(tmp_path)
-    RunFolder.open(tmp_path / "run", receipt()).close()
+    RunFolder.open(tmp_path / "run", manifest()).close()
     with pytest.raises(RunFolderError, match="reading only"):
         RunFolder.read(tmp_path / "run").append({"key": "x", "outcome": "failed"})
 
 
-def test_receipts_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
+def test_run_manifests_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     dirty = {
@@ -223,7 +223,7 @@ def test_receipts_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
         "max_tokens": 5,
     }
     tasks = TaskSet("demo", (), problems={"bad": "/srv/data/bad/task.toml: no name: add it"})
-    RunFolder.open(tmp_path / "run", make_receipt("eval", tasks, agent=dirty)).close()
+    RunFolder.open(tmp_path / "run", make_manifest("eval", tasks, agent=dirty)).close()
     text = (tmp_path / "run" / "receipt.json").read_text()
     for leaked in ("hunter2", "abcdef", "user:pw", str(tmp_path), "/srv/data", os.uname().nodename):
         assert leaked not in text
@@ -233,18 +233,18 @@ def test_receipts_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
 
 
 def test_a_damaged_line_is_named(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode())
     path = tmp_path / "run" / "results.jsonl"
     path.write_bytes(b"\x00\x00\n" + path.read_bytes())
     with pytest.raises(RunFolderError, match="line 1 is damaged: delete that line"):
-        RunFolder.open(tmp_path / "run", receipt())
+        RunFolder.open(tmp_path / "run", manifest())
     path.write_bytes(path.read_bytes()[3:])  # and the failed opening gave the lock back:
-    RunFolder.open(tmp_path / "run", receipt()).close()
+    RunFolder.open(tmp_path / "run", manifest()).close()
 
 
 def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode())
         before = (tmp_path / "run" / "results.jsonl").read_bytes()
 
@@ -306,7 +306,7 @@ def test_safe_names_are_safe_and_never_collide(first, second):
 
 @pytest.mark.parametrize("task_id", ["../../etc/passwd", "..", ".", "a/b", "a\0b", "A", "\ud800", "x" * 500])
 def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(task_id))
         assert run.episode_folder(task_id, 0).parent == tmp_path / "run" / "episodes"
         assert run.episode_folder(task_id, 0).is_dir()
@@ -314,7 +314,7 @@ def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
 
 
 def test_a_line_pins_its_files_and_itself(tmp_path: Path):
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         row = run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)))
         folder = run.episode_folder("t0", 0)
         assert row["files"] == {
@@ -333,7 +333,7 @@ def test_a_line_pins_its_files_and_itself(tmp_path: Path):
 
 def test_a_workspace_over_the_cap_is_not_kept_and_that_is_said(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("clawgym.records.run_folder.KEPT_WORKSPACE", 2 * 2**20)
-    with RunFolder.open(tmp_path / "run", receipt()) as run:
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
         kept = run.record(episode("t0", workspace=bytes(2 * 2**20)))
         left = run.record(episode("t1", workspace=bytes(3 * 2**20), dropped=("pipe: a FIFO",)))
     assert kept["dropped"] == []
@@ -343,6 +343,6 @@ def test_a_workspace_over_the_cap_is_not_kept_and_that_is_said(tmp_path: Path, m
 
 def test_each_opening_says_what_graded(tmp_path: Path):
     for code in ("a", "b", "c"):
-        RunFolder.open(tmp_path / "run", receipt(grader={"code": code})).close()
-    stored = RunFolder.read(tmp_path / "run").receipt
+        RunFolder.open(tmp_path / "run", manifest(grader={"code": code})).close()
+    stored = RunFolder.read(tmp_path / "run").manifest
     assert [stored.grader, *(opening["grader"] for opening in stored.resumed)] == [{"code": c} for c in "abc"]

@@ -25,7 +25,7 @@ from clawgym.records import (
     VerifierResult,
     VerifierSpec,
 )
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting.pictures import animation, thinned
 
 from ..evaluation.test_report import Page
@@ -48,7 +48,7 @@ def noise(seed: int, size: tuple[int, int] = (256, 192)) -> Image:
 
 def a_run(path: Path, *episodes: tuple[Outcome, list[Image]]) -> RunFolder:
     tasks = [Task(f"t{n}", "do", VerifierSpec("reward_sh", ())) for n in range(len(episodes))]
-    with RunFolder.open(path, make_receipt("eval", TaskSet("set", tuple(tasks)))) as run:
+    with RunFolder.open(path, make_manifest("eval", TaskSet("set", tuple(tasks)))) as run:
         for task, (outcome, pictures) in zip(tasks, episodes, strict=True):
             steps = tuple(Step("agent", "", "", observations=(Observation("", None, p),)) for p in pictures)
             score = float(outcome is Outcome.SOLVED)

@@ -54,7 +54,7 @@ class Fake:
             raise said
         return said if isinstance(said, Completion) else Completion(said)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"name": self.name, "model": self.model, "adaptations": {"seen": str(len(self.seen))}}
 
     async def aclose(self) -> None: ...

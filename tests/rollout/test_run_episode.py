@@ -37,7 +37,7 @@ class Custom:
     async def run(self, context: AgentContext) -> AgentReport:
         return await self._run(context) or AgentReport()
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {}
 
     async def aclose(self) -> None: ...

@@ -113,9 +113,9 @@ def test_an_evaluation(inside: Container) -> None:
     rows = [json.loads(line) for line in inside.run("cat", "/tmp/run/results.jsonl")[1].splitlines()]
     assert len(rows) == (40 if WHOLE else 4)
     assert {row["task_id"] for row in rows if row["outcome"] != "solved"} == (_NEED_PROC if WHOLE else set())
-    receipt = json.loads(inside.run("cat", "/tmp/run/receipt.json")[1])
-    assert receipt["isolation"]["tier"] == "chroot"
-    assert any(note.startswith("memory: limited for each process") for note in receipt["isolation"]["notes"])
+    manifest = json.loads(inside.run("cat", "/tmp/run/receipt.json")[1])
+    assert manifest["isolation"]["tier"] == "chroot"
+    assert any(note.startswith("memory: limited for each process") for note in manifest["isolation"]["notes"])
 
 
 def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:

@@ -41,7 +41,7 @@ class Says:
         self.seeds.append(sampling.seed)
         return Completion(self._replies.pop(0))
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {}
 
     async def aclose(self) -> None: ...

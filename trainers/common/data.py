@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from clawgym.records.manifest import Receipt
+from clawgym.records.manifest import RunManifest
 
 __all__ = ["DataUse", "data_of"]
 
@@ -33,16 +33,16 @@ class DataUse:
     """Of the hashes of the tasks."""
 
 
-def data_of(receipt: Receipt) -> list[DataUse]:
+def data_of(manifest: RunManifest) -> list[DataUse]:
     """What the run trained on, then what chose its checkpoint, then what it was only evaluated on.
 
     A manifest without parts gives its task set, without a use.
     """
-    config = receipt.config
+    config = manifest.config
     parts, task_set = _mapping(config.get("parts")), str(_mapping(config.get("tasks")).get("set", ""))
     if not parts:
-        about = receipt.task_set
-        size = about.get("size", len(receipt.tasks))
+        about = manifest.task_set
+        size = about.get("size", len(manifest.tasks))
         return [DataUse("", str(about.get("name", "")), "", size, str(about.get("hash", "")))] if about else []
     sft = config.get("method") == "sft"
     imitates = sft or bool(_mapping(config.get("algorithm")).get("imitation"))

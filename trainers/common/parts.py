@@ -43,7 +43,7 @@ class Parts:
     """How many of a part were left out because another one has them."""
 
     def about(self) -> dict[str, Any]:
-        """Sizes and hashes, for a receipt."""
+        """Sizes and hashes, for a run manifest."""
         return {
             name: {"tasks": len(tasks), "sha256": _digest(*(t.content_hash for t in tasks))}
             for name in _PARTS

@@ -64,9 +64,9 @@ def render(path: Path) -> str:
     )
     return environment.get_template("report.html.j2").render(
         name=path.name,
-        receipt=folder.receipt,
-        data=data_of(folder.receipt),
-        config=_flat(folder.receipt.config),
+        manifest=folder.manifest,
+        data=data_of(folder.manifest),
+        config=_flat(folder.manifest.config),
         steps=metrics[-1]["step"] if metrics else 0,
         scores=[(name, rows, curve([(name, _points(rows))], bands=[_bands(rows)], low=0, high=1))
                 for name, rows in scores],

@@ -1,4 +1,4 @@
-"""The folder of a training run: configuration, receipt, figures, measurements, report.
+"""The folder of a training run: configuration, run manifest, figures, measurements, report.
 
 Invariants: a figure is a line that is whole or not there; those of a step are written before its checkpoint, and those
 of steps that are done again, after a run was killed, take the place of the old ones; one process at a time writes a
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from clawgym.errors import TrainingError
 from clawgym.records import Task, TaskSet
-from clawgym.records.run_folder import RECEIPT, RunFolder, make_receipt, repair_tail, write_atomic
+from clawgym.records.run_folder import MANIFEST, RunFolder, make_manifest, repair_tail, write_atomic
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_weights
 from clawgym.trainers.common.parts import Parts
 from clawgym.trainers.common.policy import Policy
@@ -30,7 +30,7 @@ __all__ = ["EVALUATIONS", "METRICS", "Run"]
 
 METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"
 _FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
-"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the receipt keeps the first, in the
+"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the run manifest keeps the first, in the
 local trainer: verl goes on with that of its checkpoint."""
 
 
@@ -58,14 +58,14 @@ class Run:
             raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
         settings = config.model_dump(mode="json")
         fixed = {name: value for name, value in settings.items() if name not in _FREE}
-        # The rate may change: the receipt keeps the one it began with.
-        if config.trainer == "local" and (path / RECEIPT).exists():
-            begun = RunFolder.read(path).receipt.config.get("optimizer")
+        # The rate may change: the run manifest keeps the one it began with.
+        if config.trainer == "local" and (path / MANIFEST).exists():
+            begun = RunFolder.read(path).manifest.config.get("optimizer")
             if isinstance(begun, Mapping) and "lr" in begun:
                 fixed["optimizer"] = {**fixed["optimizer"], "lr": begun["lr"]}
         origin = model_origin(config)
         engine = {} if origin is None else {"model": origin}
-        receipt = make_receipt(
+        manifest = make_manifest(
             "train",
             TaskSet(f"{config.tasks.set}:heldout", parts.heldout),
             agent={"name": config.agent.name, "protocol": config.agent.protocol, "engine": engine},
@@ -73,7 +73,7 @@ class Run:
             samples=config.evaluation.samples,
             config={"method": method, **fixed, "parts": parts.about()},
         )
-        folder = RunFolder.open(path, receipt)
+        folder = RunFolder.open(path, manifest)
         try:
             import yaml
 

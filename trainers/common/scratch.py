@@ -20,7 +20,7 @@ from clawgym.engines.tiny import BRIEF_TEMPLATE, SPECIAL_TOKENS, make_tiny_model
 from clawgym.errors import EngineError, TrainingError
 from clawgym.gateway.template import Template, for_template
 from clawgym.records import Task
-from clawgym.records.run_folder import RECEIPT, RunFolder
+from clawgym.records.run_folder import MANIFEST, RunFolder
 from clawgym.tasks.packs.seeded import FIRST, WORDS
 from clawgym.trainers.common.checkpoints import TOKENIZER, Checkpoints
 from clawgym.trainers.config import TrainConfig
@@ -43,7 +43,7 @@ def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
         return _checked(config.model.path, weights)
     if (best := Checkpoints(given).best()) is not None:
         return _checked(of_checkpoint(best), weights)
-    if (given / RECEIPT).exists():
+    if (given / MANIFEST).exists():
         raise TrainingError(
             f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
         )
@@ -59,10 +59,10 @@ def model_origin(config: TrainConfig) -> str | None:
     if path is None:
         return None
     given = Path(path).expanduser()
-    if not (given / RECEIPT).exists():
+    if not (given / MANIFEST).exists():
         return local_name(str(given.resolve()) if given.is_dir() else path)
-    receipt = RunFolder.read(given).receipt
-    known = receipt.engine.get("model")
+    manifest = RunFolder.read(given).manifest
+    known = manifest.engine.get("model")
     return str(known) if known else given.resolve().name
 
 

@@ -30,7 +30,7 @@ from clawgym.gateway.server import Gateway
 from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.pool.states import Batch
-from clawgym.records.run_folder import RunFolder, make_receipt
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.rewards.hints import with_hint
 from clawgym.rewards.rules import DegradedJudge
 from clawgym.rewards.scoring import TorchScorer
@@ -106,7 +106,7 @@ async def bench(
     given_model(config)  # what is not there is said before there is a folder
     settings = config.model_dump(mode="json")
     fixed = {name: value for name, value in settings.items() if name not in _FREE} | {"steps": config.budget.steps}
-    with RunFolder.open(out, make_receipt("bench", config={"bench": "personal", **fixed})) as folder:
+    with RunFolder.open(out, make_manifest("bench", config={"bench": "personal", **fixed})) as folder:
         model = await _imitated(config, out, told, stop)
         if model is not None and "hints" not in folder.latest:
             folder.append({"key": "hints", **await _hints(config, model)})

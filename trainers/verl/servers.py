@@ -91,7 +91,7 @@ class Servers:
             asked["seed"] = sampling.seed
         return asked
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What samples."""
         return {"name": self.name, "engine": self._kind, "model": self.tokenizer}
 

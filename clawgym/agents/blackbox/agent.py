@@ -203,15 +203,15 @@ class BlackBoxAgent:
                 self._gateway = await self._owned.enter_async_context(Gateway(self._engine, pool))
         return self._gateway
 
-    def receipt(self) -> dict[str, Any]:
-        """The program, its configuration, the sampling, the engine's receipt."""
+    def identity(self) -> dict[str, Any]:
+        """The program, its configuration, the sampling, the engine's run manifest."""
         return {
             "name": self.name,
             "version": self.version,
-            **self.claw.receipt(),
+            **self.claw.identity(),
             "follow_ups": list(self._follow_ups),
             "sampling": {k: v for k, v in asdict(self._sampling).items() if v not in (None, ())},
-            "engine": self._engine.receipt(),
+            "engine": self._engine.identity(),
         }
 
     async def check(self) -> None:

@@ -79,6 +79,6 @@ class Claw(Protocol):
         run by then."""
         ...
 
-    def receipt(self) -> dict[str, Any]:
-        """What identifies the program and its configuration in a receipt; no secrets."""
+    def identity(self) -> dict[str, Any]:
+        """What identifies the program and its configuration in a run manifest; no secrets."""
         ...

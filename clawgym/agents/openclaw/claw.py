@@ -129,7 +129,7 @@ class OpenClaw:
         """Its environment, beside the box's own."""
         return {**ENV, "HOME": HOME, "OPENCLAW_BUNDLED_PLUGINS_DIR": f"{OURS}/plugins", "TMPDIR": "/tmp"}
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
         config = self.config(ModelLink("", ""), "", "", 1)
         there = self.installation

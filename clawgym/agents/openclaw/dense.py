@@ -104,9 +104,9 @@ class DenseOpenClaw(OpenClaw):
                 process = self._processes[key] = await _Process.start(self, backend, gateway)
         return process
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.protocol.Claw`."""
-        return {**super().receipt(), "mode": "dense", "plugin_sha256": hashlib.sha256(plugin()).hexdigest()}
+        return {**super().identity(), "mode": "dense", "plugin_sha256": hashlib.sha256(plugin()).hexdigest()}
 
     async def aclose(self) -> None:
         """End what was started."""

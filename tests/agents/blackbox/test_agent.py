@@ -65,7 +65,7 @@ async def test_an_engine_and_a_pool_of_its_own(backend: Any) -> None:
         assert episode.outcome is Outcome.INFRA
         assert "record more" in episode.error
         assert [t.flaw for t in episode.turns] == ["error"]
-        assert set(agent.receipt()) >= {"name", "version", "program_sha256", "engine"}
+        assert set(agent.identity()) >= {"name", "version", "program_sha256", "engine"}
     finally:
         await agent.aclose()
 

@@ -68,8 +68,8 @@ async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI
     assert command != evaluated
     code, output = await types(f"{command} --out run", folder, OPENAI_API_KEY="none")
     assert code == 0, output
-    receipt = json.loads((folder / "run" / "receipt.json").read_text())
-    assert "hands" in json.dumps(receipt)
+    manifest = json.loads((folder / "run" / "receipt.json").read_text())
+    assert "hands" in json.dumps(manifest)
     assert len(fake_openai.requests) == 3, "one call before the run, and one for each task"
     assert all(request["tools"][0]["function"]["name"] == "bash" for request in fake_openai.requests[1:])
 
@@ -86,7 +86,7 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_class_is_found_by_its_name() -> None:
     agent = make_agent("hands:Hands", engine=ReplayEngine([Completion("Hello.")]))
     assert (agent.name, agent.version) == ("hands", "1")
-    assert len(agent.receipt()["program_sha256"]) == 64
+    assert len(agent.identity()["program_sha256"]) == 64
 
 
 def test_the_page_names_every_part_of_the_protocols() -> None:

@@ -113,7 +113,7 @@ async def test_the_prompt_says_little_of_it(desk, boxes):
     assert f"Your working directory is: {WORK}" in system
     assert "sandboxed runtime" in system
     assert len(re.findall("[Ss]andbox", system)) < 10
-    assert desk.agent.receipt()["mode"] == "dense"
+    assert desk.agent.identity()["mode"] == "dense"
 
 
 async def test_output_comes_while_a_command_runs_and_ends_with_who_waits(desk, boxes):
@@ -239,4 +239,4 @@ async def test_boxes_without_a_loopback_are_refused(desk, boxes):
             await desk.claw.take(chroot, SandboxSpec(), desk.agent._gateway)
     finally:
         await chroot.aclose()
-    assert json.dumps(desk.claw.receipt())
+    assert json.dumps(desk.claw.identity())

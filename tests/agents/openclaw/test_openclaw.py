@@ -130,7 +130,7 @@ async def test_an_image_of_ones_own(
         _,
         _,
     ):
-        assert agent.receipt()["image"] == str(rootfs)
+        assert agent.identity()["image"] == str(rootfs)
         assert agent.version == openclaw.version
         episode = await episode_of(task, agent, backend)
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
@@ -180,9 +180,9 @@ def test_the_command_writes_the_run_folder_of_every_agent(tmp_path: Path, opencl
         finally:
             server.kill()
     assert done.returncode == 0, done.stdout + done.stderr
-    receipt = json.loads((tmp_path / "run/receipt.json").read_text())
-    assert (receipt["agent"]["name"], receipt["agent"]["version"]) == ("openclaw", "2026.4.1")
-    assert receipt["agent"]["sha256"] == openclaw.digest
+    manifest = json.loads((tmp_path / "run/receipt.json").read_text())
+    assert (manifest["agent"]["name"], manifest["agent"]["version"]) == ("openclaw", "2026.4.1")
+    assert manifest["agent"]["sha256"] == openclaw.digest
     rows = [json.loads(line) for line in (tmp_path / "run/results.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["failed", "failed"]
     assert {row["tool_calls"] for row in rows} == {1}

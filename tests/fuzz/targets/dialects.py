@@ -95,7 +95,7 @@ class _Engine:
             finish_reason=source.pick(("stop", "length", "tool_calls", "content_filter", "odd")), usage=Usage(3, 2, 1)
         )
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {}
 
     async def aclose(self) -> None: ...

@@ -64,7 +64,7 @@ class _Engine:
             yield Tokens(ids, (-1.0,) * len(ids), 1)
         yield Tokens((min(self._renderer.stop_ids),), (-0.5,), 1, source.pick(("stop", "length")), 3)
 
-    def receipt(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {}
 
     async def aclose(self) -> None: ...

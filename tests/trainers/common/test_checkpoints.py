@@ -167,7 +167,7 @@ def test_figures_that_cannot_be_written_are_said_and_leave_whole_lines(tmp_path:
     assert [json.loads(row)["step"] for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]
 
 
-async def test_the_rate_may_be_lowered_and_the_receipt_keeps_the_first(tmp_path: Path, folder: Path) -> None:
+async def test_the_rate_may_be_lowered_and_the_run_manifest_keeps_the_first(tmp_path: Path, folder: Path) -> None:
     about: dict[str, Any] = {"model": {"path": str(folder)}, "sft": {"steps": 1, "batch": 2, "evaluate_every": 1}}
     run = tmp_path / "run"
     await train(small(**about), run, "sft", view=Said())

@@ -29,7 +29,7 @@ def uses(run: Path, **config: Any) -> list[tuple[str, str, str, int | None]]:
     manifest = json.loads((run / "receipt.json").read_text())
     manifest["config"] |= config
     (run / "receipt.json").write_text(json.dumps(manifest))
-    return [(one.use, one.name, one.split, one.tasks) for one in data_of(RunFolder.read(run).receipt)]
+    return [(one.use, one.name, one.split, one.tasks) for one in data_of(RunFolder.read(run).manifest)]
 
 
 MEASURED = [

@@ -161,8 +161,8 @@ class Led:
             return await self._engine.complete(messages, tools=tools, sampling=sampling)
         return Completion("", (ToolCall("led", "computer_use", call),))
 
-    def receipt(self) -> dict[str, Any]:
-        return self._engine.receipt()
+    def identity(self) -> dict[str, Any]:
+        return self._engine.identity()
 
     async def aclose(self) -> None:
         await self._engine.aclose()
