@@ -242,13 +242,13 @@ def long_tail(cpu: Cpu, envs: Any, options: argparse.Namespace) -> None:
 
 def real_tasks(count: int) -> list[Task]:
     """Tasks with the stock checker, spread over the train set; our own pack where the public data is not here."""
-    from clawgym.verifiers.stock import stock_reward_sh
+    from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
     name = "ClawGym-Train" if os.environ.get("CLAWGYM_DATA") else "terminal-basic:heldout"
 
     def stock(task: Task) -> bool:
         files = {f.path: f for f in task.verifier.files}
-        return "check.py" in files and "reward.sh" in files and files["reward.sh"].read() == stock_reward_sh()
+        return "check.py" in files and "reward.sh" in files and files["reward.sh"].read() == standard_reward_sh()
 
     able = [task for task in load(name).tasks if not task.unsupported and stock(task)]
     chosen = able[:: max(1, len(able) // count)][:count]

@@ -13,7 +13,7 @@ from clawgym.errors import ClawGymError
 from clawgym.records import Layer, TaskFile, VerifierSpec
 from clawgym.tasks import layers
 from clawgym.verifiers import answers, checks, state
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 __all__ = ["ANSWER_CHECK", "MATH_FOLDER", "checker", "math_layer", "math_verifier"]
 
@@ -54,7 +54,7 @@ def checker(name: str, data: dict[str, Any], body: str, *, world: bool = False) 
     text = json.dumps(data, sort_keys=True)
     check = _CHECK_PY.format(name=name, imports=imports, data=text, body=body.strip("\n"))
     files = (
-        TaskFile("reward.sh", stock_reward_sh(), executable=True),
+        TaskFile("reward.sh", standard_reward_sh(), executable=True),
         TaskFile("check.py", check.encode()),
         *(
             TaskFile(f"clawgym_{module.__name__.rpartition('.')[2]}.py", Path(module.__file__ or ""))

@@ -9,7 +9,7 @@ from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import clawgym
 from clawgym.tasks.formats._files import atomic_target, check_task_id
 from clawgym.tasks.python import PythonTasks, load_file
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 __all__ = ["PYTHON", "new_python", "new_task", "starter"]
 
@@ -138,7 +138,7 @@ def starter(name: str) -> Task:
             "reward_sh",
             (
                 TaskFile("check.py", _CHECK.encode()),
-                TaskFile("reward.sh", stock_reward_sh(), executable=True),
+                TaskFile("reward.sh", standard_reward_sh(), executable=True),
             ),
         ),
         workspace=DEFAULT_WORKSPACE,

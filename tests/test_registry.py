@@ -66,7 +66,7 @@ class Renamed(NamespaceBackend):
 '''
 PACK = '''
 from clawgym import Task, TaskFile, TaskSet, VerifierSpec
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 CHECK = b"""
 import json, pathlib, sys
@@ -81,7 +81,7 @@ class Answers:
     version = "1"
 
     def load(self, split="heldout", seeds=None):
-        files = (TaskFile("reward.sh", stock_reward_sh(), executable=True), TaskFile("check.py", CHECK))
+        files = (TaskFile("reward.sh", standard_reward_sh(), executable=True), TaskFile("check.py", CHECK))
         task = Task("answer", "Write 42 into output/answer.txt.", VerifierSpec("reward_sh", files))
         return TaskSet(f"answers:{split}", (task,), self.version)
 '''
@@ -228,7 +228,7 @@ class NumberEnv(SandboxEnv):
 FORMAT = '''
 from clawgym import Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats.protocol import TaskFormat
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 
 class Note(TaskFormat):
@@ -239,7 +239,7 @@ class Note(TaskFormat):
 
     def read_task(self, path):
         check = TaskFile("check.py", path.with_suffix(".py").read_bytes())
-        files = (TaskFile("reward.sh", stock_reward_sh(), executable=True), check)
+        files = (TaskFile("reward.sh", standard_reward_sh(), executable=True), check)
         return Task(path.stem, path.read_text(), VerifierSpec("reward_sh", files))
 
     def write_task(self, task, path):

@@ -1,22 +1,28 @@
-"""Graders by name: made with a task's options, and what their answers must be.
+"""Graders: named judges that read the frozen workspace on the host, in place of a verifier's files.
 
-Invariants: nothing is executed for a task but the named grader itself, which its user installed; an answer that is not
-a mapping of names to finite numbers is the grader's fault and scores nothing.
+Invariants: nothing of a task is executed, only the grader that its user installed; an answer that is not a mapping of
+names to finite numbers is the grader's fault and scores 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from clawgym.errors import GradingError
-from clawgym.records import Grader, VerifierSpec
+from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
+from clawgym.offload import offloaded
+from clawgym.records import Grader, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
+from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
+from clawgym.verifiers.workspace import compose
 
-__all__ = ["checked", "judged_by", "make_grader"]
+__all__ = ["ask_grader", "checked", "judged_by", "make_grader"]
 
 _MOST_CHECKS = 1000
+_REFUSED = (400, 413, 422)
+"""HTTP statuses by which an endpoint refuses the content of a request."""
 
 
 def make_grader(spec: VerifierSpec) -> Grader:
@@ -49,3 +55,33 @@ def checked(scores: Any, grader: str) -> dict[str, float]:
     if bad := [name for name, score in found.items() if not math.isfinite(score)]:
         raise ValueError(f"grader {grader!r} gave check {bad[0]!r} a score that is not finite")
     return found
+
+
+async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]) -> VerifierReport:
+    """The verdict of the task's grader on the workspace, with ``originals`` put back. The score is the mean.
+
+    Raises :class:`~clawgym.errors.EngineError` if the grader cannot reach its model.
+    """
+    tar = subject.workspace.tar
+    submission = Submission(
+        task.instruction,
+        await offloaded(partial(compose, tar, put=originals)) if originals else tar,
+        frozenset(file.path for file in task.inputs),
+        subject.final_message,
+        subject.transcript,
+    )
+    grader = make_grader(task.verifier)
+    try:
+        values = checked(await grader.grade(submission), grader.name)
+    except EngineError as error:
+        # The endpoint refused this request for its content or size. The control tells whether the task is at fault.
+        if error.status not in _REFUSED:
+            raise
+        return VerifierReport(0.0, cause="judge-refused", log=str(error))
+    except ValueError as error:
+        return VerifierReport(0.0, cause="output", log=str(error)[-LOG_BYTES:])
+    except ClawGymError:
+        raise
+    except Exception as error:  # of the grader's own code
+        return VerifierReport(0.0, cause="crash", log=traceback_of(error)[-LOG_BYTES:])
+    return scored(math.fsum(values.values()) / len(values), values, "")

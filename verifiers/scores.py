@@ -2,7 +2,7 @@
 
 ``official`` follows each format's own harness to the bit. ClawGym's (``reward.sh`` of the public data): exit
 code other than 0, unparsable or missing output: 0.0; else the float of the last non-empty stdout line, which
-the stock ``reward.sh`` makes as the plain mean over all values of the checker's JSON object.
+the standard ``reward.sh`` computes as the plain mean over all values of the checker's JSON object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = [
     "last_line_score",
     "out_of_range",
     "plain_mean",
-    "stock_score",
+    "standard_score",
     "without_composites",
 ]
 
@@ -41,10 +41,10 @@ COMPOSITE_KEYS = frozenset(
 """Keys that repeat the others in one number. They count in ``official`` and are left out of ``corrected``."""
 
 
-def stock_score(stdout: str) -> tuple[float, dict[str, float]]:
-    """What the stock ``reward.sh`` makes of the checker's stdout: (score, named checks).
+def standard_score(stdout: str) -> tuple[float, dict[str, float]]:
+    """What the standard ``reward.sh`` computes from the checker's stdout: (score, named checks).
 
-    Raises ValueError (or TypeError) where the stock script would end with an error, so score 0.
+    Raises ValueError (or TypeError) where the standard script would end with an error, so score 0.
     """
     data = json.loads(stdout.strip())
     if isinstance(data, dict) and data:

@@ -58,7 +58,7 @@ class TaskAudit:
     packages: tuple[str, ...]
     """Imported modules, guarded or not, beyond the standard library, the verifier's own and the workspace's."""
     unread: tuple[str, ...]
-    """Files of the verifier that are neither Python nor the stock script: nothing above was read from them."""
+    """Files of the verifier that are neither Python nor the standard script: nothing above was read from them."""
     web: tuple[str, ...]
     """The sentences of the prompt that ask for the live internet."""
     missing: tuple[str, ...]
@@ -113,7 +113,7 @@ def read_sources(task: Task) -> dict[str, Any]:
         if file.path == _HELPER:
             continue
         if not file.path.endswith(".py"):
-            if file.path.endswith(".sh") and not _is_stock(file.read()):
+            if file.path.endswith(".sh") and not _is_standard(file.read()):
                 unread.append(file.path)
             continue
         source = file.read().decode("utf-8", "replace")
@@ -124,10 +124,10 @@ def read_sources(task: Task) -> dict[str, Any]:
     return {"effects": effects, "packages": sorted(packages - own), "unread": unread}
 
 
-def _is_stock(script: bytes) -> bool:
-    from clawgym.verifiers.stock import stock_reward_sh
+def _is_standard(script: bytes) -> bool:
+    from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
-    return script == stock_reward_sh()
+    return script == standard_reward_sh()
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ async def original_score_of(task: Task, script: str, backend: Backend) -> Origin
         if script:
             shell = await sandbox.shell()  # stays open: its background jobs run while the verifier runs
             await shell.run(script_command(script), timeout=task.limits.agent_seconds)
-        return await (_harbor(task, sandbox) if task.verifier.protocol == "harbor" else _reward_sh(task, sandbox))
+        return await _ORIGINAL[task.verifier.protocol](task, sandbox)
     except SandboxDied as error:
         return OriginalScore(0.0, error.cause)
     except SandboxError as error:
@@ -94,6 +94,10 @@ async def _harbor(task: Task, sandbox: Sandbox) -> OriginalScore:
         if isinstance(data, int | float):
             return _finite(float(data))
     return OriginalScore(0.0, "no result")
+
+
+_ORIGINAL = {"reward_sh": _reward_sh, "harbor": _harbor}
+"""Verifier protocol -> how its format's own harness grades."""
 
 
 def _finite(score: float) -> OriginalScore:

@@ -23,8 +23,8 @@ from typing import Any
 from clawgym.errors import TaskError
 from clawgym.files import LARGEST_FILE, read_below
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
+from clawgym.verifiers.protocols import protocol_of
 from clawgym.verifiers.scan import Execution, scan_checker, third_party_imports
-from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = [
     "atomic_target",
@@ -227,11 +227,11 @@ def packages_for(files: Iterable[TaskFile]) -> tuple[str, ...]:
 
 
 def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:
-    """``spec``, flagged if it is a script that runs over the agent's whole layer: the programs that it looks up there
-    are the agent's to replace. (The stock ``reward.sh`` is not run: its checker is, by an untouched interpreter.)"""
-    scripts = {file.path: file for file in spec.files}
-    stock = spec.protocol == "reward_sh" and scripts["reward.sh"].read() == stock_reward_sh()
-    if spec.mode is not GradingMode.FORK or spec.executes_agent_code or stock:
+    """``spec``, flagged if it is a script that runs over the agent's whole layer, whose programs the agent can replace.
+
+    The standard ``reward.sh`` is not run: an untouched interpreter runs its checker.
+    """
+    if spec.mode is not GradingMode.FORK or spec.executes_agent_code or protocol_of(spec).own_interpreter:
         return spec
     return dataclasses.replace(spec, executes_agent_code="subprocess")
 

@@ -1,4 +1,4 @@
-"""The entry scripts of verifiers: ClawGym's stock ``reward.sh``, and the bridges between the two protocols."""
+"""The entry scripts of verifiers: ClawGym's standard ``reward.sh``, and the bridges between the two protocols."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
-from clawgym.verifiers.stock import STOCK_HOOK, hook_in
+from clawgym.verifiers.protocols.reward_sh import STANDARD_HOOK, hook_in
 
 __all__ = ["ENTRY", "harbor_files", "hook_of", "normal_hook", "reward_sh_files"]
 
@@ -16,7 +16,7 @@ ENTRY = {"reward_sh": "reward.sh", "harbor": "test.sh"}
 
 
 def hook_of(script: bytes) -> str | None:
-    """The hook that :func:`stock_reward_sh` would make ``script`` of, or ``None`` for any other script."""
+    """The hook that :func:`standard_reward_sh` would make ``script`` of, or ``None`` for any other script."""
     hook = hook_in(script)
     return hook if hook is not None and normal_hook(hook) == hook else None
 
@@ -24,7 +24,7 @@ def hook_of(script: bytes) -> str | None:
 def normal_hook(hook: str | None) -> str:
     """A row's ``hook_code`` as published folders have it: the checker is ``check.py``, by absolute path."""
     if not hook or not hook.strip():
-        return STOCK_HOOK
+        return STANDARD_HOOK
     reward = rf"(?:{re.escape(DEFAULT_WORKSPACE)}/|(?<![\w./-])(?:\./)?)reward/(?:test|check)\.py(?![\w.])"
     return re.sub(reward, f"{DEFAULT_WORKSPACE}/reward/check.py", hook.strip())
 

@@ -22,7 +22,7 @@ from clawgym.tasks.formats._reward import hook_of, normal_hook, reward_sh_files
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.formats.clawgym import check_solution, check_wrong, read_verifier, to_json
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 if TYPE_CHECKING:
     from clawgym.tasks.formats._schema import Row, RowFile
@@ -109,7 +109,7 @@ def _split(row: Row, where: str) -> tuple[tuple[TaskFile, ...], tuple[TaskFile, 
     if not verifier:
         raise TaskError(f"{where}: field input_files: has no file below reward/, so nothing grades the task: add it")
     if not any(file.path == "reward.sh" for file in verifier):
-        verifier.append(TaskFile("reward.sh", stock_reward_sh(normal_hook(row.hook_code)), executable=True))
+        verifier.append(TaskFile("reward.sh", standard_reward_sh(normal_hook(row.hook_code)), executable=True))
     field = f"{where}: field input_files"
     return check_files(verifier, field), check_files(inputs, field)
 

@@ -19,8 +19,8 @@ from clawgym.tasks.formats._files import check_files as check_paths
 from clawgym.tasks.formats._files import check_task_id
 from clawgym.tasks.packs.seeded import Split, split_of
 from clawgym.tasks.python._source import call_script, check_files, check_source
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 from clawgym.verifiers.scan import scan_checker
-from clawgym.verifiers.stock import stock_reward_sh
 
 __all__ = ["Maker", "PythonTasks", "TaskDraft", "task"]
 
@@ -132,7 +132,7 @@ class Maker:
         return VerifierSpec(
             "reward_sh",
             (
-                TaskFile("reward.sh", stock_reward_sh(), executable=True),
+                TaskFile("reward.sh", standard_reward_sh(), executable=True),
                 *(TaskFile(path, c.encode() if isinstance(c, str) else c) for path, c in files.items()),
             ),
             executes_agent_code=scan_checker(text),

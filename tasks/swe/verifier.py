@@ -16,7 +16,7 @@ from importlib import resources
 
 from clawgym.errors import TaskError
 from clawgym.records import TaskFile, VerifierSpec
-from clawgym.verifiers.stock import TESTS_REWARD_SH
+from clawgym.verifiers.protocols.tests import TESTS_REWARD_SH
 from clawgym.verifiers.workspace import OVERLAY
 
 __all__ = ["PROTECTED", "observing_verifier", "tests_verifier"]

@@ -12,7 +12,7 @@ from clawgym.records import Episode, Outcome, Task, TaskFile, VerifierResult
 from clawgym.rollout import Ended
 from clawgym.sandbox import Backend
 from clawgym.tasks.scaffold import starter
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 
 def statuses(findings) -> dict[str, str]:
@@ -20,7 +20,7 @@ def statuses(findings) -> dict[str, str]:
 
 
 def graded_by(check: str, **changes) -> Task:
-    files = (TaskFile("check.py", check.encode()), TaskFile("reward.sh", stock_reward_sh(), executable=True))
+    files = (TaskFile("check.py", check.encode()), TaskFile("reward.sh", standard_reward_sh(), executable=True))
     verifier = dataclasses.replace(starter("t").verifier, files=files)
     return dataclasses.replace(starter("t"), verifier=verifier, **changes)
 

@@ -29,7 +29,7 @@ from clawgym.leaderboards import load_entry, rank, to_markdown
 from clawgym.records import GradingMode, Image, Limits, Observation, Step, Task, TaskFile, TaskSet, VerifierSpec
 from clawgym.records.run_folder import RunFolder, make_manifest, seal_of
 from clawgym.sandbox import backend as make_backend
-from clawgym.verifiers.stock import STOCK_REWARD_SH
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 READS = """
 import json, os, sys
@@ -46,7 +46,7 @@ SCRIPT = b"echo two > out.txt; echo kept > sub.txt"
 
 def task(name: str, check: str | None = None, mode: GradingMode = GradingMode.CLEAN, **changes: Any) -> Task:
     text = check or READS.replace("WORD", "'two'" if name < "t2" else "'three'")
-    files = (TaskFile("reward.sh", STOCK_REWARD_SH.encode()), TaskFile("check.py", text.encode()))
+    files = (TaskFile("reward.sh", standard_reward_sh()), TaskFile("check.py", text.encode()))
     limits = Limits(verify_seconds=20, memory_mb=256, disk_mb=64)
     return Task(name, f"do {name} with echo", VerifierSpec("reward_sh", files, mode), limits=limits, **changes)
 

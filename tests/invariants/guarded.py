@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
-from clawgym.verifiers.stock import STOCK_REWARD_SH
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 # The answer is in a file beside the checker and nowhere else.
 CHECK = b"""
@@ -67,9 +67,7 @@ def guarded(
     agent_seconds: float = 20,
 ) -> Task:
     """A task that nobody can do who does not know ``answer``."""
-    entry = (
-        {"reward.sh": STOCK_REWARD_SH.encode(), "check.py": check} if protocol == "reward_sh" else {"test.sh": TEST_SH}
-    )
+    entry = {"reward.sh": standard_reward_sh(), "check.py": check} if protocol == "reward_sh" else {"test.sh": TEST_SH}
     files = tuple(TaskFile(name, data) for name, data in {**entry, "answer.txt": answer.encode()}.items())
     spec = VerifierSpec(protocol, files, mode, executes_agent_code=runs)
     limits = Limits(

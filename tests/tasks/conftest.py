@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clawgym.records import DEFAULT_WORKSPACE
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 Maker = Callable[..., Path]
 
@@ -25,7 +25,7 @@ def make_task(tmp_path: Path) -> Maker:
         (folder / "input_files" / "input" / "a.csv").write_text("a,b\n1,2\n")
         (folder / "reward").mkdir()
         (folder / "reward" / "check.py").write_text("import json\nprint(json.dumps({'done': 0.0}))\n")
-        (folder / "reward" / "reward.sh").write_bytes(stock_reward_sh())
+        (folder / "reward" / "reward.sh").write_bytes(standard_reward_sh())
         entry = {
             "task_id": name,
             "user_query": "Write output/b.csv.",

@@ -15,7 +15,7 @@ from clawgym.records import Desktop, Site, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import clawgym, harbor, read_task
 from clawgym.tasks.formats.rows import read_row, write_row
 from clawgym.tasks.packs import gui_basic
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 SITE = Site(("python3", "/tools/site/server.py"), (TaskFile("server.py", b"print(1)"), TaskFile("a/b", b"", True)))
 WEB = Desktop(640, 480, site=SITE, page="/orders")
@@ -23,7 +23,7 @@ CALLS = b'[{"name": "computer_use", "arguments": {"action": "done"}}]'
 
 
 def made(desktop: Desktop | None = WEB, **changes: Any) -> Task:
-    files = (TaskFile("reward.sh", stock_reward_sh(), executable=True), TaskFile("check.py", b"print(1)"))
+    files = (TaskFile("reward.sh", standard_reward_sh(), executable=True), TaskFile("check.py", b"print(1)"))
     fields: dict[str, Any] = {"solution": (TaskFile("solve.json", CALLS),)}
     verifier = VerifierSpec("reward_sh", files)
     return Task("the-task", "Do it.", verifier, desktop=desktop, **{**fields, **changes})

@@ -18,7 +18,7 @@ from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import _toml, clawgym, harbor
 from clawgym.tasks.formats._dockerfile import NotUnderstood, read_dockerfile
 from clawgym.tasks.formats.rows import read_row, write_row
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 FEW = settings(max_examples=60, deadline=None)
 
@@ -90,7 +90,7 @@ tasks = st.builds(
         ),
         files(utf8, "lib/"),
         st.sampled_from(
-            [stock_reward_sh(), stock_reward_sh("cd /x && python3 check.py"), b"echo 0.5\n", b"\xc3\xa9\n"]
+            [standard_reward_sh(), standard_reward_sh("cd /x && python3 check.py"), b"echo 0.5\n", b"\xc3\xa9\n"]
         ),
         st.sampled_from(GradingMode),
         st.lists(text, max_size=2).map(tuple),

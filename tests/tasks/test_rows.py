@@ -14,7 +14,7 @@ from clawgym.tasks.formats._reward import hook_of, normal_hook
 from clawgym.tasks.formats.clawgym import read_task
 from clawgym.tasks.formats.rows import read_row, write_row
 from clawgym.tasks.scaffold import starter
-from clawgym.verifiers.stock import STOCK_HOOK, stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import STANDARD_HOOK, standard_reward_sh
 
 CHECK = "import json\nprint(json.dumps({'done': 0.0}))\n"
 
@@ -50,17 +50,17 @@ def test_row_and_folder_of_the_same_task_have_the_same_hash(make_task):
         "python3 reward/test.py /root/.openclaw/workspace",
         "python3 ./reward/check.py /root/.openclaw/workspace\n",
         f"python3 {DEFAULT_WORKSPACE}/reward/test.py {DEFAULT_WORKSPACE}",
-        STOCK_HOOK,
+        STANDARD_HOOK,
     ],
 )
 def test_every_spelling_of_the_stock_hook_is_the_stock_hook(hook):
-    assert normal_hook(hook) == STOCK_HOOK
+    assert normal_hook(hook) == STANDARD_HOOK
     assert read_row(row(hook_code=hook)).content_hash == read_row(ROW).content_hash
 
 
 def test_another_hook_is_kept_and_found_again():
     hook = f"cd {DEFAULT_WORKSPACE} && python3 reward/test.py . --strict"
-    script = stock_reward_sh(normal_hook(hook))
+    script = standard_reward_sh(normal_hook(hook))
     assert hook_of(script) == f"cd {DEFAULT_WORKSPACE} && python3 {DEFAULT_WORKSPACE}/reward/check.py . --strict"
     task = read_row(row(hook_code=hook))
     assert read_row(json.loads(write_row(task))).content_hash == task.content_hash
@@ -68,8 +68,8 @@ def test_another_hook_is_kept_and_found_again():
 
 
 def test_a_script_whose_hook_would_be_rewritten_is_not_a_hook():
-    assert hook_of(stock_reward_sh("python3 reward/test.py .")) is None
-    assert hook_of(stock_reward_sh("")) is None
+    assert hook_of(standard_reward_sh("python3 reward/test.py .")) is None
+    assert hook_of(standard_reward_sh("")) is None
 
 
 def test_a_hook_with_check_py_in_another_name_is_left_alone():

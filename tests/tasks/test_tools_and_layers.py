@@ -19,7 +19,7 @@ from clawgym.tasks import layers
 from clawgym.tasks.formats import clawgym, harbor
 from clawgym.tasks.formats.rows import read_row, write_row
 from clawgym.tasks.layers import Lock, Wheel
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 LOCK = Lock("test/site", (Wheel("one", "1", "one-1-py3-none-any.whl", "a" * 64),))
 CALLS = b'[{"name": "submit", "arguments": {"message": "x"}}]'
@@ -37,7 +37,7 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layer:
 
 def made(**changes: Any) -> Task:
     files = (TaskFile("server.py", b"print(1)"), TaskFile("lib/a.py", b"", executable=True))
-    script = TaskFile("reward.sh", stock_reward_sh(), executable=True)
+    script = TaskFile("reward.sh", standard_reward_sh(), executable=True)
     fields: dict[str, Any] = {
         "id": "the-task",
         "instruction": "Do it.",

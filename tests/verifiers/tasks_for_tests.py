@@ -9,7 +9,7 @@ from typing import Any
 
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.sandbox import Archive
-from clawgym.verifiers.stock import STOCK_REWARD_SH
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 CHECK = b"""
 import json, os, sys
@@ -27,7 +27,7 @@ print(json.dumps({"made": float(read("output/sum.txt") is not None),
 
 def task(check: bytes = CHECK, **changes: Any) -> Task:
     """Sum the numbers: official and strict disagree when the input is edited."""
-    spec = VerifierSpec("reward_sh", (TaskFile("reward.sh", STOCK_REWARD_SH.encode()), TaskFile("check.py", check)))
+    spec = VerifierSpec("reward_sh", (TaskFile("reward.sh", standard_reward_sh()), TaskFile("check.py", check)))
     made = Task(
         id="sum",
         instruction="Write the sum of input/numbers.txt to output/sum.txt.",

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 from clawgym.verifiers.scores import (
     checks_of,
     corrected,
     last_line_score,
     plain_mean,
-    stock_score,
+    standard_score,
     without_composites,
 )
-from clawgym.verifiers.stock import STOCK_REWARD_SH
 
 # The one-liner that the stock script pipes the checker's output into.
-AGGREGATE = STOCK_REWARD_SH.partition("python3 -c '")[2].rpartition("'")[0]
+AGGREGATE = standard_reward_sh().decode().partition("python3 -c '")[2].rpartition("'")[0]
 
 
 def shipped(stdout: str) -> str | None:
@@ -59,18 +59,18 @@ def shipped(stdout: str) -> str | None:
         '{"\\u00e9": 0.3333333333333333, "b": 0.1}',
     ],
 )
-def test_stock_score_is_what_the_shipped_script_prints(stdout: str) -> None:
+def test_standard_score_is_what_the_shipped_script_prints(stdout: str) -> None:
     expected = shipped(stdout)
     try:
-        got: str | None = str(stock_score(stdout)[0])
+        got: str | None = str(standard_score(stdout)[0])
     except (ValueError, TypeError):
         got = None
     assert got == expected
 
 
 @given(st.dictionaries(st.text(max_size=8), st.floats(0, 1), min_size=1, max_size=20))
-def test_stock_score_keeps_every_check(values: dict[str, float]) -> None:
-    score, checks = stock_score(json.dumps(values))
+def test_standard_score_keeps_every_check(values: dict[str, float]) -> None:
+    score, checks = standard_score(json.dumps(values))
     assert checks == values
     assert score == sum(values.values()) / len(values)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import clawgym.verifiers.checks
 from clawgym.records import Task, TaskFile, VerifierSpec
 from clawgym.tasks.packs.seeded import Generator, draft_of
-from clawgym.verifiers.stock import stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 __all__ = ["TerminalDraft", "build", "here", "program_draft", "python"]
 
@@ -105,7 +105,7 @@ def build(made_by: Generator[TerminalDraft], seed: int) -> Task:
         verifier=VerifierSpec(
             protocol="reward_sh",
             files=(
-                TaskFile("reward.sh", stock_reward_sh(), executable=True),
+                TaskFile("reward.sh", standard_reward_sh(), executable=True),
                 TaskFile("check.py", check.encode()),
                 TaskFile("clawgym_checks.py", helpers),
             ),

@@ -10,13 +10,14 @@ from clawgym.records import GradingMode, Task, TaskFile, VerifierResult, Verifie
 from clawgym.rewards.votes import hint_of, verdict_of
 from clawgym.sandbox.protocol import ExecResult
 from clawgym.verifiers.grading import Subject, empty_archive, grade
-from clawgym.verifiers.stock import TESTS_REWARD_SH, stock_reward_sh
+from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
+from clawgym.verifiers.protocols.tests import TESTS_REWARD_SH
 
 from ..source import Source, run
 
 READS = ("verifiers.grading", "rewards.votes")
 
-_STOCK = VerifierSpec("reward_sh", (TaskFile("reward.sh", stock_reward_sh()), TaskFile("check.py", b"print('{}')")))
+_STOCK = VerifierSpec("reward_sh", (TaskFile("reward.sh", standard_reward_sh()), TaskFile("check.py", b"print('{}')")))
 _OWN = VerifierSpec("reward_sh", (TaskFile("reward.sh", b"echo 1"),))
 _TESTS = VerifierSpec("reward_sh", (TaskFile("reward.sh", TESTS_REWARD_SH.encode()), TaskFile("tests.json", b"{}")))
 _HARBOR = VerifierSpec("harbor", (TaskFile("test.sh", b"true"),), GradingMode.CLEAN)
