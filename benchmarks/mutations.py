@@ -170,10 +170,10 @@ NEAR: dict[str, tuple[str, ...]] = {
         "tests",
         {
             "agents/__init__": "agents/test_make_agent",
-            "agents/_dialects": "agents/test_text_protocol agents/test_tool_loop",
+            "agents/_protocols": "agents/test_text_protocol agents/test_tool_loop",
             "agents/tool_loop": "agents/test_tool_loop",
             "agents/blackbox/agent": "agents/blackbox/test_agent",
-            "agents/blackbox/boxes": "agents/blackbox/test_boxes agents/blackbox/test_agent",
+            "agents/blackbox/sandboxes": "agents/blackbox/test_sandboxes agents/blackbox/test_agent",
             "agents/openclaw/_npm": "agents/openclaw/test_install",
             "agents/openclaw/_tools": "agents/openclaw/test_tools",
             "agents/openclaw/_tree": "agents/openclaw/test_unpack agents/openclaw/test_install",

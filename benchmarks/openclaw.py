@@ -25,7 +25,7 @@ from typing import Any, cast
 import psutil
 
 from clawgym.agents.blackbox import BlackBoxAgent, ModelLink
-from clawgym.agents.blackbox.boxes import Boxes
+from clawgym.agents.blackbox.sandboxes import WarmSandboxes
 from clawgym.agents.openclaw.claw import FOLDER, PORT, OpenClaw
 from clawgym.agents.protocol import AgentContext
 from clawgym.engines.protocol import CallDelta, Delta
@@ -141,9 +141,9 @@ def line(what: str, *values: str) -> None:
 class Bench:
     """One configuration, with its own gateway and pool."""
 
-    def __init__(self, claw: OpenClaw, boxes: Backend, latency: float) -> None:
+    def __init__(self, claw: OpenClaw, sandboxes: Backend, latency: float) -> None:
         self.claw = claw
-        self.backend = boxes
+        self.backend = sandboxes
         self.model = Model(latency)
 
     @contextlib.asynccontextmanager
@@ -162,13 +162,13 @@ class Bench:
         async with self.agent() as agent:
             for _ in range(times):
                 spent, started = cpu(), time.perf_counter()
-                box = await agent.open_box(self.backend, SandboxSpec(limits=TASK.limits))
+                sandbox = await agent.open_sandbox(self.backend, SandboxSpec(limits=TASK.limits))
                 ready, wall = cpu() - spent, time.perf_counter() - started
                 await asyncio.sleep(3)
                 memory, idle, at = pss(), cpu(), time.perf_counter()
                 await asyncio.sleep(2)
                 idle = (cpu() - idle) / (time.perf_counter() - at)
-                await agent.close_box(box)
+                await agent.close_sandbox(sandbox)
                 rows.append((ready, wall, memory, idle))
         names = ("cpu", "wall", "pss", "idle")
         return dict(zip(names, map(statistics.median, zip(*rows, strict=True)), strict=True))
@@ -194,17 +194,17 @@ class Bench:
         until_ready: list[float] = []
         until_asked: list[float] = []
         async with self.agent(spare=2) as agent:
-            boxes = cast(Boxes, agent.boxes)
+            sandboxes = cast(WarmSandboxes, agent.sandboxes)
             for number in range(times + 2):
-                while number > 1 and not boxes.ready:  # noqa: ASYNC110  # the first two find none
+                while number > 1 and not sandboxes.ready:  # noqa: ASYNC110  # the first two find none
                     await asyncio.sleep(0.05)
-                asked, hits, started = len(self.model.asked), boxes.hits, time.perf_counter()
+                asked, hits, started = len(self.model.asked), sandboxes.hits, time.perf_counter()
                 attempt = Attempt(EpisodeRequest(task=TASK, seed=1), self.backend, agent.name, resident=agent)
                 await attempt.open()
                 ready = time.perf_counter() - started
-                await agent.run(AgentContext(attempt.task, attempt.box, attempt.tools, 1, 0, attempt.steps.append))
+                await agent.run(AgentContext(attempt.task, attempt.sandbox, attempt.tools, 1, 0, attempt.steps.append))
                 await attempt.abandon()
-                if boxes.hits > hits:
+                if sandboxes.hits > hits:
                     until_ready.append(ready * 1000)
                     until_asked.append((self.model.asked[asked] - started) * 1000)
         return until_ready, until_asked
@@ -213,13 +213,13 @@ class Bench:
         """All of ``count`` booted and waiting at once."""
         before, started = available(), time.perf_counter()
         async with self.agent() as agent:
-            asked = (agent.open_box(self.backend, SandboxSpec(limits=TASK.limits)) for _ in range(count))
+            asked = (agent.open_sandbox(self.backend, SandboxSpec(limits=TASK.limits)) for _ in range(count))
             held = await asyncio.gather(*asked)
             wall = time.perf_counter() - started
             await asyncio.sleep(3)
             memory, used = pss(), before - available()
-            working = sum(not agent._stays[box.id].booted.running.ended for box in held)
-            await asyncio.gather(*(agent.close_box(box) for box in held))
+            working = sum(not agent._episodes[sandbox.id].booted.running.ended for sandbox in held)
+            await asyncio.gather(*(agent.close_sandbox(sandbox) for sandbox in held))
         return {"working": working, "pss": memory / count, "used": used, "wall": wall}
 
 
@@ -232,17 +232,17 @@ async def main() -> None:
     parser.add_argument("--alive", type=int, default=64, help="how many to hold at once")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    boxes = backend(options.backend)
-    await boxes.probe()
+    sandboxes = backend(options.backend)
+    await sandboxes.probe()
     try:
-        await report(options, boxes)
+        await report(options, sandboxes)
     finally:
-        await boxes.aclose()
+        await sandboxes.aclose()
 
 
-async def report(options: argparse.Namespace, boxes: Backend) -> None:
-    reference = Bench(ReferenceOpenClaw(), boxes, options.latency)
-    ours = Bench(OpenClaw(), boxes, options.latency)
+async def report(options: argparse.Namespace, sandboxes: Backend) -> None:
+    reference = Bench(ReferenceOpenClaw(), sandboxes, options.latency)
+    ours = Bench(OpenClaw(), sandboxes, options.latency)
     if "cost" in options.parts:
         await report_cost(options, reference, ours)
     if "reset" in options.parts:

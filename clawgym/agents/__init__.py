@@ -1,4 +1,4 @@
-"""Agents: what decides."""
+"""Agents: each works on one task in one sandbox. :func:`make_agent` makes one by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _ENDPOINT = ("model", "base_url", "api_key", "api_key_env", "prices", "budget", "limits")
-"""Options of :class:`~clawgym.engines.openai.OpenAIEngine` that may be given here instead of an engine."""
+"""Options of :class:`~clawgym.engines.openai.OpenAIEngine` that :func:`make_agent` takes instead of an engine."""
 
 
 def make_agent(
@@ -44,30 +44,32 @@ def make_agent(
     sampling: Sampling | None = None,
     **options: Any,
 ) -> Agent:
-    """The agent called ``name``: built in, an entry point of the group ``clawgym.agents``, or ``package.module:Class``.
+    """Make the agent called ``name``: built in, an entry point of the group ``clawgym.agents``, or
+    ``package.module:Class``.
 
-    ``clawgym list agents NAME`` shows the options of an agent. A class is an :class:`~clawgym.agents.protocol.Agent`,
-    or a :class:`~clawgym.agents.blackbox.Claw`, which describes a program; its module is imported, so name none that
-    you do not trust.
+    ``clawgym list agents NAME`` shows the options of an agent. A class implements
+    :class:`~clawgym.agents.protocol.Agent`, or :class:`~clawgym.agents.blackbox.Claw` if it runs a program in the
+    sandbox. The module of the class is imported, which runs its code: name only modules that you trust.
 
     Args:
         name: one of ``clawgym list agents``, or ``package.module:Class``.
-        engine: what an agent that asks a model samples from. Instead of it, ``model`` and the other options of
+        engine: the engine that an agent with a model samples from. Instead of it, ``model`` and the other options of
             :class:`~clawgym.engines.openai.OpenAIEngine` name an OpenAI-compatible endpoint.
-        gateway: a running gateway instead of an engine, for programs; its pool then has their episodes.
-        sampling: how an agent that asks a model samples.
+        gateway: a running gateway instead of an engine, for programs in the sandbox. Their episodes are stored in its
+            pool.
+        sampling: sampling parameters of an agent with a model.
         options: the agent's own options. None counts as not given.
 
     Raises:
-        AgentError: for an unknown name, an option that the agent does not take, or a class that is no agent.
+        AgentError: for an unknown name, an option that the agent does not take, or a class that is not an agent.
     """
     own = {key: value for key, value in options.items() if value is not None}
     thing = agents.get(name)
     is_program = isinstance(thing, type) and not hasattr(thing, "run")
     if is_program and not all(hasattr(thing, part) for part in ("spec", "start", "identity")):
         raise AgentError(
-            f"agent {name!r} is no agent: give it run(), identity() and aclose(), or for a program spec(), start() and "
-            "identity() (docs/new-agent.md)"
+            f"agent {name!r} is not an agent: give it run(), identity() and aclose(), or for a program spec(), start() "
+            "and identity() (docs/new-agent.md)"
         )
     takes = {option.name for option in agents.options(name)}
     if sampling is not None and not is_program and "sampling" not in takes:
@@ -88,7 +90,7 @@ def make_agent(
             made = agents.make(name, **own, **model)
     if not isinstance(made, Agent):
         raise AgentError(
-            f"agent {name!r} is no agent, but {type(made).__name__}: give it name, version, run(), identity() and "
+            f"agent {name!r} is not an agent but {type(made).__name__}: give it name, version, run(), identity() and "
             "aclose() (docs/new-agent.md)"
         )
     return made
@@ -103,7 +105,7 @@ def _program(
     gateway: Gateway | None = None,
     sampling: Sampling | None = None,
 ) -> Agent:
-    """An agent of the program that the :class:`~clawgym.agents.blackbox.Claw` called ``name`` describes."""
+    """Make an agent from the :class:`~clawgym.agents.blackbox.Claw` called ``name``."""
     from clawgym.agents.blackbox import BlackBoxAgent
 
     claw = agents.make(name, **own)
@@ -115,19 +117,19 @@ def _program(
 
 
 def _engine_of(name: str, endpoint: dict[str, Any], engine: Any) -> Any:
-    """The engine that was given, or one of the endpoint that was."""
+    """Return ``engine``, or make an engine from the options of ``endpoint``."""
     if engine is None:
         if "model" not in endpoint:
             raise AgentError(f"agent {name!r} needs model= (and base_url= unless it is OpenAI's), or engine=")
         return OpenAIEngine(**endpoint)
     if endpoint:
-        raise AgentError(f"engine= already says {', '.join(sorted(endpoint))}: leave one of the two out")
+        raise AgentError(f"engine= already sets {', '.join(sorted(endpoint))}: leave one of the two out")
     return engine
 
 
 @agents.register("replay")
 def replay_agent(source: Path) -> ReplayAgent:
-    """Does again what was recorded, without a model.
+    """Repeats recorded tool calls, without a model.
 
     Args:
         source: a run folder, or a file of JSON lines ``{"task_id": ..., "commands": [...]}``.
@@ -140,7 +142,7 @@ def script_agent(source: Path) -> ScriptAgent:
     """Runs one given bash script, whatever the task.
 
     Args:
-        source: the script; for tasks that bring tools, a JSON list of calls.
+        source: path of the script; for tasks with tools of their own, of a JSON list of calls.
     """
     try:
         return ScriptAgent(source.read_bytes())

@@ -1,4 +1,4 @@
-"""What agents without a model share: calls that are known beforehand, carried out and recorded."""
+"""Shared by the agents without a model: run a fixed list of tool calls and record them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ VERSION = metadata.version("clawgym")
 
 
 def now() -> str:
-    """The time, as a transcript writes it."""
+    """Return the current time in the format of transcripts: ISO 8601, UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 async def run_calls(context: AgentContext, calls: Iterable[ToolCall], *, timeout: float | None = None) -> AgentReport:
-    """Carry out ``calls`` one after another up to one that closes the work, each recorded as a step, also when the box
-    dies under it. A coordinate of a desktop may be a CSS selector here: the middle of what it names is meant."""
+    """Run ``calls`` one after another, up to the first that ends the episode (such as ``submit``).
+
+    Each call is recorded as one step, also if the sandbox ends while it runs. A coordinate of a desktop call may be a
+    CSS selector: the call then goes to the centre of the element. ``timeout`` is in seconds, for each call.
+    """
     for planned in calls:
         call = await aimed(context.tools, planned)
         started = now()
@@ -31,7 +34,7 @@ async def run_calls(context: AgentContext, calls: Iterable[ToolCall], *, timeout
             observations += await context.tools.call_all([call], timeout=timeout)
         finally:
             context.record(Step("agent", "", started, tool_calls=(call,), observations=tuple(observations)))
-        said = closing(call)
-        if said is not None and not isinstance(observations[0], CallRefused):
-            return AgentReport(final_message=said)
+        final_message = closing(call)
+        if final_message is not None and not isinstance(observations[0], CallRefused):
+            return AgentReport(final_message=final_message)
     return AgentReport()

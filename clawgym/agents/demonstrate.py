@@ -1,7 +1,7 @@
-"""What a model would have said that works as the reference solution does: demonstrations for supervised training.
+"""Demonstrations for supervised training: the reference solution, played back as the replies of a model.
 
-An engine, not an agent: the tool loop asks it as it asks any model, so a demonstration has the prompts, the replies and
-the results that an episode has.
+:class:`DemonstrationEngine` is an engine, not an agent. The tool loop samples from it as from any model, so a
+demonstration has the same prompts, replies and results as an episode of a model.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ __all__ = ["DemonstrationEngine", "reference_calls"]
 
 
 def reference_calls(task: Task) -> list[ToolCall]:
-    """The reference solution as calls of the task's tools, one after another, and a ``submit`` at the end.
+    """Return the reference solution as tool calls, ending with ``submit``.
 
-    A shell script is cut into its lines where none of them needs another one. Raises
-    :class:`~clawgym.errors.AgentError` if the task has no solution."""
+    A shell script becomes one call per line, or a single call if a construct spans several lines.
+
+    Raises:
+        AgentError: the task has no reference solution.
+    """
     name = solution_name(task)
     entry = next((f for f in task.solution if f.path == name), None)
     if entry is None:
@@ -34,10 +37,10 @@ def reference_calls(task: Task) -> list[ToolCall]:
         calls = list(read_calls(entry.read(), f"task {task.id}: {name}"))
     else:
         lines = [line for line in entry.read().decode().splitlines() if line.strip() and not line.startswith("#!")]
-        whole = any(
+        multiline = any(
             "<<" in line or line[0].isspace() or line.rstrip().endswith(("\\", "do", "then", "{")) for line in lines
         )
-        calls = [bash_call(text) for text in (["\n".join(lines)] if whole else lines)]
+        calls = [bash_call(text) for text in (["\n".join(lines)] if multiline else lines)]
     return _submitted(calls)
 
 
@@ -48,8 +51,15 @@ def _submitted(calls: Sequence[ToolCall]) -> list[ToolCall]:
 
 
 class DemonstrationEngine:
-    """A :class:`~clawgym.engines.protocol.TextEngine` that answers each task, known by its instruction, with its
-    reference solution, or with other ``calls``, one a reply; ``protocol`` is the tool loop's."""
+    """A :class:`~clawgym.engines.protocol.TextEngine` that replies with the reference solution, one call per reply.
+
+    The task is recognised by its instruction, the first user message.
+
+    Args:
+        tasks: the tasks that can be answered.
+        protocol: the protocol of the tool loop that samples from this engine.
+        calls: returns the calls of a task; by default its reference solution.
+    """
 
     name = "demonstration"
 
@@ -66,23 +76,25 @@ class DemonstrationEngine:
     async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncIterator[Delta]:
         """See :class:`~clawgym.engines.protocol.TextEngine`."""
         messages: Sequence[Mapping[str, Any]] = body["messages"]
-        asked = next((m["content"] for m in messages if m["role"] == "user"), None)
-        text = asked if isinstance(asked, str) else "".join(p.get("text", "") for p in asked or ())
+        content = next((m["content"] for m in messages if m["role"] == "user"), None)
+        instruction = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
         number = sum(m["role"] == "assistant" for m in messages)
-        calls = self._calls.get(text)
+        calls = self._calls.get(instruction)
         if calls is None or number >= len(calls):
-            raise EngineError("no demonstration goes on from here: give tasks whose solution is known", status=400)
+            raise EngineError(
+                "the demonstration has no further reply: give the engine this task, and submit once", status=400
+            )
         call = calls[number]
         if self._protocol == "text":
-            said = f"```bash\n{call.arguments['command']}\n```" if call.name == "bash" else "<submit/>"
-            yield Delta(text=said)
+            text = f"```bash\n{call.arguments['command']}\n```" if call.name == "bash" else "<submit/>"
+            yield Delta(text=text)
             yield Delta(finish_reason="stop", usage=Usage())
             return
         yield Delta(calls=(CallDelta(0, f"call_{number}", call.name, json.dumps(dict(call.arguments))),))
         yield Delta(finish_reason="tool_calls", usage=Usage())
 
     def identity(self) -> dict[str, Any]:
-        """Its name."""
+        """Return the name."""
         return {"name": self.name}
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Agent ``noop``: does nothing. Every task must give it 0."""
+"""Agent ``noop``: does nothing. Every task must score it 0."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class NoopAgent:
     version = VERSION
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Return at once."""
+        """Submit at once."""
         return AgentReport()
 
     def identity(self) -> dict[str, Any]:
-        """Name and version."""
+        """Return name and version."""
         return {"name": self.name, "version": self.version}
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Agent ``oracle``: runs the task's reference solution. Every task must give it 1."""
+"""Agent ``oracle``: runs the task's reference solution. Every task must score it 1."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clawgym.tools.shell import bash_call
 __all__ = ["SOLUTION_DIR", "OracleAgent", "solution_name"]
 
 SOLUTION_DIR = "/tmp/.clawgym-solution"
-"""Where the solution is while it runs: outside the workspace, and removed afterwards."""
+"""Folder of the solution in the sandbox while it runs: outside the workspace, and removed afterwards."""
 
 
 def solution_name(task: Task) -> str:
-    """The entry of its reference solution."""
+    """Return the file name of the reference solution: ``solve.json`` for a task with tools, else ``solve.sh``."""
     return "solve.json" if task.brings_tools else "solve.sh"
 
 
@@ -27,15 +27,19 @@ def solution_name(task: Task) -> str:
 class OracleAgent:
     """Runs the task's reference solution.
 
-    Puts it into the sandbox, runs ``bash solve.sh`` in the workspace, and takes it out again. For a task with tools,
-    makes the calls of ``solve.json``.
+    Copies the solution into the sandbox, runs ``bash solve.sh`` in the workspace, and removes it. For a task with tools
+    of its own, makes the calls of ``solve.json`` instead.
     """
 
     name = "oracle"
     version = VERSION
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Run the solution. A solution that fails is graded like any other work."""
+        """Run the solution. A failing solution is graded like any other work.
+
+        Raises:
+            AgentError: the task has no reference solution.
+        """
         task = context.task
         name = solution_name(task)
         entry = next((f for f in task.solution if f.path == name), None)
@@ -50,7 +54,7 @@ class OracleAgent:
         return report
 
     def identity(self) -> dict[str, Any]:
-        """Name and version."""
+        """Return name and version."""
         return {"name": self.name, "version": self.version}
 
     async def aclose(self) -> None: ...

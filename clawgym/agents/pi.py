@@ -1,10 +1,10 @@
-"""The coding agent ``pi`` as a black box: a process for each user turn, and one session file that makes them one
-conversation.
+"""The coding agent ``pi`` as a black-box program: one process per user turn, and one session file.
 
-It is the copy that OpenClaw is built on, in OpenClaw's installation. Found by running 0.64.0: what is piped in is the
-user's message, without the space around it; ``--mode json`` repeats the whole message with every token, so that an
-answer of 8,000 tokens is 182 MB, while ``--mode text`` prints what the agent says at last, which is all that is needed
-here: everything else is in the gateway's records.
+The program is the copy of pi inside OpenClaw's installation. Notes on pi 0.64.0, from running it:
+
+- It reads the user's message from stdin and strips white space around it.
+- ``--mode json`` repeats the whole message with every token: a reply of 8,000 tokens is 182 MB of output.
+  ``--mode text`` prints only the agent's last message. That is enough, since the gateway records everything else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clawgym.agents.blackbox.loopback import OURS, node_options, preload
+from clawgym.agents.blackbox.loopback import SUPPORT_FOLDER, node_options, preload
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import model_provider
 from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
@@ -32,7 +32,7 @@ _PACKAGE = "node_modules/@mariozechner/pi-coding-agent"
 _AGENT = f"{HOME}/.pi/agent"
 _SESSION = f"{_AGENT}/sessions/session.jsonl"
 _MEMORY_MB, _PIDS, _DISK_MB = 512, 32, 64
-"""What pi uses beside its task."""
+"""What pi needs in addition to the limits of the task."""
 _FOREVER = 7 * 86400.0
 _LARGEST_ANSWER = 2**20
 _ENV = {"PI_OFFLINE": "1", "NODE_DISABLE_COMPILE_CACHE": "1"}
@@ -47,10 +47,11 @@ _ARGUMENTS = [
 class Pi:
     """The coding agent pi that OpenClaw is built on (:class:`~clawgym.agents.blackbox.Claw`).
 
-    Raises :class:`~clawgym.errors.AgentError` if that is not installed, or has none.
-
     Args:
-        version: of the OpenClaw installation that it is taken from.
+        version: version of the OpenClaw installation that contains pi.
+
+    Raises:
+        AgentError: this version is not installed, or does not contain pi.
     """
 
     name = "pi"
@@ -71,15 +72,15 @@ class Pi:
             spec,
             limits=spec.limits.plus(memory_mb=_MEMORY_MB, pids=_PIDS, disk_mb=_DISK_MB),
             mounts={**spec.mounts, FOLDER: self.installation.folder},
-            readonly={**spec.readonly, OURS: (preload(),)},
+            readonly={**spec.readonly, SUPPORT_FOLDER: (preload(),)},
         )
 
-    async def start(self, box: Sandbox, link: ModelLink) -> RunningPi:
-        """See :class:`~clawgym.agents.blackbox.Claw`. Nothing runs between two turns: only files are written here."""
+    async def start(self, sandbox: Sandbox, link: ModelLink) -> RunningPi:
+        """See :class:`~clawgym.agents.blackbox.Claw`. Only writes the configuration: no process runs between turns."""
         files = {"models.json": _models(link), "settings.json": _settings(link)}
-        await box.put([TaskFile(name, json.dumps(body, indent=1).encode()) for name, body in files.items()], _AGENT)
+        await sandbox.put([TaskFile(name, json.dumps(body, indent=1).encode()) for name, body in files.items()], _AGENT)
         node = [f"{FOLDER}/node/bin/node", *node_options(link)]
-        return RunningPi(box, [*node, f"{FOLDER}/{_PACKAGE}/dist/cli.js", *_ARGUMENTS, "--model", link.model])
+        return RunningPi(sandbox, [*node, f"{FOLDER}/{_PACKAGE}/dist/cli.js", *_ARGUMENTS, "--model", link.model])
 
     def identity(self) -> dict[str, Any]:
         """See :class:`~clawgym.agents.blackbox.Claw`."""
@@ -98,26 +99,26 @@ def _models(link: ModelLink) -> dict[str, Any]:
 
 
 def _settings(link: ModelLink) -> dict[str, Any]:
-    """Its defaults, but for a window that they are larger than."""
+    """pi's default compaction settings, reduced for small context windows."""
     reserve = min(16_384, link.context_window // 4)
     keep = min(20_000, link.context_window // 4)
     return {"compaction": {"enabled": True, "reserveTokens": reserve, "keepRecentTokens": keep}}
 
 
 class RunningPi:
-    """The conversation that ``argv`` continues in ``box`` (:class:`~clawgym.agents.blackbox.Running`)."""
+    """A conversation with pi: each turn runs ``argv`` in ``sandbox`` (:class:`~clawgym.agents.blackbox.Running`)."""
 
-    ended = False  # nothing runs that could have
+    ended = False  # no process stays between turns
 
-    def __init__(self, box: Sandbox, argv: list[str]) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, argv: list[str]) -> None:
+        self._sandbox = sandbox
         self._argv = argv
 
     async def ask(self, message: str) -> str:
         """See :class:`~clawgym.agents.blackbox.Running`."""
-        done = await self._box.exec(
+        done = await self._sandbox.exec(
             self._argv,
-            cwd=self._box.spec.workdir,
+            cwd=self._sandbox.spec.workdir,
             env={**_ENV, "HOME": HOME},
             stdin=message.encode("utf-8", "replace"),
             timeout=_FOREVER,
@@ -125,13 +126,13 @@ class RunningPi:
             stdout_only=True,
         )
         if done.exit_code != 0:
-            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise ClawStopped(f"pi ended with exit code {done.exit_code}: {said!r}")
+            stderr = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ClawStopped(f"pi ended with exit code {done.exit_code}: {stderr!r}")
         return done.text.strip()
 
     async def files(self) -> Mapping[str, bytes]:
-        """pi's own transcript."""
-        return {"session.jsonl": await self._box.get(_SESSION, max_bytes=32 * 2**20)}
+        """Return pi's own transcript."""
+        return {"session.jsonl": await self._sandbox.get(_SESSION, max_bytes=32 * 2**20)}
 
     async def aclose(self) -> None:
         """See :class:`~clawgym.agents.blackbox.Running`."""

@@ -1,4 +1,4 @@
-"""What decides. An agent works on one task in one box, and may fail in any way but silently."""
+"""The agent protocol: an agent works on one task in one sandbox and reports how its work ended."""
 
 from __future__ import annotations
 
@@ -13,89 +13,127 @@ from clawgym.records import Step, Task, Turn, Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 from clawgym.tools import Tools
 
-__all__ = ["Agent", "AgentContext", "AgentReport", "Known", "ResidentAgent"]
+__all__ = ["Agent", "AgentArtifacts", "AgentContext", "AgentReport", "ResidentAgent"]
 
 
 @dataclass(frozen=True)
 class AgentContext:
-    """Everything an agent gets. The caller enforces the wall-clock budget by cancelling ``run``;
-    steps recorded before that are kept."""
+    """What an agent gets for one episode.
+
+    The caller enforces the wall-clock budget by cancelling :meth:`Agent.run`. Steps that were recorded before are kept.
+    """
 
     task: Task
     sandbox: Sandbox
     tools: Tools
-    """What to act with; the caller closes them."""
+    """The tools of the task; the caller closes them."""
     seed: int
+    """Seed of the episode."""
     sample: int
+    """Index of this attempt at the task, from 0."""
     record: Callable[[Step], None]
-    """Call once per transcript step, as it happens (a truncated episode keeps what was recorded). The caller
-    has recorded the instruction as the first step."""
+    """Appends a step to the transcript. Call it once per step, as it happens. The caller has recorded the instruction
+    as the first step."""
     record_turn: Callable[[Turn], None] = lambda turn: None
-    """Call once per model call that has exact tokens."""
+    """Appends a model call with its tokens. Call it once per model call, if the engine returns token ids."""
     session: SessionRequest | None = None
-    """How an agent that has a gateway opens its session there; ``None``: as it likes."""
+    """The settings with which an agent that uses a gateway opens its session; ``None``: the agent chooses."""
     opening: Callable[[], Awaitable[None]] | None = None
     """Awaited by such an agent just before it opens its session."""
 
     @property
     def rng(self) -> random.Random:
-        """A generator that depends on the seed alone."""
+        """A new random generator, seeded with :attr:`seed`."""
         return random.Random(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """How the agent's work ended. ``budget`` makes the episode ``truncated``; ``error`` makes it ``failed``
-    with ``cause``."""
+    """How the agent's work ended."""
 
     stop: Literal["submitted", "budget", "error"] = "submitted"
+    """``budget`` makes the episode ``truncated``, ``error`` makes it ``failed``."""
     cause: str | None = None
+    """Which budget, or what failed: a short word such as ``steps`` or ``malformed``."""
     final_message: str = ""
     usage: Usage = field(default_factory=Usage)
+    """Tokens and calls of the model."""
 
 
 @runtime_checkable
 class Agent(Protocol):
+    """Works on tasks. One agent serves many episodes, also at the same time.
+
+    Example::
+
+        @clawgym.registry.agents.register("list-files")
+        class ListFiles:
+            name = "list-files"
+            version = "1"
+
+            async def run(self, context: AgentContext) -> AgentReport:
+                listing = await context.sandbox.exec(["ls", context.task.workspace])
+                return AgentReport(final_message=listing.text)
+
+            def identity(self) -> dict[str, Any]:
+                return {"name": self.name, "version": self.version}
+
+            async def aclose(self) -> None: ...
+    """
+
     name: str
     version: str
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Work until done. Raises :class:`~clawgym.errors.AgentError` if it cannot work on this task."""
+        """Work on the task until it is done.
+
+        An exception other than :class:`~clawgym.errors.ClawGymError` fails the episode, with the traceback in its
+        record.
+
+        Raises:
+            AgentError: the agent cannot work on this task at all.
+            EngineError, InfraError: an infrastructure error; the episode is not scored.
+        """
         ...
 
     def identity(self) -> dict[str, Any]:
-        """What identifies this agent in a run manifest."""
+        """Return what identifies this agent in a run manifest, as JSON: name, version, settings; no secrets."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close what the agent owns, such as its engine."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What only the agent knows about an episode."""
+class AgentArtifacts:
+    """What a :class:`ResidentAgent` itself recorded about an episode."""
 
     usage: Usage = field(default_factory=Usage)
+    """Tokens and calls of the model."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """What its program wrote about itself (:attr:`~clawgym.records.Episode.files`)."""
+    """Transcripts and logs of its program (:attr:`~clawgym.records.Episode.files`), by relative path."""
 
 
 @runtime_checkable
 class ResidentAgent(Agent, Protocol):
-    """An agent that lives in the sandbox itself, and so creates the sandbox."""
+    """An agent that runs inside the sandbox, and therefore creates the sandbox itself."""
 
-    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
-        """A sandbox for one episode of a task that asks for ``spec``. Its time does not count as set-up. Raises as
-        :meth:`~clawgym.sandbox.protocol.Backend.create` does."""
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+        """Return a sandbox for one episode of a task with ``spec``. Its time does not count as set-up.
+
+        Raises as :meth:`~clawgym.sandbox.protocol.Backend.create` does.
+        """
         ...
 
-    async def close_box(self, box: Sandbox) -> None:
-        """Close a sandbox of :meth:`open_box`, in whatever state it is. Idempotent."""
+    async def close_sandbox(self, sandbox: Sandbox) -> None:
+        """Close a sandbox of :meth:`open_sandbox`, in any state. Idempotent."""
         ...
 
-    def session_of(self, box: Sandbox) -> str | None:
-        """The id of the gateway session in which this episode is recorded; ``None`` if its work never began."""
+    def session_of(self, sandbox: Sandbox) -> str | None:
+        """Return the id of the gateway session that records this episode, or ``None`` if the work never began."""
         ...
 
-    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
-        """Close the session with how the episode in ``box`` ended; called once, after :meth:`close_box`."""
+    async def close_session(self, sandbox: Sandbox, end: EpisodeEnd) -> AgentArtifacts:
+        """Close the gateway session with the result of the episode. Called once, after :meth:`close_sandbox`."""
         ...

@@ -1,6 +1,6 @@
-"""Agent ``replay``: does again what was recorded, without a model.
+"""Agent ``replay``: repeats recorded tool calls, without a model.
 
-Invariant: what cannot be done again is said in the final message, never left out in silence.
+Invariant: the final message names every recorded call that the task has no tool for.
 """
 
 from __future__ import annotations
@@ -24,38 +24,50 @@ __all__ = ["ReplayAgent"]
 
 
 class ReplayAgent:
-    """Carries out recorded tool calls. ``recorded`` maps a task id to its attempts, each a sequence of calls;
-    sample ``n`` takes attempt ``n``, and the first one where there are fewer."""
+    """Repeats recorded tool calls.
+
+    Args:
+        recorded: the attempts of each task by task id; an attempt is a sequence of calls. Sample ``n`` repeats attempt
+            ``n``, or the first attempt if there are not so many.
+    """
 
     name = "replay"
     version = VERSION
 
     def __init__(self, recorded: Mapping[str, Sequence[Sequence[ToolCall]]]) -> None:
         self._recorded = {task: [tuple(calls) for calls in attempts] for task, attempts in recorded.items()}
-        rows = {t: [[(c.name, dict(c.arguments)) for c in a] for a in runs] for t, runs in self._recorded.items()}
-        self._digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+        plain = {t: [[(c.name, dict(c.arguments)) for c in a] for a in runs] for t, runs in self._recorded.items()}
+        self._digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def from_path(cls, path: str | Path) -> ReplayAgent:
-        """Read a run folder (its transcripts), or a file of JSON lines ``{"task_id": ..., "commands": [...]}``."""
+        """Read the transcripts of a run folder, or a file of JSON lines ``{"task_id": ..., "commands": [...]}``.
+
+        Raises:
+            AgentError: the path cannot be read, or a line or transcript is malformed.
+        """
         path = Path(path)
         return cls(_from_run(path) if path.is_dir() else _from_lines(path))
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Carry out the recorded calls, in order."""
+        """Make the recorded calls, in order.
+
+        Raises:
+            AgentError: no attempt at this task was recorded.
+        """
         attempts = self._recorded.get(context.task.id)
         if not attempts:
             raise AgentError(f"nothing is recorded for task {context.task.id}: record it first, or leave it out")
         calls = attempts[context.sample] if context.sample < len(attempts) else attempts[0]
-        here = {tool["function"]["name"] for tool in context.tools.schemas}
-        report = await run_calls(context, [c for c in calls if c.name in here])
-        if other := sorted({c.name for c in calls} - here):
-            said = f"{report.final_message}\nNot replayed: calls of {', '.join(other)}."
-            return replace(report, final_message=said.strip())
+        available = {tool["function"]["name"] for tool in context.tools.schemas}
+        report = await run_calls(context, [c for c in calls if c.name in available])
+        if skipped := sorted({c.name for c in calls} - available):
+            message = f"{report.final_message}\nNot replayed: calls of {', '.join(skipped)}."
+            return replace(report, final_message=message.strip())
         return report
 
     def identity(self) -> dict[str, Any]:
-        """Name, version and a digest of the recording."""
+        """Return name, version and the SHA-256 of the recording."""
         return {"name": self.name, "version": self.version, "recording_sha256": self._digest}
 
     async def aclose(self) -> None: ...

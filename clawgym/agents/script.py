@@ -1,4 +1,4 @@
-"""Agent ``script``: runs one given bash script, whatever the task; or makes one list of calls, for tasks with tools."""
+"""Agent ``script``: runs one given bash script, or one list of tool calls, whatever the task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _FOLDER = "/tmp/.clawgym-script"
 
 
 def script_command(script: str) -> str:
-    """One bash command that writes ``script`` outside the workspace, runs it and removes it; so the transcript
-    holds all that is needed to do the same again."""
+    """Return one bash command that writes ``script`` outside the workspace, runs it and removes it.
+
+    The transcript then contains the whole script, so a replay can repeat it.
+    """
     end = "END_OF_SCRIPT"
     while end in script:
         end += "_"
@@ -30,8 +32,13 @@ def script_command(script: str) -> str:
 
 
 class ScriptAgent:
-    """Runs ``script`` with bash in the workspace; where a task brings tools, it is a JSON list of calls of them (as
-    ``solve.json``). For wrong solutions, and for demos."""
+    """Runs ``script`` with bash in the workspace. Used for wrong solutions and demos.
+
+    For a task with tools of its own, ``script`` is a JSON list of calls, in the format of ``solve.json``.
+
+    Raises:
+        AgentError: ``script`` is not UTF-8 text, or contains a NUL character.
+    """
 
     version = VERSION
 
@@ -44,10 +51,14 @@ class ScriptAgent:
         except UnicodeDecodeError as error:
             raise AgentError(f"the script of agent {name!r} is not UTF-8 text ({error}): save it as UTF-8") from error
         if "\0" in self._command:
-            raise AgentError(f"the script of agent {name!r} holds a NUL character: take it out")
+            raise AgentError(f"the script of agent {name!r} contains a NUL character: remove it")
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Run the script. One that fails is graded like any other work."""
+        """Run the script. A failing script is graded like any other work.
+
+        Raises:
+            AgentError: the task has tools of its own, and the script is not a JSON list of calls.
+        """
         if context.task.brings_tools:
             try:
                 calls = read_calls(self._script, f"task {context.task.id} has tools, and the script of {self.name!r}")
@@ -57,7 +68,7 @@ class ScriptAgent:
         return await run_calls(context, [bash_call(self._command)], timeout=context.task.limits.agent_seconds)
 
     def identity(self) -> dict[str, Any]:
-        """Name, version and the script's digest."""
+        """Return name, version and the SHA-256 of the script."""
         return {"name": self.name, "version": self.version, "script_sha256": self._digest}
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Agent ``sloppy``: a demo agent that gets about half of the tasks right. It is no model and decides nothing."""
+"""Agent ``sloppy``: a demo agent without a model that solves about half of the tasks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ __all__ = ["SloppyAgent"]
 
 @agents.register("sloppy")
 class SloppyAgent:
-    """Runs, by a seeded coin, the task's reference solution or one of its wrong solutions.
+    """Runs the task's reference solution with probability 1/2, else one of its wrong solutions.
 
-    It exists so that reports, reruns and leaderboards have something imperfect to show without a
-    model; its score says nothing about anything."""
+    It gives reports, reruns and leaderboards mixed results to show without a model. Its score has no meaning.
+    """
 
     name = "sloppy"
     version = VERSION
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Run one of the task's scripts, chosen by seed, task id and sample."""
+        """Run one of the task's scripts, chosen by seed, task id and sample.
+
+        Raises:
+            AgentError: the task has no reference solution, or no wrong solutions.
+        """
         task = context.task
         right = [f for f in task.solution if f.path == solution_name(task)]
         if not right or not task.wrong_solutions:
@@ -42,7 +46,7 @@ class SloppyAgent:
         return await ScriptAgent(right[0].read()).run(context)
 
     def identity(self) -> dict[str, Any]:
-        """Name and version."""
+        """Return name and version."""
         return {"name": self.name, "version": self.version}
 
     async def aclose(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The plain-text protocol, for models without tool calls: one ```bash block is a command, ``<submit/>`` ends.
+"""The plain-text protocol, for models without tool calls: one ```bash block per reply; ``<submit/>`` ends the episode.
 
-Invariant: :func:`parse_reply` is a pure function that reads any text without raising, and a command it returns
-stands in the reply word for word.
+Invariant: :func:`parse_reply` is a pure function, accepts any text without raising, and returns a command exactly as
+it is written in the reply.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _BASH = ("bash", "sh", "shell")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Run this."""
+    """A command for bash."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The work is done; ``message`` is the rest of the reply."""
+    """The submit marker. ``message`` is the rest of the reply."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """Neither; ``why`` is said to the model. ``prose`` if there was no attempt at either."""
+    """Neither of the two. ``why`` is the error message for the model; ``prose``: there was no attempt at a block."""
 
     why: str
     prose: bool = False
 
 
 def parse_reply(reply: str) -> Command | Submit | MalformedCall:
-    """Read one reply. A leading ``<think>`` passage, and blocks of other languages, are left aside."""
+    """Parse one reply. A leading ``<think>`` passage and blocks of other languages are ignored."""
     text = _THOUGHT.sub("", reply.replace("\r\n", "\n"), count=1)
     commands: list[str] = []
     prose: list[str] = []

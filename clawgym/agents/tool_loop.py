@@ -1,7 +1,7 @@
-"""Agent ``tool-loop``: a model, and the tools of the task. The whole algorithm is :meth:`ToolLoopAgent.run`.
+"""Agent ``tool-loop``: a model that calls the task's tools. The whole algorithm is :meth:`ToolLoopAgent.run`.
 
-Invariant: each model call is one recorded step, with everything that was done because of it, also when the
-episode is cut off in the middle of it.
+Invariant: each model call is recorded as one step with the results of its tool calls, also if the episode is cut off
+while they run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from clawgym.agents._calls import VERSION, now
-from clawgym.agents._dialects import LoopProtocol, Message, TextDialect, ToolsDialect
+from clawgym.agents._protocols import LoopProtocol, Message, TextProtocol, ToolCallProtocol
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
@@ -33,25 +33,26 @@ A call may take {command_seconds:g} seconds. What a tool answers is all that you
 things, and check your results before you finish."""
 
 _ALWAYS = ("temperature", "top_p", "max_tokens", "seed")
-"""Settings that a run manifest names also where they are open: runs that began before there were others go on."""
-_DIALECTS: dict[str, type[LoopProtocol]] = {"tools": ToolsDialect, "text": TextDialect}
+"""Sampling parameters that the run manifest lists even if they are None, so that manifests of older runs match."""
+_PROTOCOLS: dict[str, type[LoopProtocol]] = {"tools": ToolCallProtocol, "text": TextProtocol}
 
 
 @agents.register("tool-loop")
 class ToolLoopAgent:
-    """Lets a model call tools until it submits or a budget ends.
-
-    Closing the agent closes its engine.
+    """Lets a model call tools until it submits or a budget is used up. Closing the agent closes its engine.
 
     Args:
-        engine: what it samples from; on the command line, --model and --base-url name one.
-        sampling: how; a seed that it leaves open is the episode's.
+        engine: the engine to sample from; on the command line, --model and --base-url name one.
+        sampling: sampling parameters. Without a seed, the seed of the episode is used.
         protocol: ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool calls,
             on tasks without tools of their own).
-        system_prompt: replaces :data:`SYSTEM_PROMPT` and, for tasks with tools, :data:`TOOLS_PROMPT`; how to call
-            tools is added to either.
-        max_malformed: replies in a row with nothing to do in them, after which the episode ends: submitted if the
-            model only talked, an error if it kept calling wrongly.
+        system_prompt: replaces :data:`SYSTEM_PROMPT` and, for tasks with tools of their own, :data:`TOOLS_PROMPT`.
+            Instructions for the protocol are appended to it.
+        max_malformed: the episode ends after so many replies in a row without a valid call: as submitted if the last
+            one was plain text, as failed if it was a malformed call.
+
+    Raises:
+        AgentError: ``protocol`` is unknown.
     """
 
     name = "tool-loop"
@@ -66,25 +67,31 @@ class ToolLoopAgent:
         system_prompt: str | None = None,
         max_malformed: int = 3,
     ) -> None:
-        if protocol not in _DIALECTS:
-            raise AgentError(f"there is no protocol {protocol!r}: use 'tools' or 'text'")
+        if protocol not in _PROTOCOLS:
+            raise AgentError(f"unknown protocol {protocol!r}: use 'tools' or 'text'")
         self._engine = engine
         self._sampling = sampling or Sampling()
-        self._dialect = _DIALECTS[protocol]()
+        self._protocol = _PROTOCOLS[protocol]()
         self._system_prompt = system_prompt
         self._max_malformed = max_malformed
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Work on the task. See the class."""
+        """Work on the task.
+
+        Raises:
+            AgentError: the task has tools of its own, and the protocol is ``text``.
+        """
         task = context.task
-        dialect = self._dialect
-        if task.brings_tools and not dialect.offers_tools:
-            raise AgentError(f"task {task.id} brings tools, which protocol 'text' cannot call: use protocol 'tools'")
-        tools = context.tools.schemas if dialect.offers_tools else ()
+        protocol = self._protocol
+        if task.brings_tools and not protocol.offers_tools:
+            raise AgentError(
+                f"task {task.id} has tools of its own, which protocol 'text' cannot call: use protocol 'tools'"
+            )
+        tools = context.tools.schemas if protocol.offers_tools else ()
         sampling = self._sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=context.seed & 0x7FFFFFFF)
-        system = f"{self._system(context)}\n\n{dialect.how_to}"
+        system = f"{self._system(context)}\n\n{protocol.how_to}"
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": task.instruction},
@@ -102,7 +109,7 @@ class ToolLoopAgent:
                 context.record_turn(completion.turn)
             started = now()
             adaptations = self._engine.identity().get("adaptations")
-            reply = dialect.read(completion, number)
+            reply = protocol.read(completion, number)
             observations: list[Observation] = []
             try:
                 observations = await context.tools.call_all(reply.calls, on_observation=observations.append)
@@ -122,24 +129,24 @@ class ToolLoopAgent:
                         extra={"adaptations": adaptations} if adaptations else {},
                     )
                 )
-            done = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, CallRefused)]
-            if words := [said for call in done if (said := closing(call)) is not None]:
-                return AgentReport(final_message=words[-1] or completion.text, usage=usage)
-            malformed = 0 if done else malformed + 1
+            accepted = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, CallRefused)]
+            if messages_at_end := [text for call in accepted if (text := closing(call)) is not None]:
+                return AgentReport(final_message=messages_at_end[-1] or completion.text, usage=usage)
+            malformed = 0 if accepted else malformed + 1
             if malformed >= self._max_malformed:
                 if reply.prose:
                     return AgentReport(final_message=completion.text, usage=usage)
                 return AgentReport("error", "malformed", final_message=completion.text, usage=usage)
-            messages += dialect.write(completion, reply, observations)
+            messages += protocol.write(completion, reply, observations)
         return AgentReport("budget", "steps", usage=usage)
 
     def identity(self) -> dict[str, Any]:
-        """Name, version, protocol, sampling, a digest of the prompt, and the engine's run manifest."""
-        prompt = f"{self._system_prompt or SYSTEM_PROMPT}\n\n{self._dialect.how_to}"
+        """Return name, version, protocol, sampling, the SHA-256 of the system prompt, and the engine's identity."""
+        prompt = f"{self._system_prompt or SYSTEM_PROMPT}\n\n{self._protocol.how_to}"
         return {
             "name": self.name,
             "version": self.version,
-            "protocol": self._dialect.name,
+            "protocol": self._protocol.name,
             "sampling": {k: v for k, v in asdict(self._sampling).items() if v is not None or k in _ALWAYS},
             "system_prompt_sha256": hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest(),
             "max_malformed": self._max_malformed,

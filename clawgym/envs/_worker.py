@@ -223,7 +223,7 @@ class EnvWorker:
         env.info, env._attempt, env._submitted = {}, attempt, False
         try:
             async with asyncio.timeout(task.limits.setup_seconds):
-                first = await env.open(attempt.box)
+                first = await env.open(attempt.sandbox)
             if first is not None:
                 self._seen = self._checked(first)
             info |= env.info
@@ -256,7 +256,7 @@ class EnvWorker:
                 env.seconds = min(left, self._command_seconds)
                 self._acting = asyncio.current_task()
                 try:
-                    observation = await env.act(attempt.box, action)
+                    observation = await env.act(attempt.sandbox, action)
                 finally:
                     self._acting = None
                 self._seen = self._checked(observation)

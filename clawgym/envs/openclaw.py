@@ -25,7 +25,7 @@ import numpy as np
 from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.config import Prompt
-from clawgym.agents.protocol import AgentContext, AgentReport, Known
+from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
 from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs._turnstile import Asked, Seat, Turnstile
 from clawgym.envs._worker import StepResult, ending
@@ -55,20 +55,20 @@ class _Seated:
         self.name = agent.name
         self.version = agent.version
 
-    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
-        return await self._agent.open_box(backend, spec)
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+        return await self._agent.open_sandbox(backend, spec)
 
-    async def close_box(self, box: Sandbox) -> None:
-        await self._agent.close_box(box)
+    async def close_sandbox(self, sandbox: Sandbox) -> None:
+        await self._agent.close_sandbox(sandbox)
 
-    def session_of(self, box: Sandbox) -> str | None:
-        return self._agent.session_of(box)
+    def session_of(self, sandbox: Sandbox) -> str | None:
+        return self._agent.session_of(sandbox)
 
-    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
-        return await self._agent.settle(box, end)
+    async def close_session(self, sandbox: Sandbox, end: EpisodeEnd) -> AgentArtifacts:
+        return await self._agent.close_session(sandbox, end)
 
     async def run(self, context: AgentContext) -> AgentReport:
-        with self._turnstile.taken(self._agent.reserved_for(context.sandbox), self._seat):
+        with self._turnstile.taken(self._agent.reserved_session(context.sandbox), self._seat):
             return await self._agent.run(context)
 
     def identity(self) -> dict[str, Any]:

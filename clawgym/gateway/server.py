@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("clawgym.gateway")
 
 
-class _OursOnly(logging.Filter):
+class _DropMalformedHttp(logging.Filter):
     """Leaves out malformed HTTP: what a box sends is no fault of ours, and must not fill the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -53,7 +53,7 @@ class _OursOnly(logging.Filter):
 
 
 _http_log = logging.getLogger("clawgym.gateway.http")
-_http_log.addFilter(_OursOnly())
+_http_log.addFilter(_DropMalformedHttp())
 
 MOST_CONNECTIONS = 8192
 _PLAIN = ChatDialect()
@@ -205,7 +205,7 @@ class Gateway:
         """Close a session: see :meth:`~clawgym.gateway.sessions.Sessions.close`."""
         await self.sessions.close(session_id, end)
 
-    async def hang_up(self, session_id: str) -> None:
+    async def stop_session(self, session_id: str) -> None:
         """Take no further call of a session and end those under way, with a record of each."""
         session = await self.sessions.get(session_id)
         await self.sessions.close(session_id)

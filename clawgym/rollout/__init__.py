@@ -72,7 +72,7 @@ async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: 
         if session is not None and graded is not None:
             ended = replace(ended, penalties=await graded(session, ended.episode))
     finally:
-        known = await agent.settle(attempt.opened, ended.end())
+        known = await agent.close_session(attempt.opened, ended.end())
     files = {**ended.episode.files, **known.files}
     return replace(ended, episode=replace(ended.episode, usage=known.usage, files=files))
 
@@ -89,7 +89,7 @@ async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awai
     request = attempt.request
     context = AgentContext(
         task=attempt.task,
-        sandbox=attempt.box,
+        sandbox=attempt.sandbox,
         tools=attempt.tools,
         seed=request.seed,
         sample=request.sample,

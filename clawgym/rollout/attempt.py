@@ -130,21 +130,21 @@ class Attempt:
         self.seconds: dict[str, float] = {}
         self.stop: Stop | None = None
         """Why the work ended; ``None`` while it goes on."""
-        self._box: Sandbox | None = None
+        self._sandbox: Sandbox | None = None
         self._tools: Tools | None = None
         self._live = 0
 
     @property
     def opened(self) -> Sandbox | None:
         """The agent's sandbox; ``None`` if it was never created."""
-        return self._box
+        return self._sandbox
 
     @property
-    def box(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         """The agent's sandbox, which :meth:`open` creates."""
-        if self._box is None:
+        if self._sandbox is None:
             raise SandboxError("this attempt has no sandbox: call open() first")
-        return self._box
+        return self._sandbox
 
     @property
     def tools(self) -> Tools:
@@ -185,15 +185,15 @@ class Attempt:
                 spec = sandbox_spec(task)
                 await self.backend.probe()
                 if self.resident is None:
-                    self._box = await self.backend.create(spec)
+                    self._sandbox = await self.backend.create(spec)
             if self.resident is not None:  # programs start a few at a time, however many episodes do
                 asked = time.monotonic()
-                self._box = await self.resident.open_box(self.backend, spec)
+                self._sandbox = await self.resident.open_sandbox(self.backend, spec)
                 self.seconds["boot"] = time.monotonic() - asked
             async with self.phase(Phase.SETUP):
                 if task.inputs:
-                    await self.box.put(task.inputs, task.workspace)
-                self._tools = await open_tools(task, self.box, self.backend)
+                    await self.sandbox.put(task.inputs, task.workspace)
+                self._tools = await open_tools(task, self.sandbox, self.backend)
             self._live = live.add(WatchedAttempt(task, self.agent, self.steps, self._tools))
         except TimeoutError:
             await self._close()
@@ -247,15 +247,15 @@ class Attempt:
                 mode = self.task.verifier.mode
                 broken = self.stop.kind == "error"
                 if mode is not GradingMode.LIVE or broken:
-                    await self.box.stop()  # InfraError if the sandbox died because its host process did
+                    await self.sandbox.stop()  # InfraError if the sandbox died because its host process did
                 else:
-                    await self.box.exec(["true"])  # SandboxDied if the agent broke the sandbox that is graded
+                    await self.sandbox.exec(["true"])  # SandboxDied if the agent broke the sandbox that is graded
                 if broken:
                     result = self._zero(self.stop.cause or "error")
                 workspace, cause = await self._take()
                 if result is None and cause is None and mode is GradingMode.FORK:
                     try:
-                        snapshot = await self.box.snapshot()
+                        snapshot = await self.sandbox.snapshot()
                     except TreeTooLarge as error:
                         cause = f"layer-{error.bound}"
                 if result is None and cause is not None:
@@ -264,7 +264,7 @@ class Attempt:
                     subject = Subject(
                         workspace,
                         snapshot,
-                        self.box if mode is GradingMode.LIVE else None,
+                        self.sandbox if mode is GradingMode.LIVE else None,
                         self.final_message,
                         transcript_payload(self.steps),
                     )
@@ -319,7 +319,7 @@ class Attempt:
     async def _take(self) -> tuple[Archive, str | None]:
         """The frozen workspace, or an empty one where the agent left no folder; and why it cannot be graded."""
         try:
-            return await self.box.get_archive(self.task.workspace, max_bytes=_MAX_WORKSPACE), None
+            return await self.sandbox.get_archive(self.task.workspace, max_bytes=_MAX_WORKSPACE), None
         except SandboxDied:
             raise
         except SandboxError as error:
@@ -336,13 +336,17 @@ class Attempt:
 
     async def _close(self) -> None:
         live.drop(self._live)
-        if self._box is not None:
+        if self._sandbox is not None:
             try:
                 async with self.phase(Phase.TEARDOWN):
                     try:
                         await self._end_tools()
                     finally:
-                        await (self._box.close() if self.resident is None else self.resident.close_box(self._box))
+                        await (
+                            self._sandbox.close()
+                            if self.resident is None
+                            else self.resident.close_sandbox(self._sandbox)
+                        )
             except (TimeoutError, InfraError):
                 pass  # the lease stays with the supervisor, which clears it when we end
 
@@ -377,7 +381,7 @@ class Attempt:
             usage=self.usage,
             final_message=self.final_message,
             seconds=dict(self.seconds),
-            isolation=self._box.isolation.as_dict() if self._box is not None else {},
+            isolation=self._sandbox.isolation.as_dict() if self._sandbox is not None else {},
             workspace=workspace,
             dropped=dropped,
         )

@@ -1,4 +1,4 @@
-"""One attempt of an agent at a task, in a real box."""
+"""Fixtures: one attempt of an agent at a task, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..engines.fake_openai import fake_openai
 __all__ = ["Attempt", "fake_openai", "kill_from_outside", "make_task", "work"]
 
 
-async def kill_from_outside(box: Sandbox) -> None:
-    """End a box behind its owner's back, as the host's memory killer would."""
-    await box._backend.supervised.ask("kill", box.id)  # type: ignore[attr-defined]
+async def kill_from_outside(sandbox: Sandbox) -> None:
+    """Kill a sandbox without telling its owner, as the kernel's out-of-memory killer would."""
+    await sandbox._backend.supervised.ask("kill", sandbox.id)  # type: ignore[attr-defined]
 
 
 def make_task(**changes: Any) -> Task:
@@ -38,23 +38,23 @@ def make_task(**changes: Any) -> Task:
 
 @dataclass
 class Attempt:
-    """A context over a fresh box, and what was recorded."""
+    """An agent's context in a new sandbox, and what was recorded."""
 
     context: AgentContext
     steps: list[Step]
     turns: list[Turn] = field(default_factory=list)
 
     @property
-    def box(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         return self.context.sandbox
 
     async def file(self, path: str) -> str:
-        """A file of the workspace."""
-        return (await self.box.get(f"{self.context.task.workspace}/{path}")).decode()
+        """Read a file of the workspace."""
+        return (await self.sandbox.get(f"{self.context.task.workspace}/{path}")).decode()
 
     async def exists(self, path: str) -> bool:
-        """Whether an absolute path exists in the box."""
-        return (await self.box.exec(["test", "-e", path])).exit_code == 0
+        """Whether an absolute path exists in the sandbox."""
+        return (await self.sandbox.exec(["test", "-e", path])).exit_code == 0
 
     async def run(self, agent: Agent) -> AgentReport:
         assert isinstance(agent, Agent)
@@ -64,19 +64,19 @@ class Attempt:
 
 @pytest.fixture
 async def work(backend: Backend) -> AsyncIterator[Callable[..., Any]]:
-    """``await work(task, seed=..., sample=...)`` is an :class:`Attempt` in a fresh box."""
-    boxes: list[Sandbox] = []
+    """``await work(task, seed=..., sample=...)`` is an :class:`Attempt` in a new sandbox."""
+    sandboxes: list[Sandbox] = []
 
     async def start(task: Task | None = None, *, seed: int = 0, sample: int = 0) -> Attempt:
         task = task or make_task()
-        box = await backend.create(sandbox_spec(task))
-        boxes.append(box)
+        sandbox = await backend.create(sandbox_spec(task))
+        sandboxes.append(sandbox)
         steps: list[Step] = []
         turns: list[Turn] = []
-        tools = await open_tools(task, box, backend)
-        context = AgentContext(task, box, tools, seed, sample, steps.append, turns.append)
+        tools = await open_tools(task, sandbox, backend)
+        context = AgentContext(task, sandbox, tools, seed, sample, steps.append, turns.append)
         return Attempt(context, steps, turns)
 
     yield start
-    for box in boxes:
-        await box.close()
+    for sandbox in sandboxes:
+        await sandbox.close()

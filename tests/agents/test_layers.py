@@ -1,4 +1,4 @@
-"""Layers of a task reach the boxes of programs that bring their own; tools of a task do not, which is said."""
+"""Black-box programs see the layers of a task in their sandboxes, and refuse tasks with tools of their own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clawgym.records import Layer, Outcome, Task
 
 from ..rollouts import episode_of
 from ..tools.tasks_with_tools import noting
-from .blackbox.conftest import room, task
+from .blackbox.conftest import black_box, task
 from .test_pi import call
 
-__all__ = ["room"]
+__all__ = ["black_box"]
 
 COMMAND = "python3 -c 'import layered'"
 LONG = {"context_window": 200_000}
 
 
 def layered(folder: Path, mark: str) -> Task:
-    """A task whose Python finds a module that only its layer has."""
+    """A task that imports a Python module which only its layer provides."""
     site = folder / mark
     site.mkdir(parents=True)
     (site / "layered.py").write_text(f"print('this is {mark}')\n")
@@ -46,27 +46,29 @@ def layered(folder: Path, mark: str) -> Task:
     ],
     ids=["openclaw", "openclaw-dense", "pi"],
 )
-async def test_programs_see_the_layers_of_their_task(
-    room: Any, tmp_path: Path, claw: Callable[[], Any], tool: str
+async def test_program_sees_layers_of_its_task(
+    black_box: Any, tmp_path: Path, claw: Callable[[], Any], tool: str
 ) -> None:
-    it = await room(lambda _, n: call(tool, command=COMMAND) if n % 2 == 0 else "Done.", claw=claw(), engine=LONG)
-    for sample, mark in enumerate("ab"):  # a box that was made ahead is of the same layers
-        episode = await it.attempt(layered(tmp_path / str(sample), mark), sample=sample)
+    setup = await black_box(
+        lambda _, n: call(tool, command=COMMAND) if n % 2 == 0 else "Done.", claw=claw(), engine=LONG
+    )
+    for sample, mark in enumerate("ab"):  # spares have the same layers
+        episode = await setup.attempt(layered(tmp_path / str(sample), mark), sample=sample)
         assert episode.outcome is Outcome.FAILED
         assert [o.content.strip() for s in episode.steps for o in s.observations] == [f"this is {mark}"]
 
 
-async def test_a_program_with_tools_of_its_own_takes_no_task_that_brings_others(room: Any) -> None:
-    it = await room(["Done."])
+async def test_program_agent_refuses_task_with_tools(black_box: Any) -> None:
+    setup = await black_box(["Done."])
     with pytest.raises(AgentError, match="use tool-loop"):
-        await it.attempt(noting())
-    assert not it.boxes
+        await setup.attempt(noting())
+    assert not setup.sandboxes
 
 
-async def test_a_layer_that_is_gone_is_named(room: Any, tmp_path: Path) -> None:
-    it = await room(["Done."])
+async def test_missing_layer_raises_unsupported_task(black_box: Any, tmp_path: Path) -> None:
+    setup = await black_box(["Done."])
     made = layered(tmp_path, "a")
     (tmp_path / "a" / "layered.py").unlink()
     (tmp_path / "a").rmdir()
     with pytest.raises(UnsupportedTask, match=r"test/a is gone.*clawgym tasks prepare"):
-        await episode_of(made, it.agent, it.backend)
+        await episode_of(made, setup.agent, setup.backend)

@@ -1,4 +1,4 @@
-"""make_agent: names, options and what it says when they are wrong."""
+"""make_agent: names, options and error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clawgym.registry import agents
 
 
 @pytest.mark.usefixtures("openclaw")
-def test_every_name_makes_an_agent(tmp_path: Path):
+def test_make_agent_by_every_name(tmp_path: Path):
     script = tmp_path / "a.sh"
     script.write_text("true\n")
     lines = tmp_path / "c.jsonl"
@@ -34,7 +34,7 @@ def test_every_name_makes_an_agent(tmp_path: Path):
         assert agent.version
 
 
-def test_any_engine_will_do():
+def test_make_agent_with_engine():
     assert isinstance(make_agent("tool-loop", engine=ReplayEngine([]), protocol="text"), ToolLoopAgent)
 
 
@@ -54,11 +54,11 @@ def test_any_engine_will_do():
         (":Claw", {}, "was not found"),
         ("tool-loop", {"model": "m", "protocol": "x"}, "option protocol='x': Input should be"),
         ("tool-loop", {"model": "m", "protcol": "text"}, "does not take protcol.*Did you mean 'protocol'"),
-        ("json:loads", {"s": "1"}, "is no agent, but int"),
-        ("json:JSONDecoder", {}, "is no agent: give it run"),
-        ("tool-loop", {"engine": ReplayEngine([]), "prices": Prices(1, 1)}, "already says prices"),
+        ("json:loads", {"s": "1"}, "is not an agent but int"),
+        ("json:JSONDecoder", {}, "is not an agent: give it run"),
+        ("tool-loop", {"engine": ReplayEngine([]), "prices": Prices(1, 1)}, "already sets prices"),
     ],
 )
-def test_mistakes_are_named(name: str, options: dict[str, Any], message: str):
+def test_make_agent_error_messages(name: str, options: dict[str, Any], message: str):
     with pytest.raises(AgentError, match=message):
         make_agent(name, **options)

@@ -1,4 +1,4 @@
-"""The real pi, in a real box, before a scripted model."""
+"""The real pi, in a real sandbox, with a scripted model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clawgym.pool import sequences_of
 from clawgym.records import Outcome, TaskFile
 
 from ..gateway.scripted import refused
-from .blackbox.conftest import bash, room, task
+from .blackbox.conftest import bash, black_box, task
 
-__all__ = ["room"]
+__all__ = ["black_box"]
 
 pytestmark = pytest.mark.usefixtures("openclaw")
 
@@ -28,8 +28,8 @@ def call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installation) -> None:
-    """Four tools, a follow-up in another process, a message that looks like options: one conversation."""
+async def test_episode_is_one_training_sequence(black_box: Any, openclaw: Installation) -> None:
+    """Four tools, a follow-up in another process, and a message that looks like options form one conversation."""
     said = [
         f"First I look.\n{call('read', path='input/numbers.txt')}",
         call("write", path="notes.md", content="one\ntwo\n"),
@@ -38,12 +38,12 @@ async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installati
         "The sum is there.",
         "It still is.",
     ]
-    it = await room(said, claw=Pi(), engine=WIDE, follow_ups=["--version @notes.md /help\nLook again."])
-    episode = await it.attempt()
+    setup = await black_box(said, claw=Pi(), engine=WIDE, follow_ups=["--version @notes.md /help\nLook again."])
+    episode = await setup.attempt()
     assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "It still is.")
     assert [(t.role, t.flaw, t.parent) for t in episode.turns] == [("main", None, n) for n in (None, 0, 1, 2, 3, 4)]
     assert len(sequences_of(episode.turns)) == 1
-    assert [seen.sampled for seen in it.engine.seen] == [list(t.sampled_ids) for t in episode.turns]
+    assert [seen.sampled for seen in setup.engine.seen] == [list(t.sampled_ids) for t in episode.turns]
 
     assert [s.message for s in episode.steps if s.source == "user"] == [
         task().instruction,
@@ -55,22 +55,22 @@ async def test_an_episode_is_one_row_of_training(room: Any, openclaw: Installati
     lines = [json.loads(line) for line in episode.files["session.jsonl"].splitlines()]
     assert [line["message"]["role"] for line in lines if line["type"] == "message"].count("user") == 2
 
-    manifest = it.agent.identity()
+    manifest = setup.agent.identity()
     assert (manifest["name"], manifest["version"]) == ("pi", "0.64.0")
     assert manifest["installation_sha256"] == openclaw.digest
-    assert it.stored.agent == "pi 0.64.0"
+    assert setup.stored.agent == "pi 0.64.0"
     for secret in (openclaw.folder.as_posix(), "/s/"):
         assert secret not in json.dumps(manifest)
 
 
-async def test_a_request_that_the_model_refuses_has_failed(room: Any) -> None:
-    it = await room([refused(400)], claw=Pi())
-    episode = await it.attempt()
+async def test_refused_model_request_fails_episode(black_box: Any) -> None:
+    setup = await black_box([refused(400)], claw=Pi())
+    episode = await setup.attempt()
     assert (episode.outcome, episode.cause, len(episode.turns)) == (Outcome.FAILED, "model-400", 1)
 
 
-async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_on(room: Any) -> None:
-    """pi's own compaction, with its settings scaled to the window: a training sequence before it, and one after."""
+async def test_compaction_when_history_exceeds_context_window(black_box: Any) -> None:
+    """pi compacts the history, with settings scaled to the window: one training sequence before it, and one after."""
 
     def say(prompt: str, n: int) -> str:
         if "context summarization assistant" in prompt:
@@ -83,8 +83,8 @@ async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_
             "The sum is there.",
         ][n]
 
-    it = await room(say, claw=Pi(), engine={"context_window": 18000})
-    episode = await it.attempt()
+    setup = await black_box(say, claw=Pi(), engine={"context_window": 18000})
+    episode = await setup.attempt()
     roles = [turn.role for turn in episode.turns]
     assert roles == ["main", "main", "compaction", "main", "main"]
     assert episode.outcome is Outcome.SOLVED
@@ -93,8 +93,8 @@ async def test_a_history_that_outgrows_the_model_is_summed_up_and_the_work_goes_
     assert [row.turns for row in rows] == [(0, 1), (3, 4)]
 
 
-async def test_files_of_a_task_do_not_replace_what_pi_is_told(room: Any) -> None:
-    """A task's AGENTS.md is read, as pi does; its settings cannot send the model's key elsewhere."""
+async def test_task_files_do_not_override_pi_settings(black_box: Any) -> None:
+    """pi reads a task's AGENTS.md, but the task's settings cannot send the model's key elsewhere."""
     made = dataclasses.replace(
         task(),
         inputs=(
@@ -103,8 +103,8 @@ async def test_files_of_a_task_do_not_replace_what_pi_is_told(room: Any) -> None
             TaskFile(".pi/settings.json", b'{"defaultProvider": "openai", "defaultModel": "gpt-4o"}'),
         ),
     )
-    it = await room([SOLVE, "Voil\u00e0."], claw=Pi(), engine=WIDE)
-    episode = await it.attempt(made)
+    setup = await black_box([SOLVE, "Voil\u00e0."], claw=Pi(), engine=WIDE)
+    episode = await setup.attempt(made)
     assert episode.outcome is Outcome.SOLVED
     assert "Always answer in French." in episode.steps[1].message
     assert len(episode.turns) == 2

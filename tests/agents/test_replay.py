@@ -17,7 +17,7 @@ def write_lines(path: Path, *rows: object) -> Path:
     return path
 
 
-async def test_commands_share_one_shell(work, tmp_path: Path):
+async def test_replayed_commands_share_one_shell(work, tmp_path: Path):
     commands = ["mkdir a && cd a && x=7", "echo $x\u2028 > out.txt"]
     path = write_lines(tmp_path / "c.jsonl", {"task_id": "t1", "commands": commands})
     attempt = await work()
@@ -27,7 +27,7 @@ async def test_commands_share_one_shell(work, tmp_path: Path):
     assert attempt.steps[0].observations[0].content.endswith("/workspace/a]")
 
 
-async def test_samples_take_their_own_attempt(work, tmp_path: Path):
+async def test_sample_replays_attempt_of_same_index(work, tmp_path: Path):
     rows = [{"task_id": "t1", "commands": [f"echo {n} > out.txt"]} for n in range(2)]
     agent = ReplayAgent.from_path(write_lines(tmp_path / "c.jsonl", *rows))
     for sample, text in ((0, "0\n"), (1, "1\n"), (5, "0\n")):
@@ -36,7 +36,7 @@ async def test_samples_take_their_own_attempt(work, tmp_path: Path):
         assert await attempt.file("out.txt") == text
 
 
-async def test_files_are_written_again_and_other_tools_are_named(work):
+async def test_replay_repeats_writes_and_names_skipped_tools(work):
     calls = [
         ToolCall("1", "write_file", {"path": "out.txt", "content": "hi"}),
         ToolCall("2", "read_file", {"path": "out.txt"}),
@@ -49,7 +49,7 @@ async def test_files_are_written_again_and_other_tools_are_named(work):
     assert report.final_message == "Not replayed: calls of web_search."
 
 
-async def test_a_run_folder_is_replayed(work, tmp_path: Path):
+async def test_replay_run_folder(work, tmp_path: Path):
     from clawgym.records import Episode, Outcome
     from clawgym.records.run_folder import RunFolder, make_manifest
 
@@ -64,20 +64,20 @@ async def test_a_run_folder_is_replayed(work, tmp_path: Path):
     assert [s.tool_calls for s in attempt.steps] == [s.tool_calls for s in first.steps]
 
 
-async def test_a_task_without_recording_is_an_agent_error(work):
+async def test_task_without_recording_raises_agent_error(work):
     attempt = await work()
     with pytest.raises(AgentError, match="record it first"):
         await attempt.run(ReplayAgent({}))
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"task_id": "a"}', '{"task_id": "a", "commands": "ls"}'])
-def test_a_bad_line_is_named(tmp_path: Path, line: str):
+def test_malformed_line_is_named(tmp_path: Path, line: str):
     path = tmp_path / "c.jsonl"
     path.write_text('{"task_id": "a", "commands": []}\n' + line)
     with pytest.raises(AgentError, match=r"c\.jsonl:2"):
         ReplayAgent.from_path(path)
 
 
-def test_a_missing_path_is_named(tmp_path: Path):
+def test_missing_path_is_named(tmp_path: Path):
     with pytest.raises(AgentError, match="run folder"):
         ReplayAgent.from_path(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""noop, oracle, script and sloppy, in real boxes."""
+"""noop, oracle, script and sloppy, in real sandboxes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from clawgym.records import Limits, TaskFile
 from .conftest import kill_from_outside, make_task
 
 
-async def test_noop_leaves_everything_alone(work):
+async def test_noop_changes_nothing(work):
     attempt = await work()
     report = await attempt.run(NoopAgent())
     assert report.stop == "submitted"
     assert attempt.steps == []
-    assert (await attempt.box.exec(["ls", "-A", attempt.context.task.workspace])).output == b""
+    assert (await attempt.sandbox.exec(["ls", "-A", attempt.context.task.workspace])).output == b""
 
 
-async def test_oracle_runs_the_solution_in_the_workspace_and_removes_it(work):
+async def test_oracle_runs_solution_and_removes_it(work):
     solution = (
         TaskFile("solve.sh", b'pwd > where.txt\ncp "$(dirname "$0")/data/answer" out.txt\nexit 3\n'),
         TaskFile("data/answer", b"42\n"),
@@ -37,17 +37,17 @@ async def test_oracle_runs_the_solution_in_the_workspace_and_removes_it(work):
     assert step.observations[0].call_id == step.tool_calls[0].id
 
 
-async def test_oracle_leaves_services_running(work):
+async def test_oracle_keeps_services_running(work):
     solve = b"(while :; do date +%N > beat.txt; sleep 0.05; done) > /dev/null 2>&1 &\n"
     attempt = await work(make_task(solution=(TaskFile("solve.sh", solve),)))
     await attempt.run(OracleAgent())
-    await attempt.box.exec(["sleep", "0.3"])
+    await attempt.sandbox.exec(["sleep", "0.3"])
     first = await attempt.file("beat.txt")
-    await attempt.box.exec(["sleep", "0.3"])
+    await attempt.sandbox.exec(["sleep", "0.3"])
     assert await attempt.file("beat.txt") != first
 
 
-async def test_a_solution_may_take_the_whole_phase(work):
+async def test_solution_may_use_whole_agent_time(work):
     task = make_task(
         solution=(TaskFile("solve.sh", b"sleep 1.5; echo 42 > out.txt"),), limits=Limits(command_seconds=0.5)
     )
@@ -56,13 +56,13 @@ async def test_a_solution_may_take_the_whole_phase(work):
     assert await attempt.file("out.txt") == "42\n"
 
 
-async def test_no_solution_is_an_agent_error(work):
+async def test_missing_solution_raises_agent_error(work):
     attempt = await work(make_task(solution=()))
     with pytest.raises(AgentError, match=r"add solution/solve\.sh"):
         await attempt.run(OracleAgent())
 
 
-async def test_script_runs_word_for_word_and_leaves_no_trace(work):
+async def test_script_runs_unchanged_and_is_removed(work):
     script = b"set -e\ncat <<'END_OF_SCRIPT'\n$HOME `x` \\\nEND_OF_SCRIPT\nread line < /dev/null || true\n"
     script += "printf 'é\\n' > out.txt\nfalse\necho never > out.txt".encode()
     attempt = await work()
@@ -73,7 +73,7 @@ async def test_script_runs_word_for_word_and_leaves_no_trace(work):
     assert not await attempt.exists("/tmp/.clawgym-script")
 
 
-def test_a_script_that_is_no_text_is_refused():
+def test_script_must_be_text():
     with pytest.raises(AgentError, match="UTF-8"):
         ScriptAgent(b"\xff")
     with pytest.raises(AgentError, match="NUL"):
@@ -81,16 +81,16 @@ def test_a_script_that_is_no_text_is_refused():
     assert ScriptAgent(b"a").identity() != ScriptAgent(b"b").identity()
 
 
-async def test_the_death_of_the_box_gets_out_and_the_step_is_kept(work):
+async def test_sandbox_death_is_raised_and_step_is_recorded(work):
     attempt = await work()
-    await kill_from_outside(attempt.box)
+    await kill_from_outside(attempt.sandbox)
     with pytest.raises(SandboxDied):
         await attempt.run(ScriptAgent(b"echo 1"))
     assert len(attempt.steps) == 1
     assert attempt.steps[0].observations == ()
 
 
-async def test_sloppy_is_right_about_half_of_the_time_and_always_the_same(work):
+async def test_sloppy_solves_half_and_is_deterministic(work):
     attempt = await work(make_task())
     answers = {}
     for seed in range(12):
@@ -98,7 +98,7 @@ async def test_sloppy_is_right_about_half_of_the_time_and_always_the_same(work):
             attempt.steps.clear()
             again = type(attempt)(
                 type(attempt.context)(
-                    attempt.context.task, attempt.box, attempt.context.tools, seed, 0, attempt.steps.append
+                    attempt.context.task, attempt.sandbox, attempt.context.tools, seed, 0, attempt.steps.append
                 ),
                 attempt.steps,
             )
@@ -109,7 +109,7 @@ async def test_sloppy_is_right_about_half_of_the_time_and_always_the_same(work):
     assert 2 <= right <= 10
 
 
-async def test_sloppy_needs_both_kinds_of_solution(work):
+async def test_sloppy_needs_reference_and_wrong_solutions(work):
     attempt = await work(make_task(wrong_solutions=()))
     with pytest.raises(AgentError, match="terminal-basic"):
         await attempt.run(SloppyAgent())

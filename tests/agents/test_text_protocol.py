@@ -1,4 +1,4 @@
-"""The plain-text protocol's reader."""
+"""The parser of the plain-text protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ texts = st.text(max_size=60) | st.lists(pieces, max_size=20).map("".join) | st.l
 
 
 @given(texts)
-def test_any_text_is_read_and_commands_stand_in_it(reply: str):
+def test_parse_reply_accepts_any_text(reply: str):
     parsed = parse_reply(reply)
     if isinstance(parsed, Command):
         assert parsed.text.strip()
@@ -40,7 +40,7 @@ def test_any_text_is_read_and_commands_stand_in_it(reply: str):
 
 
 @given(st.text(st.characters(exclude_characters="`\r"), min_size=1), st.text(st.characters(exclude_characters="`\r")))
-def test_a_fenced_command_comes_out_word_for_word(command: str, prose: str):
+def test_fenced_command_is_returned_unchanged(command: str, prose: str):
     prose = prose.replace("<", "(")
     parsed = parse_reply(f"{prose}\n```bash\n{command}\n```\n{prose}")
     if not command.strip():
@@ -50,7 +50,7 @@ def test_a_fenced_command_comes_out_word_for_word(command: str, prose: str):
 
 
 @given(st.integers(0, 6), st.integers(3, 6))
-def test_a_longer_fence_holds_shorter_ones(inner: int, outer: int):
+def test_longer_fence_may_contain_shorter_fences(inner: int, outer: int):
     command = f"cat > a.md <<'EOF'\n{'`' * inner}python\nx\n{'`' * inner}\nEOF"
     parsed = parse_reply(f"{'`' * outer}bash\n{command}\n{'`' * outer}")
     assert (parsed == Command(command)) == (inner < outer)
@@ -76,10 +76,10 @@ def test_a_longer_fence_holds_shorter_ones(inner: int, outer: int):
         ("```bash\nls\n```\n<submit/>", MalformedCall("there is a command and the submit marker: do one of the two")),
     ],
 )
-def test_replies(reply: str, parsed: object):
+def test_parse_reply(reply: str, parsed: object):
     assert parse_reply(reply) == parsed
 
 
-def test_the_instructions_show_both_answers():
+def test_instructions_show_command_and_submit():
     assert "```bash" in HOW_TO
     assert "<submit/>" in HOW_TO

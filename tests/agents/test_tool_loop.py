@@ -1,4 +1,4 @@
-"""The tool loop: real client, scripted endpoint, real boxes."""
+"""The tool loop, with a real client, a scripted endpoint and real sandboxes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def agent_steps(attempt: Attempt) -> list[Step]:
 
 
 def check_history(request: dict[str, Any]) -> None:
-    """Every tool call is answered, once, right after it; ids are unique."""
+    """Each tool call is followed directly by exactly one result; ids are unique."""
     messages = request["messages"]
     ids = [c["id"] for m in messages for c in m.get("tool_calls") or ()]
     assert len(set(ids)) == len(ids)
@@ -49,7 +49,7 @@ def check_history(request: dict[str, Any]) -> None:
     assert not waiting
 
 
-async def test_an_episode_with_tools(fake_openai: FakeOpenAI, work):
+async def test_episode_with_tool_calls(fake_openai: FakeOpenAI, work):
     usage = {"prompt_tokens": 10, "completion_tokens": 5}
     fake_openai.script += [
         calls(bash("cd /tmp; export X=42; pwd"), text="I look around."),
@@ -100,7 +100,7 @@ async def test_an_episode_with_tools(fake_openai: FakeOpenAI, work):
     await agent.aclose()
 
 
-async def test_an_episode_in_plain_text(fake_openai: FakeOpenAI, work):
+async def test_episode_in_plain_text(fake_openai: FakeOpenAI, work):
     fake_openai.script += [
         reply("First I look.\n```bash\ncd /tmp\n```"),
         reply("Hm, what now?"),
@@ -122,7 +122,7 @@ async def test_an_episode_in_plain_text(fake_openai: FakeOpenAI, work):
     assert roles == ["system", "user", "assistant", "user", "assistant", "user", "assistant", "user"]
 
 
-async def test_the_step_limit(fake_openai: FakeOpenAI, work):
+async def test_step_limit_ends_episode(fake_openai: FakeOpenAI, work):
     fake_openai.default = calls(bash("true"))
     attempt = await work(make_task(limits=Limits(max_steps=3)))
     report = await attempt.run(loop(fake_openai))
@@ -138,7 +138,7 @@ async def test_the_step_limit(fake_openai: FakeOpenAI, work):
         ({"budget": AnswerBudget(cost_usd=0.02), "prices": Prices(1000.0, 1000.0)}, "cost"),
     ],
 )
-async def test_a_used_up_budget(fake_openai: FakeOpenAI, work, options: dict[str, Any], cause: str):
+async def test_exhausted_budget_ends_episode(fake_openai: FakeOpenAI, work, options: dict[str, Any], cause: str):
     fake_openai.default = calls(bash("echo x >> out.txt"))
     attempt = await work()
     report = await attempt.run(loop(fake_openai, **options))
@@ -146,7 +146,7 @@ async def test_a_used_up_budget(fake_openai: FakeOpenAI, work, options: dict[str
     assert await attempt.file("out.txt") == "x\nx\n"
 
 
-async def test_a_full_context_window(fake_openai: FakeOpenAI, work):
+async def test_full_context_window_ends_episode(fake_openai: FakeOpenAI, work):
     fake_openai.script += [calls(bash("true")), error(400, "too long", code="context_length_exceeded")]
     attempt = await work()
     report = await attempt.run(loop(fake_openai))
@@ -154,7 +154,7 @@ async def test_a_full_context_window(fake_openai: FakeOpenAI, work):
     assert len(agent_steps(attempt)) == 1
 
 
-async def test_bad_calls_are_answered_and_mixed_replies_run(fake_openai: FakeOpenAI, work):
+async def test_malformed_calls_are_answered_and_valid_ones_run(fake_openai: FakeOpenAI, work):
     fake_openai.script += [
         calls(call("bash", '{"command": "ls'), bash("echo ran > out.txt", "b")),
         calls(call("bash", {"cmd": "ls"}), call("browse", {}, "b"), call("bash", {"command": "a\0b"}, "c")),
@@ -180,7 +180,7 @@ async def test_bad_calls_are_answered_and_mixed_replies_run(fake_openai: FakeOpe
         json.dumps(request, ensure_ascii=False).encode()
 
 
-async def test_malformed_replies_in_a_row_end_the_episode(fake_openai: FakeOpenAI, work):
+async def test_repeated_malformed_replies_end_episode(fake_openai: FakeOpenAI, work):
     bad = calls(call("bash", "{"))
     fake_openai.script += [bad, bad, calls(bash("true")), bad, bad, bad]
     attempt = await work()
@@ -192,7 +192,7 @@ async def test_malformed_replies_in_a_row_end_the_episode(fake_openai: FakeOpenA
 
 
 @pytest.mark.parametrize("protocol", ["tools", "text"])
-async def test_a_model_that_only_talks_is_done(fake_openai: FakeOpenAI, work, protocol: str):
+async def test_repeated_prose_submits(fake_openai: FakeOpenAI, work, protocol: str):
     fake_openai.default = reply("I have finished the task.")
     attempt = await work()
     report = await attempt.run(loop(fake_openai, protocol=protocol))
@@ -200,7 +200,7 @@ async def test_a_model_that_only_talks_is_done(fake_openai: FakeOpenAI, work, pr
     assert len(fake_openai.requests) == 3
 
 
-async def test_a_reply_cut_off_is_told_so(fake_openai: FakeOpenAI, work):
+async def test_complaint_names_token_limit(fake_openai: FakeOpenAI, work):
     fake_openai.script.append(reply("", tool_calls=[call("bash", '{"comm')], finish_reason="length"))
     fake_openai.script.append(calls(call("submit", {})))
     attempt = await work()
@@ -208,7 +208,7 @@ async def test_a_reply_cut_off_is_told_so(fake_openai: FakeOpenAI, work):
     assert "cut off at the token limit" in agent_steps(attempt)[0].observations[0].content
 
 
-async def test_what_a_command_does_to_its_shell_is_told(fake_openai: FakeOpenAI, work):
+async def test_model_is_told_of_shell_restart(fake_openai: FakeOpenAI, work):
     fake_openai.script += [
         calls(bash("sleep 60")),
         calls(bash("exit 7")),
@@ -228,11 +228,11 @@ async def test_what_a_command_does_to_its_shell_is_told(fake_openai: FakeOpenAI,
     assert after.startswith("still here\n[exit code 0; ")
 
 
-async def test_the_death_of_the_box_gets_out_with_the_step_recorded(fake_openai: FakeOpenAI, work):
+async def test_sandbox_death_is_raised_and_step_is_recorded(fake_openai: FakeOpenAI, work):
     attempt = await work()
 
     async def kill(request: dict[str, Any]):
-        await kill_from_outside(attempt.box)
+        await kill_from_outside(attempt.sandbox)
         return await calls(bash("echo 1"), text="now")(request)
 
     fake_openai.script += [calls(bash("true")), kill]
@@ -243,7 +243,7 @@ async def test_the_death_of_the_box_gets_out_with_the_step_recorded(fake_openai:
     assert last.tool_calls[0].arguments == {"command": "echo 1"}
 
 
-async def test_cancelling_keeps_what_was_done(fake_openai: FakeOpenAI, work):
+async def test_cancelled_step_is_recorded(fake_openai: FakeOpenAI, work):
     fake_openai.script.append(calls(bash("echo 1"), bash("sleep 4", "b")))
     attempt = await work()
     with pytest.raises(TimeoutError):
@@ -258,21 +258,21 @@ async def test_cancelling_keeps_what_was_done(fake_openai: FakeOpenAI, work):
             await attempt.run(loop(fake_openai))
 
 
-async def test_an_engine_that_fails_gets_out(fake_openai: FakeOpenAI, work):
+async def test_engine_error_is_raised(fake_openai: FakeOpenAI, work):
     fake_openai.default = error(401)
     attempt = await work()
     with pytest.raises(EngineError):
         await attempt.run(loop(fake_openai))
 
 
-async def test_adaptations_stand_in_the_transcript(fake_openai: FakeOpenAI, work):
+async def test_adaptations_are_recorded(fake_openai: FakeOpenAI, work):
     fake_openai.script += [error(400, "Unknown parameter: 'seed'.", param="seed"), calls(call("submit", {}))]
     attempt = await work()
     await attempt.run(loop(fake_openai))
     assert agent_steps(attempt)[0].extra == {"adaptations": {"seed": "left out"}}
 
 
-async def test_exact_turns_are_handed_on_and_a_set_seed_wins(work):
+async def test_exact_turns_are_recorded_and_given_seed_is_used(work):
     class Exact(ReplayEngine):
         seeds: list[int | None] = []  # noqa: RUF012
 
@@ -287,7 +287,7 @@ async def test_exact_turns_are_handed_on_and_a_set_seed_wins(work):
     assert Exact.seeds == [11, 3]
 
 
-async def test_a_recorded_model_needs_no_endpoint(work):
+async def test_replay_engine_needs_no_endpoint(work):
     script = [
         Completion("", (ToolCall("a", "bash", {"command": "echo 42 > out.txt"}),)),
         Completion("", (ToolCall("a", "submit", {}),)),
@@ -298,7 +298,7 @@ async def test_a_recorded_model_needs_no_endpoint(work):
     assert attempt.steps[0].message.startswith("Be {brief}.\n\n")
 
 
-def test_the_run_manifest_pins_what_decides_and_no_key(fake_openai: FakeOpenAI):
+def test_identity_holds_settings_and_no_api_key(fake_openai: FakeOpenAI):
     manifest = loop(fake_openai, api_key="sk-verysecret12345", sampling=Sampling(temperature=0.0)).identity()
     assert manifest["name"] == "tool-loop"
     assert manifest["engine"]["model"] == "m"
@@ -307,6 +307,6 @@ def test_the_run_manifest_pins_what_decides_and_no_key(fake_openai: FakeOpenAI):
     assert manifest["system_prompt_sha256"] != loop(fake_openai, protocol="text").identity()["system_prompt_sha256"]
 
 
-def test_an_unknown_protocol_is_refused():
+def test_unknown_protocol_is_refused():
     with pytest.raises(AgentError, match="'tools' or 'text'"):
         ToolLoopAgent(ReplayEngine([]), protocol="xml")  # type: ignore[arg-type]

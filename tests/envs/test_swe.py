@@ -79,7 +79,7 @@ def test_a_broken_box_ends_the_episode(env: gym.Env) -> None:
     from clawgym.envs._runtime import runtime
 
     attempt = env.unwrapped._worker.attempt  # type: ignore[attr-defined]
-    runtime().run(attempt.backend.supervised.ask("kill", attempt.box.id))
+    runtime().run(attempt.backend.supervised.ask("kill", attempt.sandbox.id))
     _, reward, terminated, _, info = env.step("true")
     assert (reward, terminated, info["outcome"]) == (0.0, True, "failed")
     assert "instruction" in env.reset(seed=2)[1]

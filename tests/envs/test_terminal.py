@@ -170,7 +170,7 @@ def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch:
     assert victim is not None
     from clawgym.envs._runtime import runtime
 
-    runtime().run(victim.backend.supervised.ask("kill", victim.box.id))  # type: ignore[attr-defined]
+    runtime().run(victim.backend.supervised.ask("kill", victim.sandbox.id))  # type: ignore[attr-defined]
     observation, _, terminated, truncated, info = batch.step(["echo a", "echo b", "echo c", "echo d"])
     assert [observation["output"][i] for i in (0, 1, 3)] == ["a\n", "b\n", "d\n"]
     assert (terminated | truncated).tolist() == [False, False, True, False]

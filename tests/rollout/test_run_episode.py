@@ -43,7 +43,7 @@ class Custom:
     async def aclose(self) -> None: ...
 
 
-def boxes(backend: Backend) -> list[str]:
+def sandboxes(backend: Backend) -> list[str]:
     return list(backend.sandboxes)  # type: ignore[attr-defined]
 
 
@@ -61,7 +61,7 @@ async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
         assert {"input/numbers.txt", "output/sum.txt"} <= set(tar.getnames())
     failed = await episode_of(made, NoopAgent(), backend, keep_workspace=False)
     assert (failed.outcome, failed.cause, failed.workspace) == (Outcome.FAILED, None, None)
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_time_budget_truncates_and_is_graded_all_the_same(backend: Backend) -> None:
@@ -138,7 +138,7 @@ async def test_a_workspace_that_is_no_folder_is_graded_as_empty(
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
     assert episode.result is not None
     assert episode.result.official == 0.0
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 class Untaken:
@@ -163,7 +163,7 @@ async def test_a_box_whose_files_cannot_be_taken_has_failed(backend: Backend) ->
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace")
     assert episode.result is not None
     assert (episode.result.official, episode.result.cause) == (0.0, "workspace")
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend) -> None:
@@ -204,7 +204,7 @@ async def test_exception_in_agent_code_fails_the_episode_with_its_traceback(back
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "agent-exception")
     assert "in buggy" in episode.error
     assert episode.error.endswith("ZeroDivisionError: a bug of the agent\n")
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_full_host_is_not_blamed_on_the_agent(backend: Backend) -> None:
@@ -213,7 +213,7 @@ async def test_full_host_is_not_blamed_on_the_agent(backend: Backend) -> None:
 
     with pytest.raises(OSError, match="Too many open files"):
         await episode_of(task(), Custom(unlucky), backend)
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 class Homeless(Custom):
@@ -224,16 +224,16 @@ class Homeless(Custom):
         self.settled: list[Any] = []
         self._error = error
 
-    async def open_box(self, backend: Backend, spec: Any) -> Any:
+    async def open_sandbox(self, backend: Backend, spec: Any) -> Any:
         raise self._error
 
-    async def close_box(self, box: Any) -> None: ...
+    async def close_sandbox(self, sandbox: Any) -> None: ...
 
-    def session_of(self, box: Any) -> str | None:
+    def session_of(self, sandbox: Any) -> str | None:
         return None
 
-    async def settle(self, box: Any, end: Any) -> Any:
-        self.settled.append(box)
+    async def close_session(self, sandbox: Any, end: Any) -> Any:
+        self.settled.append(sandbox)
 
 
 async def test_an_agent_that_got_no_box_is_told_of_none(backend: Backend) -> None:
@@ -258,11 +258,11 @@ async def test_cancelling_leaves_no_box(backend: Backend) -> None:
 
     running = asyncio.create_task(episode_of(task(), Custom(endless), backend))
     await asyncio.sleep(0.5)
-    assert boxes(backend)
+    assert sandboxes(backend)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_grader_whose_model_is_gone_is_an_error_of_the_endpoint(

@@ -1,7 +1,8 @@
-"""Black boxes: agent programs of others, unmodified, in a box, with our gateway for a model.
+"""Black-box agents: unmodified agent programs that run in the sandbox and call the gateway as their model.
 
-:class:`Claw` says how one kind of program gets into a box and is talked to; :class:`BlackBoxAgent` makes an
-:class:`~clawgym.agents.protocol.Agent` of it. ``docs/new-agent.md`` adds one in one file.
+A :class:`Claw` is the adapter of one program: it starts the program in a sandbox and sends it user messages.
+:class:`BlackBoxAgent` makes an :class:`~clawgym.agents.protocol.Agent` of it. ``docs/new-agent.md`` shows how to write
+one.
 """
 
 from clawgym.agents.blackbox.agent import BlackBoxAgent

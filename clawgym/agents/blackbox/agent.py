@@ -1,7 +1,7 @@
-"""An agent made of somebody else's program: a box, a session of the gateway, user turns, and our own records of it all.
+"""An agent that runs a program in the sandbox: it opens a gateway session, sends user messages and collects the turns.
 
-Invariants: what an episode was is read from the gateway's records, never from what the program says of itself; a
-program's session opens with its episode and takes no call after the program's work is done.
+Invariants: the transcript of an episode comes from the gateway's records, never from what the program reports. The
+program's session opens when the episode begins and accepts no call after the program's work is done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.blackbox.boxes import Booted, Boxes, BoxSource
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
+from clawgym.agents.blackbox.sandboxes import BootedSandbox, SandboxSource, WarmSandboxes
 from clawgym.agents.blackbox.transcript import steps_of
-from clawgym.agents.protocol import AgentContext, AgentReport, Known
+from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
@@ -32,28 +32,40 @@ from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 __all__ = ["BlackBoxAgent"]
 
 _log = logging.getLogger("clawgym.agents")
-_OURS = (401, 403, 408, 429)
-"""Statuses that no request of an agent brings about."""
+_NOT_THE_AGENT = (401, 403, 408, 429)
+"""HTTP statuses that the content of an agent's request cannot cause."""
 
 
 @dataclass(eq=False)
-class _Stay:
-    """One episode's box, from its first to its last use."""
+class _Episode:
+    """The state of one episode, from the creation of its sandbox to the end of its session."""
 
-    booted: Booted
+    booted: BootedSandbox
     opened: bool = False
     usage: Usage = field(default_factory=Usage)
     files: dict[str, bytes] = field(default_factory=dict)
 
 
 class BlackBoxAgent:
-    """Lets ``claw`` work on tasks, each in a box of its own.
+    """Lets the program of ``claw`` work on tasks, each in its own sandbox.
 
-    Its model is ``engine`` (then the gateway, and a pool that is forgotten, are made here), or whatever a running
-    ``gateway`` has, which stays its owner's. ``follow_ups`` are said one after another once the instruction has been
-    worked on, in the same conversation. A seed that ``sampling`` leaves open is the episode's. ``spare`` boxes are kept
-    booted, ``booting`` boot at once (default of both: the cores here); ``max_tokens`` bounds one answer. A
-    ``claw`` that is a :class:`~clawgym.agents.blackbox.boxes.BoxSource` makes its boxes itself, and these do not count.
+    Give either ``engine`` or ``gateway``. With ``engine``, the agent starts a gateway of its own with a temporary pool
+    and closes the engine. A ``gateway`` is not closed.
+
+    Args:
+        claw: the adapter of the program. If it is also a
+            :class:`~clawgym.agents.blackbox.sandboxes.SandboxSource`, it makes its sandboxes itself, and ``spare``,
+            ``booting`` and ``max_tokens`` have no effect.
+        engine: the model of the program.
+        gateway: a running gateway whose engine is the model of the program.
+        sampling: sampling parameters; without a seed, the seed of the episode is used.
+        follow_ups: user messages that are sent one after another after the instruction, in the same conversation.
+        spare: sandboxes to keep ready with the program started; default: the number of cores.
+        booting: programs that start at the same time, at most; default: the number of cores.
+        max_tokens: token limit of one reply, as the program is told.
+
+    Raises:
+        TypeError: both of ``engine`` and ``gateway``, or none, are given.
     """
 
     def __init__(
@@ -69,79 +81,83 @@ class BlackBoxAgent:
         max_tokens: int = 8192,
     ) -> None:
         if (engine is None) == (gateway is None):
-            raise TypeError("a black box needs a model: give engine= or gateway=, one of the two")
+            raise TypeError("a black-box agent needs a model: give either engine= or gateway=")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.name = claw.name
         self.version = claw.version
         self.claw = claw
-        boxes = Boxes(
+        sandboxes = WarmSandboxes(
             claw,
             spare=cores if spare is None else spare,
             booting=cores if booting is None else booting,
             max_tokens=max_tokens,
         )
-        self.boxes: BoxSource = claw if isinstance(claw, BoxSource) else boxes
+        self.sandboxes: SandboxSource = claw if isinstance(claw, SandboxSource) else sandboxes
         self._own_engine = engine
         self._engine: TokenEngine | TextEngine = engine or gateway.engine  # type: ignore[union-attr]
         self._gateway = gateway
         self._sampling = sampling or Sampling()
         self._follow_ups = tuple(follow_ups)
-        self._stays: dict[str, _Stay] = {}
+        self._episodes: dict[str, _Episode] = {}
         self._owned: contextlib.AsyncExitStack | None = None
         self._starting = asyncio.Lock()
 
-    # -- the box
+    # -- sandboxes
 
-    async def open_box(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
-        booted = await self.boxes.take(backend, spec, await self._running_gateway())
-        self._stays[booted.box.id] = _Stay(booted)
-        return booted.box
+        booted = await self.sandboxes.take(backend, spec, await self._running_gateway())
+        self._episodes[booted.sandbox.id] = _Episode(booted)
+        return booted.sandbox
 
-    def session_of(self, box: Sandbox) -> str | None:
+    def session_of(self, sandbox: Sandbox) -> str | None:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
-        stay = self._stays[box.id]
-        return stay.booted.opened.id if stay.opened else None
+        episode = self._episodes[sandbox.id]
+        return episode.booted.opened.id if episode.opened else None
 
-    def reserved_for(self, box: Sandbox) -> str:
-        """The id that the session of the program in ``box`` has, or will have once it is opened."""
-        return self._stays[box.id].booted.opened.id
+    def reserved_session(self, sandbox: Sandbox) -> str:
+        """Return the id that the gateway session of the program in ``sandbox`` has, or will have once it is opened."""
+        return self._episodes[sandbox.id].booted.opened.id
 
-    async def close_box(self, box: Sandbox) -> None:
+    async def close_sandbox(self, sandbox: Sandbox) -> None:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
-        await self._stays[box.id].booted.close()
+        await self._episodes[sandbox.id].booted.close()
 
-    async def settle(self, box: Sandbox, end: EpisodeEnd) -> Known:
+    async def close_session(self, sandbox: Sandbox, end: EpisodeEnd) -> AgentArtifacts:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
-        stay = self._stays.pop(box.id)
-        if stay.opened:
-            await stay.booted.gateway.close_session(stay.booted.opened.id, end)
-        return Known(stay.usage, stay.files)
+        episode = self._episodes.pop(sandbox.id)
+        if episode.opened:
+            await episode.booted.gateway.close_session(episode.booted.opened.id, end)
+        return AgentArtifacts(episode.usage, episode.files)
 
-    # -- the work
+    # -- episodes
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Say the instruction, then the follow-ups. See the class."""
-        stay = self._stays[context.sandbox.id]
-        await self._open_session(context, stay)
+        """Send the instruction, then the follow-ups.
+
+        Raises:
+            EngineError, InfraError: the engine or the gateway failed.
+        """
+        episode = self._episodes[context.sandbox.id]
+        await self._open_session(context, episode)
         try:
             answer = ""
             for message in (context.task.instruction, *self._follow_ups):
                 try:
-                    answer = await stay.booted.running.ask(message)
+                    answer = await episode.booted.running.ask(message)
                 except SandboxDied:
                     raise
-                except (ClawStopped, SandboxError) as error:  # what runs in the box can cause either
+                except (ClawStopped, SandboxError) as error:  # code in the sandbox can cause either
                     _log.info("%s: %s", context.task.id, error)
                     cause = error.cause if isinstance(error, ClawStopped) else "agent-stopped"
-                    return await self._failed(stay) or AgentReport("error", cause, answer)
-                if report := await self._failed(stay):
+                    return await self._failed(episode) or AgentReport("error", cause, answer)
+                if report := await self._failed(episode):
                     return replace(report, final_message=answer)
             return AgentReport(final_message=answer)
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._wind_up(context, stay)))
+            await asyncio.shield(asyncio.ensure_future(self._collect(context, episode)))
 
-    async def _open_session(self, context: AgentContext, stay: _Stay) -> None:
+    async def _open_session(self, context: AgentContext, episode: _Episode) -> None:
         if context.opening is not None:
             await context.opening()
         request = context.session or SessionRequest(channel="eval")
@@ -154,45 +170,49 @@ class BlackBoxAgent:
             agent=f"{self.name} {self.version}",
             most_turns=context.task.limits.max_steps,
         )
-        await stay.booted.gateway.open_session(request, reserved=stay.booted.opened)
-        stay.opened = True
+        await episode.booted.gateway.open_session(request, reserved=episode.booted.opened)
+        episode.opened = True
 
-    async def _failed(self, stay: _Stay) -> AgentReport | None:
-        """What the last model call's failure means, which the program may have hidden behind a friendly answer.
+    async def _failed(self, episode: _Episode) -> AgentReport | None:
+        """Return how the episode ends if the last model call failed, or ``None`` if it did not.
 
-        What an agent can bring about by what it sends is its own failure. Raises :class:`EngineError` and
-        :class:`InfraError` for ours."""
-        session = await stay.booted.gateway.sessions.get(stay.booted.opened.id)
+        Programs often hide such failures behind an ordinary answer. A failure that the content of a request can cause
+        is the agent's own.
+
+        Raises:
+            EngineError, InfraError: the engine or the gateway failed.
+        """
+        session = await episode.booted.gateway.sessions.get(episode.booted.opened.id)
         failure = None if session is None else session.failure
         match failure:
             case None:
                 return None
             case BudgetExceeded():
                 return AgentReport("budget", failure.cause)
-            case EngineError() if failure.status in range(400, 500) and failure.status not in _OURS:
+            case EngineError() if failure.status in range(400, 500) and failure.status not in _NOT_THE_AGENT:
                 return AgentReport("error", f"model-{failure.status}")
             case EngineError():
                 raise failure
-            case Refusal() if failure.status not in _OURS:
+            case Refusal() if failure.status not in _NOT_THE_AGENT:
                 return AgentReport("error", f"model-{failure.status}")
-        raise InfraError(f"the gateway failed ({failure}): look at its log, then run the same command again")
+        raise InfraError(f"the gateway failed ({failure}): see its log, then run the same command again")
 
-    async def _wind_up(self, context: AgentContext, stay: _Stay) -> None:
-        """No more model calls; then take what is known of the episode."""
-        booted = stay.booted
-        await booted.hang_up()
-        await booted.gateway.hang_up(booted.opened.id)
+    async def _collect(self, context: AgentContext, episode: _Episode) -> None:
+        """End the model calls, then collect usage, turns, steps and files of the episode."""
+        booted = episode.booted
+        await booted.disconnect()
+        await booted.gateway.stop_session(booted.opened.id)
         if (session := await booted.gateway.sessions.get(booted.opened.id)) is not None:
-            stay.usage = session.usage
+            episode.usage = session.usage
         turns = await booted.gateway.in_pool(lambda pool: pool.turns(booted.opened.id))
         for turn in turns:
             context.record_turn(turn)
         for step in steps_of(turns, context.task.instruction):
             context.record(step)
-        with contextlib.suppress(SandboxError):  # a box that is gone, or whose files cannot be taken
-            stay.files.update(await booted.running.files())
+        with contextlib.suppress(SandboxError):  # the sandbox has ended, or its files cannot be read
+            episode.files.update(await booted.running.files())
 
-    # -- the rest
+    # -- resources
 
     async def _running_gateway(self) -> Gateway:
         async with self._starting:
@@ -204,7 +224,7 @@ class BlackBoxAgent:
         return self._gateway
 
     def identity(self) -> dict[str, Any]:
-        """The program, its configuration, the sampling, the engine's run manifest."""
+        """Return the identity of the program, its configuration, the sampling parameters and the engine's identity."""
         return {
             "name": self.name,
             "version": self.version,
@@ -220,8 +240,8 @@ class BlackBoxAgent:
             await self._engine.check()
 
     async def aclose(self) -> None:
-        """Close the boxes that wait, and what was made here: the gateway, the engine."""
-        await self.boxes.aclose()
+        """Close the sandboxes that nobody has taken, and with ``engine=`` the engine and the gateway."""
+        await self.sandboxes.aclose()
         if self._owned is not None:
             await self._owned.aclose()
         if self._own_engine is not None:

@@ -1,4 +1,4 @@
-"""HTTP to a program in a box. What answers is hostile: bounded in size, checked, and never more than a failure."""
+"""HTTP requests to a program in a sandbox. Responses are untrusted: their size and form are checked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clawgym.sandbox.protocol import Sandbox
 __all__ = ["request"]
 
 _PIECE = 1024
-"""Bytes of an answer for each piece, or early head, that it may have: an answer in single bytes is a lot of work."""
+"""Average size of a chunk, in bytes, that a response must reach: parsing a response of single bytes costs much time."""
 _READ = 4096
-"""Bytes that are looked at before others have their turn."""
+"""Bytes that are parsed before other tasks of the event loop run."""
 
 
 async def request(
-    box: Sandbox,
+    sandbox: Sandbox,
     port: int,
     method: str,
     path: str,
@@ -29,24 +29,29 @@ async def request(
     headers: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> tuple[int, bytes]:
-    """Status and body of one request to 127.0.0.1:``port`` in ``box``; ``body`` is sent as JSON.
+    """Send one request to 127.0.0.1:``port`` in ``sandbox`` and return the status and body of the response.
 
-    Raises :class:`ClawStopped` where nobody answers, or not in HTTP, and SandboxDied with the box.
+    ``body`` is sent as JSON.
+
+    Raises:
+        ClawStopped: nothing listens on the port, or the response is not HTTP or too large.
+        SandboxDied: the sandbox ended.
+        MissingDependency: h11 is not installed.
     """
     try:
         import h11
     except ImportError as error:
-        raise MissingDependency("black boxes need h11: pip install 'clawgym[openclaw]'") from error
+        raise MissingDependency("black-box agents need h11: pip install 'clawgym[openclaw]'") from error
     data = b"" if body is None else json.dumps(body).encode()
     sent = [("host", f"127.0.0.1:{port}"), ("connection", "close"), ("content-length", str(len(data)))]
     sent += [("content-type", "application/json")] if data else []
     sent += (headers or {}).items()
     try:
-        sock = await box.connect(port)
+        sock = await sandbox.connect(port)
     except SandboxDied:
         raise
     except SandboxError as error:
-        raise ClawStopped(f"nothing answers in the box ({error})") from error
+        raise ClawStopped(f"nothing listens on port {port} in the sandbox ({error})") from error
     connection = h11.Connection(h11.CLIENT)
     reader, writer = await asyncio.open_connection(sock=sock)
     try:
@@ -64,7 +69,7 @@ async def request(
                 pieces -= 1
                 room -= len(event.data) if isinstance(event, h11.Data) else 0
             if min(room, pieces) < 0:
-                raise ClawStopped(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
+                raise ClawStopped(f"the response is larger than {LARGEST_ANSWER >> 20} MiB", cause="agent-output")
             if isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
@@ -72,6 +77,6 @@ async def request(
             elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 return status, b"".join(parts)
     except (h11.ProtocolError, OSError) as error:
-        raise ClawStopped(f"the program in the box broke off its answer ({error})") from error
+        raise ClawStopped(f"the program in the sandbox sent an incomplete or malformed response ({error})") from error
     finally:
         writer.transport.abort()

@@ -1,10 +1,10 @@
-// Preloaded (node --require) into an unmodified program where a box has no loopback: internet sockets are forbidden
-// there, so TCP to and on 127.0.0.1 becomes unix sockets. Without it socket() fails, and nothing else changes.
+// Preloaded (node --require) into an unmodified program in a sandbox without a loopback. Internet sockets are forbidden
+// there (socket() fails), so TCP connections to 127.0.0.1 and listeners on it are replaced by unix sockets.
 //
-//   connect to 127.0.0.1:PORT  ->  /dev/listen-PORT, where the host listens, else /tmp/port-PORT
-//   listen on 127.0.0.1:PORT   ->  /tmp/port-PORT, where the host, and programs of the box, connect to
+//   connect to 127.0.0.1:PORT  ->  /dev/listen-PORT if the host listens there, else /tmp/port-PORT
+//   listen on 127.0.0.1:PORT   ->  /tmp/port-PORT, where the host and programs in the sandbox connect
 //
-// Both names are the sandbox's: Sandbox.listen and Sandbox.connect. Anything else is left to fail as it would.
+// Both names are part of the sandbox protocol: Sandbox.listen and Sandbox.connect. All other addresses fail as before.
 "use strict";
 
 const crypto = require("node:crypto");
@@ -12,15 +12,15 @@ const fs = require("node:fs");
 const net = require("node:net");
 
 const LOOPBACK = new Set(["127.0.0.1", "localhost", "::1", "::ffff:127.0.0.1"]);
-// To listen on ::1 too would be to take the same name twice: here is no IPv6, as on many machines.
+// Listening on ::1 as well would use the same path twice, so there is no IPv6, as on many machines.
 const OWN = new Set(["127.0.0.1", "localhost"]);
 const ours = (port) => `/tmp/port-${port}`;
 const theirs = (port) => `/dev/listen-${port}`;
 
-// Arguments as Node itself reads them: [options, callback]; what it has read already is an array.
+// Parses arguments as Node does: [options, callback]. Arguments that Node has parsed already are an array.
 const read = (args) => (Array.isArray(args[0]) ? args[0] : net._normalizeArgs(args));
 
-// The port that is meant, or -1 if it is none of the loopback's.
+// Returns the requested loopback port, or -1 for any other address.
 function portOf(options, host, hosts) {
   const port = Number(options.port ?? -1);
   return options.path == null && Number.isInteger(port) && hosts.has(host) ? port : -1;
@@ -33,7 +33,7 @@ function anyPort() {
   }
 }
 
-// The same options for a path: nothing that speaks of addresses.
+// Returns the options for a unix socket at `path`, without those for IP addresses.
 function at(path, { port, host, family, lookup, localAddress, localPort, ...rest }) {
   return { ...rest, path };
 }
@@ -59,7 +59,7 @@ net.Server.prototype.listen = function (...args) {
   this.address = () => (this.listening ? { address: "127.0.0.1", family: "IPv4", port } : null);
   this.prependListener("connection", (socket) => dress(socket, port));
   if (!fs.existsSync(path)) return start();
-  // A port is free once its program has ended; a socket's name stays. Whoever answers there keeps it.
+  // The socket file stays after its program has ended: remove it unless something still answers there.
   const look = net.connect({ path });
   look.once("connect", () => (look.destroy(), start()));
   look.once("error", (error) => {
@@ -69,7 +69,7 @@ net.Server.prototype.listen = function (...args) {
   return this;
 };
 
-// Who looks at the addresses of a connection, to see that it is local, finds that it is.
+// Sets the addresses of a connection, for programs that check that it is local.
 function dress(socket, port) {
   const here = { remoteAddress: "127.0.0.1", remoteFamily: "IPv4", remotePort: port };
   const there = { localAddress: "127.0.0.1", localFamily: "IPv4", localPort: port };

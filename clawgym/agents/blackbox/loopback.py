@@ -1,4 +1,4 @@
-"""What a program of Node needs in a box beside its own files: ``loopback.cjs``, where there is no network."""
+"""Support file for Node programs in sandboxes without a network: ``loopback.cjs`` replaces TCP on the loopback."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from importlib import resources
 from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.records import TaskFile
 
-__all__ = ["OURS", "node_options", "preload"]
+__all__ = ["SUPPORT_FOLDER", "node_options", "preload"]
 
-OURS = "/opt/clawgym"
-"""A read-only folder of ours, in every box."""
+SUPPORT_FOLDER = "/opt/clawgym"
+"""Read-only folder of ClawGym's own files in the sandbox."""
 _NAME = "loopback.cjs"
 
 
 @cache
 def preload() -> TaskFile:
-    """The file, for :data:`OURS`."""
+    """Return ``loopback.cjs``, to be placed in :data:`SUPPORT_FOLDER`."""
     return TaskFile(_NAME, resources.files("clawgym.agents.blackbox").joinpath(_NAME).read_bytes())
 
 
 def node_options(link: ModelLink) -> list[str]:
-    """Options of Node with which a program reaches ``link``."""
-    return [] if link.socket_path is None else ["--require", f"{OURS}/{_NAME}"]
+    """Return the options of Node that a program needs to reach ``link``."""
+    return [] if link.socket_path is None else ["--require", f"{SUPPORT_FOLDER}/{_NAME}"]

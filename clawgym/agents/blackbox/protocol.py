@@ -1,6 +1,7 @@
-"""What a black box is to us: a program that starts in a box, has a model behind a URL, and answers a user.
+"""Protocols of black-box agents: programs that run in the sandbox, call a model by URL and answer a user.
 
-Two Protocols. A :class:`Claw` is one kind of program (OpenClaw 2026.4.1, pi); :class:`Running` is one that has started.
+A :class:`Claw` is the adapter of one program, such as OpenClaw 2026.4.1 or pi. A :class:`Running` is one started
+instance of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ __all__ = ["Claw", "ClawStopped", "ModelLink", "Running"]
 
 
 class ClawStopped(Exception):
-    """The program ended, or answers no more. What runs in its box can cause this, so the episode is ``failed``."""
+    """The program ended or does not answer. Code in the sandbox can cause this, so the episode is ``failed``.
+
+    ``cause`` is the cause of the episode's failure, a short word.
+    """
 
     def __init__(self, message: str, *, cause: str = "agent-stopped") -> None:
         super().__init__(message)
@@ -24,61 +28,91 @@ class ClawStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelLink:
-    """The model, as a program in the box finds it: an OpenAI-compatible endpoint of one session."""
+    """The model, as the program in the sandbox reaches it: an OpenAI-compatible endpoint of one gateway session."""
 
     base_url: str
-    """``http://127.0.0.1:9000/s/<session>/v1``: in a box without a loopback, ``socket_path`` stands for that port."""
+    """``http://127.0.0.1:9000/s/<session>/v1``. In a sandbox without a loopback, connect to ``socket_path`` instead of
+    that port."""
     api_key: str = field(repr=False)
     model: str = "policy"
     context_window: int = 128_000
-    """Tokens of prompt and answer together."""
+    """Context window in tokens, prompt and reply together."""
     max_tokens: int = 8192
-    """Of one answer."""
+    """Token limit of one reply."""
     socket_path: str | None = None
-    """Where the box has no network (``chroot``): the unix socket that the gateway listens on."""
+    """In a sandbox without a network (``chroot``): the unix socket that the gateway listens on."""
 
 
 class Running(Protocol):
-    """A program that has started, and waits for its user."""
+    """A started program that waits for user messages."""
 
     @property
     def ended(self) -> bool:
-        """Whether the program is gone."""
+        """Whether the program has ended."""
         ...
 
     async def ask(self, message: str) -> str:
-        """One user turn, to the end of the agent's work on it; returns what it says then. Several are one
-        conversation. Takes as long as it takes: it is cancelled when the episode's time is up. Raises
-        :class:`ClawStopped`, and what the box raises (:mod:`clawgym.sandbox.protocol`)."""
+        """Send one user message, wait until the agent has finished its work on it, and return its answer.
+
+        All calls belong to one conversation. Set no time limit: the caller cancels the call when the time of the
+        episode is used up.
+
+        Raises:
+            ClawStopped: the program ended or does not answer.
+            SandboxError, SandboxDied: as the sandbox raises them (:mod:`clawgym.sandbox.protocol`).
+        """
         ...
 
     async def files(self) -> Mapping[str, bytes]:
-        """What the program wrote about itself (transcripts, log), by relative path; once, at the end. A
-        :class:`~clawgym.errors.SandboxError` counts as nothing."""
+        """Return the program's own transcripts and logs, by relative path. Called once, at the end.
+
+        A :class:`~clawgym.errors.SandboxError` counts as no files.
+        """
         ...
 
     async def aclose(self) -> None:
-        """Let go of it; the box is closed by others. Idempotent."""
+        """Release the program. The caller closes the sandbox. Idempotent."""
         ...
 
 
 class Claw(Protocol):
-    """One kind of agent program."""
+    """The adapter of one agent program.
+
+    Example, for a program that is started anew for each message (``docs/new-agent.md`` has a complete one)::
+
+        class Hands:
+            name = "hands"
+            version = "1"
+
+            def spec(self, spec):
+                return replace(spec, mounts={**spec.mounts, "/opt/hands": Path("/usr/local/lib/hands")})
+
+            async def start(self, sandbox, link):
+                settings = json.dumps({"base_url": link.base_url, "api_key": link.api_key})
+                await sandbox.put([TaskFile("link.json", settings.encode())], "/root/.hands")
+                return RunningHands(sandbox)  # implements Running
+
+            def identity(self):
+                return {"program_sha256": PROGRAM_SHA256}
+    """
 
     name: str
     version: str
 
     def spec(self, spec: SandboxSpec) -> SandboxSpec:
-        """``spec`` with what the program needs on top of its task: its files (``mounts``), memory, processes."""
+        """Return ``spec`` plus what the program needs: its files (``mounts``), memory and processes."""
         ...
 
-    async def start(self, box: Sandbox, link: ModelLink) -> Running:
-        """Start the program in a fresh box, and wait until it can be asked. It works in ``box.spec.workdir``.
+    async def start(self, sandbox: Sandbox, link: ModelLink) -> Running:
+        """Start the program in a fresh sandbox, and wait until it accepts messages. It works in
+        ``sandbox.spec.workdir``.
 
-        Raises :class:`~clawgym.errors.InfraError` if it does not start: nobody's code but ours and the program's has
-        run by then."""
+        Raises:
+            InfraError: the program does not start. Only ClawGym's code and the program have run so far, so this is
+                not the agent's failure.
+        """
         ...
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the program and its configuration in a run manifest; no secrets."""
+        """Return what identifies the program and its configuration in a run manifest, as JSON; no secrets."""
         ...

@@ -1,4 +1,4 @@
-"""The gateway's turns as a transcript: what a black box says of itself is not what we record."""
+"""Make a transcript from the turns that the gateway recorded; the program's own transcript is not used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["steps_of"]
 
 
 def steps_of(turns: Sequence[Turn], instruction: str, *, model: str | None = None) -> Iterator[Step]:
-    """The steps that ``turns`` of one episode show, without the ``instruction``, which is recorded already.
+    """Yield the steps of one episode from its ``turns``, without the ``instruction``, which is already recorded.
 
-    A tool's result stands with the call that it answers; a turn of another role than ``main`` says so in ``extra``.
+    Tool results are observations of the step with the call. ``extra`` holds the role of a turn unless it is ``main``.
     """
     results = {
         message["tool_call_id"]: text_of(message) for turn in turns for message in turn.messages if _is_result(message)
     }
-    instruction = instruction.strip()  # programs trim what they are told
+    instruction = instruction.strip()  # programs strip user messages
     said: set[tuple[str, str]] = {("user", instruction)}
     written = now()
     for turn in turns:

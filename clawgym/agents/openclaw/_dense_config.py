@@ -1,4 +1,5 @@
-"""What one OpenClaw for many agents is told: its agents, and that their tools work in boxes (``dense.mjs``)."""
+"""Configuration of the shared OpenClaw of ``openclaw-dense``: its agents, and the plugin that runs their tools in
+sandboxes (``dense.mjs``)."""
 
 from __future__ import annotations
 
@@ -7,22 +8,22 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from clawgym.agents.blackbox.loopback import OURS
+from clawgym.agents.blackbox.loopback import SUPPORT_FOLDER
 from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.records import TaskFile
 
 __all__ = ["PLUGIN", "SECONDS", "TOOLS_PORT", "configuration_of", "plugin", "plugin_files"]
 
-PLUGIN = f"{OURS}-dense"
+PLUGIN = f"{SUPPORT_FOLDER}-dense"
 TOOLS_PORT = 9001
 SECONDS = 86400.0
 _DENIED = ["cron", "web_fetch"]
-"""Tools that work in the shared process itself: jobs of one agent would be seen by all; it has what no box has."""
+"""Tools that run in the shared process itself, where one agent could see what others do or reach beyond its sandbox."""
 
 
 def plugin() -> bytes:
-    """Its code."""
+    """Return the code of the plugin."""
     return resources.files("clawgym.agents.openclaw").joinpath("dense.mjs").read_bytes()
 
 
@@ -51,13 +52,15 @@ _ABOUT = (
 
 
 def plugin_files() -> tuple[TaskFile, ...]:
-    """The plugin's folder."""
+    """Return the files of the plugin's folder."""
     return (TaskFile("index.mjs", plugin()), *_ABOUT)
 
 
 def configuration_of(claw: OpenClaw, model: str, token: str, key: str, agents: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a box's own OpenClaw, with ``agents`` (name -> workspace), their models in their own
-    folders, and their tools in boxes."""
+    """Return ``openclaw.json``: as for one task, but with ``agents`` (name -> workspace) whose tools run in sandboxes.
+
+    The model of each agent is in a file of its own folder.
+    """
     config = claw.config(ModelLink("", "", model), token, "/var/empty", SECONDS)
     defaults, tools = config["agents"]["defaults"], config["tools"]
     del config["models"]["providers"]

@@ -1,10 +1,10 @@
-"""What the tools of agents in one shared OpenClaw do, each in the box of its own task.
+"""The server that carries out the tool calls of agents in one shared OpenClaw, each in the sandbox of its own task.
 
-Invariant: a request names an agent, an agent has one box, and nothing but that box is touched. The other side is
-OpenClaw, which speaks for models: paths and commands are handed to the box as they are, and mean what they mean there.
+Invariant: a request names an agent, an agent has one sandbox, and only that sandbox is touched. Requests are untrusted,
+since models decide what OpenClaw sends: paths and commands are passed to the sandbox unchanged and resolved there.
 
-One connection is one request: a line of JSON, with ``size`` bytes after it; the answer is a line of JSON, and bytes.
-A command's output is streamed instead (``run``), and its exit code asked for afterwards (``code``).
+One connection carries one request: a line of JSON, followed by ``size`` bytes. The response is a line of JSON, followed
+by bytes. For commands, the output is streamed (``run``), and the exit code is requested afterwards (``code``).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from clawgym.agents.openclaw._files import FILES, LARGEST, Answer
 from clawgym.errors import ClawGymError, InfraError, SandboxDied, SandboxError
 from clawgym.sandbox.protocol import ExecResult, Sandbox
 
-__all__ = ["Hands", "OpenClawToolServer"]
+__all__ = ["AgentTools", "OpenClawToolServer"]
 
 _log = logging.getLogger("clawgym.agents")
 _LINE = 1 << 20
 _PORT = 9000
-"""In a task's box: where its commands' output comes to us."""
-_FAST = 4 * 2**20
-"""Bytes of one command's output that go as fast as they come; a flood is slowed down, since all share one process."""
-_LAST, _LATE = 1.0, 5.0
-"""Seconds that a finished command's last output may take, where what it left running holds the pipe; and its
-first, before it is taken to have none."""
+"""Port in the task's sandbox on which this server receives the output of its commands."""
+_UNTHROTTLED = 4 * 2**20
+"""Bytes of one command's output that are relayed at full speed; the rest is slowed down: agents share a process."""
+_LAST_OUTPUT_SECONDS, _FIRST_OUTPUT_SECONDS = 1.0, 5.0
+"""Seconds to wait for the last output of a finished command whose background processes keep the pipe open, and for the
+first output of a finished command, before it counts as one without output."""
 
-# $1 port, $2 ticket, $3 command. Its output is a pipe, as ever, and a program of ours carries it to us.
-_IN_BOX = """exec > >(exec 3<>"/dev/tcp/127.0.0.1/$1" && printf '%s\\n' "$2" >&3 && exec cat >&3) 2>&1
+# $1 port, $2 ticket, $3 command. The command writes to a pipe as usual, and `cat` sends its output to the port.
+_WRAPPER = """exec > >(exec 3<>"/dev/tcp/127.0.0.1/$1" && printf '%s\\n' "$2" >&3 && exec cat >&3) 2>&1
 exec "${SHELL:-sh}" -c "$3"
 """
 
@@ -49,31 +49,32 @@ class _Command:
 
 
 @dataclass(eq=False)
-class Hands:
-    """What an agent's tools reach: its box. ``failed`` is set once that cannot work any more."""
+class AgentTools:
+    """The tools of one agent, which work in ``sandbox``. ``failed`` gets an exception when they stop working."""
 
-    box: Sandbox
+    sandbox: Sandbox
     failed: asyncio.Future[None]
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once OpenClaw has begun with what the agent was asked."""
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once OpenClaw has started to process the agent's user message."""
     commands: dict[str, _Command] = field(default_factory=dict)
+    """Commands that have been announced, by ticket."""
     listening: asyncio.Server | None = None
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    at_work: set[asyncio.Task[None]] = field(default_factory=set)
-    left: set[asyncio.Task[None]] = field(default_factory=set)
-    """Of what ended commands left running."""
+    active: set[asyncio.Task[None]] = field(default_factory=set)
+    leftovers: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that read the output of background processes of ended commands."""
 
-    async def hang_up(self) -> None:
-        """End what the agent's tools still do; what they started goes on. Idempotent."""
+    async def stop(self) -> None:
+        """End the tool calls under way; background processes in the sandbox keep running. Idempotent."""
         if self.listening is not None:
             self.listening.close()
-        await _end(self.at_work)
+        await _end(self.active)
         self.failed.cancel()
 
     async def aclose(self) -> None:
-        """Let go of the box. Idempotent."""
-        await self.hang_up()
-        await _end(self.left)
+        """Stop and close all connections. The caller closes the sandbox. Idempotent."""
+        await self.stop()
+        await _end(self.leftovers)
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:
@@ -84,34 +85,34 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 
 
 class OpenClawToolServer:
-    """Serves one OpenClaw process. ``key`` is what its requests carry."""
+    """Serves one OpenClaw process. Its requests must carry ``key``."""
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
-        self._hands: dict[str, Hands] = {}
+        self._agents: dict[str, AgentTools] = {}
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
 
     async def start(self, sock: socket.socket) -> None:
-        """Listen on ``sock``, which is in OpenClaw's box."""
+        """Listen on ``sock``, a socket in OpenClaw's sandbox."""
         self._server = await asyncio.start_server(self._connected, sock=sock, limit=_LINE)
 
-    def add(self, agent: str, box: Sandbox) -> Hands:
-        """From now on ``agent``'s tools work in ``box``."""
-        hands = self._hands[agent] = Hands(box, asyncio.get_running_loop().create_future())
-        return hands
+    def add(self, agent: str, sandbox: Sandbox) -> AgentTools:
+        """Let the tools of ``agent`` work in ``sandbox``."""
+        agent_tools = self._agents[agent] = AgentTools(sandbox, asyncio.get_running_loop().create_future())
+        return agent_tools
 
     async def remove(self, agent: str) -> None:
-        """``agent``'s tools work no more. Idempotent."""
-        if (hands := self._hands.pop(agent, None)) is not None:
-            await hands.hang_up()
+        """Stop the tools of ``agent``. Idempotent."""
+        if (agent_tools := self._agents.pop(agent, None)) is not None:
+            await agent_tools.stop()
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Stop listening and stop the tools of all agents. Idempotent."""
         if self._server is not None:
             self._server.close()
         await _end(self._open)
-        for agent in list(self._hands):
+        for agent in list(self._agents):
             await self.remove(agent)
 
     # -- requests
@@ -123,9 +124,9 @@ class OpenClawToolServer:
         try:
             await self._answer(reader, writer)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
-            _log.debug("a request of OpenClaw's tools was broken: %r", error)
+            _log.debug("malformed request of an OpenClaw tool: %r", error)
         except asyncio.CancelledError:
-            pass  # by _end(): asyncio's server would complain
+            pass  # by _end(): asyncio's server would log it
         finally:
             self._open.discard(task)
             writer.close()
@@ -146,37 +147,40 @@ class OpenClawToolServer:
         await writer.drain()
 
     async def _do(self, head: dict[str, Any], body: bytes) -> Answer:
-        hands = self._hands.get(str(head["agent"]))
-        if hands is None:
+        agent_tools = self._agents.get(str(head["agent"]))
+        if agent_tools is None:
             return {"error": "the sandbox is gone"}, b""
         try:
             if head["op"] == "begin":
-                hands.begun.set()
+                agent_tools.started.set()
                 return {}, b""
             if head["op"] == "exec":
-                return await _exec(hands, head)
-            return await FILES[head["op"]](hands.box, head, body)
+                return await _exec(agent_tools, head)
+            return await FILES[head["op"]](agent_tools.sandbox, head, body)
         except (SandboxDied, InfraError) as error:
-            self._fail(hands, error)
+            self._fail(agent_tools, error)
             return {"error": "the sandbox is gone"}, b""
         except SandboxError as error:
             return {"error": str(error)}, b""
 
-    def _fail(self, hands: Hands, error: ClawGymError) -> None:
-        if not hands.failed.done():
-            hands.failed.set_exception(error)
-            hands.failed.exception()  # retrieved, even where nobody waits
+    def _fail(self, agent_tools: AgentTools, error: ClawGymError) -> None:
+        if not agent_tools.failed.done():
+            agent_tools.failed.set_exception(error)
+            agent_tools.failed.exception()  # mark as retrieved: nobody may be waiting for it
 
     # -- commands
 
     async def _run(self, ticket: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run what :func:`_exec` took down; its output goes to ``writer`` as it comes. Ends with who waits for it."""
-        hands = next((h for h in self._hands.values() if ticket in h.commands), None)
-        if hands is None:
+        """Run the command that :func:`_exec` registered and stream its output to ``writer``.
+
+        Ends when the other side closes the connection.
+        """
+        agent_tools = next((h for h in self._agents.values() if ticket in h.commands), None)
+        if agent_tools is None:
             return
-        command = hands.commands[ticket]
-        work = asyncio.create_task(self._carry(hands, command, writer))
-        hands.at_work.add(work)
+        command = agent_tools.commands[ticket]
+        work = asyncio.create_task(self._execute(agent_tools, command, writer))
+        agent_tools.active.add(work)
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -184,27 +188,27 @@ class OpenClawToolServer:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-            hands.at_work.discard(work)
+            agent_tools.active.discard(work)
             if not command.code.done():
                 command.code.set_result(137)
 
-    async def _carry(self, hands: Hands, command: _Command, writer: asyncio.StreamWriter) -> None:
-        box = hands.box
-        seconds = box.spec.limits.agent_seconds
-        running = asyncio.create_task(box.exec(command.argv, env=command.env, timeout=seconds, max_output=4096))
+    async def _execute(self, agent_tools: AgentTools, command: _Command, writer: asyncio.StreamWriter) -> None:
+        sandbox = agent_tools.sandbox
+        seconds = sandbox.spec.limits.agent_seconds
+        running = asyncio.create_task(sandbox.exec(command.argv, env=command.env, timeout=seconds, max_output=4096))
         try:
             await asyncio.wait((running, command.output), return_when=asyncio.FIRST_COMPLETED)
-            if not command.output.done():  # a command can be faster than its output
-                await asyncio.wait((command.output,), timeout=_LATE)
+            if not command.output.done():  # the command may end before its output arrives
+                await asyncio.wait((command.output,), timeout=_FIRST_OUTPUT_SECONDS)
             if command.output.done():
                 await _relay(command.output.result(), writer, running)
             done = await running
-            if not command.output.done():  # it came to nothing, and the box says why
+            if not command.output.done():  # the wrapper failed: its output says why
                 writer.write(done.output)
                 await writer.drain()
             command.code.set_result(done.exit_code)
         except (SandboxDied, InfraError) as error:
-            self._fail(hands, error)
+            self._fail(agent_tools, error)
         except SandboxError as error:
             writer.write(str(error).encode())
         finally:
@@ -212,24 +216,24 @@ class OpenClawToolServer:
             await asyncio.gather(running, return_exceptions=True)
 
     async def _code(self, ticket: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for hands in self._hands.values():
-            if ticket in hands.commands:
-                code = await hands.commands[ticket].code
-                del hands.commands[ticket]
+        for agent_tools in self._agents.values():
+            if ticket in agent_tools.commands:
+                code = await agent_tools.commands[ticket].code
+                del agent_tools.commands[ticket]
                 writer.write(b"%d\n" % code)
                 return
 
 
 async def _relay(source: asyncio.StreamReader, writer: asyncio.StreamWriter, running: asyncio.Task[ExecResult]) -> None:
-    """Until the output ends, or a moment after the command has: what it left running may go on with it."""
-    passed, clock = 0, asyncio.get_running_loop().time
+    """Copy output until it ends, or until shortly after the command has ended if background processes keep it open."""
+    copied, clock = 0, asyncio.get_running_loop().time
     until: float | None = None
     while until is None or clock() < until:
         reading = asyncio.ensure_future(source.read(1 << 16))
         try:
             if until is None:
                 await asyncio.wait((reading, running), return_when=asyncio.FIRST_COMPLETED)
-                until = clock() + _LAST if running.done() else None
+                until = clock() + _LAST_OUTPUT_SECONDS if running.done() else None
             if until is not None:
                 await asyncio.wait((reading,), timeout=until - clock())
             data = reading.result() if reading.done() else None
@@ -241,26 +245,26 @@ async def _relay(source: asyncio.StreamReader, writer: asyncio.StreamWriter, run
         if data:
             writer.write(data)
             await writer.drain()
-            passed += len(data)
-        if passed > _FAST:
+            copied += len(data)
+        if copied > _UNTHROTTLED:
             await asyncio.sleep(0.02)
 
 
 async def _discard(source: asyncio.StreamReader) -> None:
-    """Of what a command left running: a closed pipe would end that."""
+    """Read and drop the output of background processes, which a closed pipe would kill."""
     while True:
         if not await source.read(1 << 16):
             return
         await asyncio.sleep(0.02)
 
 
-async def _listen(hands: Hands) -> None:
-    """A port in the task's box, to which its commands' output comes."""
+async def _listen(agent_tools: AgentTools) -> None:
+    """Listen on the port in the task's sandbox to which commands send their output."""
 
-    async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             ticket = (await reader.readline()).strip().decode("ascii", "replace")
-            command = hands.commands.get(ticket)
+            command = agent_tools.commands.get(ticket)
             if command is None or command.output.done():
                 return
             command.output.set_result(reader)
@@ -271,26 +275,26 @@ async def _listen(hands: Hands) -> None:
         finally:
             writer.close()
 
-    async def kept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        hands.left.add(task)
+        agent_tools.leftovers.add(task)
         try:
-            await came(reader, writer)
+            await receive(reader, writer)
         except asyncio.CancelledError:
-            pass  # by _end(): asyncio's server would complain
+            pass  # by _end(): asyncio's server would log it
         finally:
-            hands.left.discard(task)
+            agent_tools.leftovers.discard(task)
 
-    async with hands.starting:
-        if hands.listening is None:
-            hands.listening = await asyncio.start_server(kept, sock=await hands.box.listen(_PORT))
+    async with agent_tools.starting:
+        if agent_tools.listening is None:
+            agent_tools.listening = await asyncio.start_server(connected, sock=await agent_tools.sandbox.listen(_PORT))
 
 
-async def _exec(hands: Hands, head: dict[str, Any]) -> Answer:
-    await _listen(hands)
+async def _exec(agent_tools: AgentTools, head: dict[str, Any]) -> Answer:
+    await _listen(agent_tools)
     loop, ticket = asyncio.get_running_loop(), secrets.token_hex(16)
-    argv = ["bash", "--noprofile", "--norc", "-c", _IN_BOX, "tool", str(_PORT), ticket, head["command"]]
+    argv = ["bash", "--noprofile", "--norc", "-c", _WRAPPER, "tool", str(_PORT), ticket, head["command"]]
     env = {str(name): str(value) for name, value in head["env"].items()}
-    hands.commands[ticket] = _Command(argv, env, loop.create_future(), loop.create_future())
+    agent_tools.commands[ticket] = _Command(argv, env, loop.create_future(), loop.create_future())
     return {"ticket": ticket}, b""

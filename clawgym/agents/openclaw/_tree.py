@@ -1,4 +1,4 @@
-"""A folder that must stay as it was: made read-only, its every entry listed, compared with that list later."""
+"""Protect a folder against changes: make it read-only, write a list of its entries, compare it with the list later."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["LIST", "compare", "remove", "seal"]
+__all__ = ["LIST", "compare", "freeze", "remove"]
 
 LIST = "files.gz"
-"""The list, in the folder itself: ``mode size sha256 path`` of each entry, sorted by path, each ended by NUL."""
+"""Name of the list in the folder: ``mode size sha256 path`` of each entry, sorted by path, each ending with NUL."""
 
-_Tell = Callable[[int], None]
-_SHOWN = 5  # of the differences found
+Report = Callable[[int], None]
+_SHOWN = 5  # most differences that are returned
 
 
 def _entries(top: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry below ``top`` but files right in it, by path relative to it, parents first."""
+    """Yield the relative path and status of every entry below ``top``, parents first, except files directly in it."""
     stack = [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]
     while stack:
         name = stack.pop()
@@ -39,24 +39,24 @@ def _line(path: Path, name: str, info: os.stat_result) -> str:
     return f"{info.st_mode:o} 0 {content} {name}"
 
 
-def _listing(top: Path, tell: _Tell) -> list[str]:
+def _listing(top: Path, report: Report) -> list[str]:
     lines: list[str] = []
     for name, info in _entries(top):
         lines.append(_line(top / name, name, info))
-        tell(len(lines))
+        report(len(lines))
     return sorted(lines, key=lambda line: line.split(" ", 3)[3])
 
 
-def seal(top: Path, tell: _Tell) -> tuple[str, int, int, int]:
-    """Take away everybody's right to write below ``top``, let everybody read, and write the list.
+def freeze(top: Path, report: Report) -> tuple[str, int, int, int]:
+    """Make everything below ``top`` read-only and readable for all users, and write the list.
 
-    Returns the digest of the list, and how many entries, files and bytes it names. Raises OSError.
+    Returns the SHA-256 of the list and the numbers of entries, files and bytes in it. Raises OSError.
     """
     for name, info in _entries(top):
         if not stat.S_ISLNK(info.st_mode):
             runs = stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111
             os.chmod(top / name, 0o555 if runs else 0o444)
-    lines = _listing(top, tell)
+    lines = _listing(top, report)
     text = "".join(f"{line}\0" for line in lines).encode("utf-8", "surrogateescape")
     (top / LIST).write_bytes(gzip.compress(text, 6, mtime=0))
     (top / LIST).chmod(0o444)
@@ -64,19 +64,19 @@ def seal(top: Path, tell: _Tell) -> tuple[str, int, int, int]:
     return hashlib.sha256(text).hexdigest(), len(lines), len(sizes), sum(sizes)
 
 
-def compare(top: Path, digest: str, tell: _Tell) -> list[str]:
-    """What differs from the list that has this digest: ``path: how``, at most a few, else nothing."""
+def compare(top: Path, digest: str, report: Report) -> list[str]:
+    """Return differences from the list with this SHA-256, as ``path: how``: at most five, and none if all matches."""
     try:
         text = gzip.decompress((top / LIST).read_bytes())
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         return [f"{LIST}: cannot be read ({error})"]
     if hashlib.sha256(text).hexdigest() != digest:
-        return [f"{LIST}: is not the list that was written"]
+        return [f"{LIST}: was changed"]
     lines = text.decode("utf-8", "surrogateescape").split("\0")[:-1]
     wanted = {line.split(" ", 3)[3]: line for line in lines}
     found: list[str] = []
     for seen, (name, info) in enumerate(_entries(top), 1):
-        tell(seen)
+        report(seen)
         known = wanted.pop(name, None)
         if known is None:
             found.append(f"{name}: was added")
@@ -92,7 +92,7 @@ def _line_head(info: os.stat_result) -> list[str]:
 
 
 def remove(top: Path) -> None:
-    """Remove a folder, sealed or not, if it is there."""
+    """Remove a folder, read-only or not, if it exists."""
     if not top.is_dir():
         return
     for folder, _, _ in os.walk(top):

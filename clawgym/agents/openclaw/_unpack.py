@@ -1,7 +1,7 @@
-"""Container images as folders: an OCI layout, or what ``docker save`` wrote, becomes a root file system.
+"""Unpack a container image (an OCI layout, or an archive of ``docker save``) into a root file system.
 
-Invariant: nothing is written outside the folder, whatever the image holds. Links are resolved as a box would resolve
-them, inside the folder; all files come to belong to this user, without set-uid bits; devices are left out.
+Invariant: nothing is written outside the target folder, whatever the image contains. Links are resolved inside the
+folder, as in a sandbox. All files belong to the current user and have no set-uid bits. Devices are left out.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from clawgym.errors import AgentError
 
 __all__ = ["copy_rootfs", "is_image", "resolve", "unpack"]
 
-_LINKS = 40  # followed in one path, as by Linux
+_LINKS = 40  # most links followed in one path, as in Linux
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
-Tell = Callable[[str, int, int], None]
+Report = Callable[[str, int, int], None]
 
 
-# -- paths of a box
+# -- paths in a sandbox
 
 
 def resolve(root: Path, path: str, *, make: bool = False) -> Path | None:
-    """What ``path`` names to a program whose root folder is ``root``, or None if there is no such thing.
+    """Resolve ``path`` as a program with the root folder ``root`` would, or return None if it does not exist.
 
-    ``make`` makes the folders that are missing. Nothing else may change the tree meanwhile. Raises OSError for a loop
-    of links, and with ``make`` where a file is in the way.
+    ``make`` creates missing folders. Nothing else may change the tree meanwhile.
+
+    Raises OSError for too many links, and with ``make`` if a file is in the place of a folder.
     """
     found: list[str] = []
     todo, links = _parts(path), 0
@@ -76,7 +77,7 @@ def _parts(path: str) -> list[str]:
 
 
 class _Layer:
-    """Laying one tar over what is there."""
+    """Applies one layer, a tar, to the files of the layers below."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -85,7 +86,7 @@ class _Layer:
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name)
         if ".." in parts:
-            raise OSError(f"{member.name}: a name that leads out of the image")
+            raise OSError(f"{member.name}: the name leads out of the image")
         if not parts:
             return
         parent = resolve(self._root, "/".join(parts[:-1]), make=True)
@@ -111,7 +112,7 @@ class _Layer:
             names = _parts(member.linkname)
             parent = resolve(self._root, "/".join(names[:-1])) if names and ".." not in names else None
             if parent is None or not os.path.lexists(parent / names[-1]):
-                raise OSError(f"{member.name}: a hard link to {member.linkname!r}, which the image does not have")
+                raise OSError(f"{member.name}: hard link to {member.linkname!r}, which is not in the image")
             if parent / names[-1] != path:
                 _unlink(path)
                 os.link(parent / names[-1], path, follow_symlinks=False)
@@ -128,7 +129,7 @@ class _Layer:
         os.utime(path, (member.mtime, member.mtime))
 
     def _hide(self, path: Path) -> None:
-        """Take away what layers below put there."""
+        """Remove the files of lower layers at ``path``."""
         if path.is_dir() and not path.is_symlink():
             for child in list(path.iterdir()):
                 self._hide(child)
@@ -166,7 +167,7 @@ class _Files:
     def open(self, name: str) -> IO[bytes]:
         """Raises OSError if there is no such file."""
         if ".." in name.split("/") or name.startswith("/"):
-            raise OSError(f"{name!r}: a name that leads out of the image")
+            raise OSError(f"{name!r}: the name leads out of the image")
         if self._folder:
             return (self._folder / name).open("rb")
         assert self._tar is not None
@@ -181,31 +182,32 @@ class _Files:
 
 
 def is_image(source: Path) -> bool:
-    """Whether this is an OCI layout, or a file that might hold an image."""
+    """Whether ``source`` is an OCI layout, or a file that could be the archive of an image."""
     return source.is_file() or (source / "index.json").is_file()
 
 
 def _layers(files: _Files) -> list[str]:
-    """The names of the layers' files, the lowest first. Raises OSError, ValueError, LookupError, TypeError."""
+    """Return the names of the layer files, lowest first. Raises OSError, ValueError, LookupError, TypeError."""
     if "index.json" not in files:
         images = files.json("manifest.json")
         if len(images) != 1:
-            raise ValueError(f"holds {len(images)} images: save one")
+            raise ValueError(f"contains {len(images)} images: save one")
         return list(images[0]["Layers"])
     index = files.json("index.json")
     while "manifests" in index:
-        index = files.json(_blob(_ours(index["manifests"])["digest"]))
+        index = files.json(_blob(_matching_manifest(index["manifests"])["digest"]))
     return [_blob(layer["digest"]) for layer in index["layers"]]
 
 
-def _ours(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _matching_manifest(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the manifest for this machine's platform, else the one that names no platform."""
     wanted = ("linux", _ARCHITECTURES.get(platform.machine(), platform.machine()))
     platforms = [m.get("platform") or {} for m in manifests]
-    fit = [m for m, p in zip(manifests, platforms, strict=True) if (p.get("os"), p.get("architecture")) == wanted]
-    fit = fit or [m for m, p in zip(manifests, platforms, strict=True) if not p]
-    if len({m["digest"] for m in fit}) != 1:
-        raise ValueError(f"holds {len(fit)} images for {'/'.join(wanted)}: give a layout or an archive of one")
-    return fit[0]
+    found = [m for m, p in zip(manifests, platforms, strict=True) if (p.get("os"), p.get("architecture")) == wanted]
+    found = found or [m for m, p in zip(manifests, platforms, strict=True) if not p]
+    if len({m["digest"] for m in found}) != 1:
+        raise ValueError(f"contains {len(found)} images for {'/'.join(wanted)}: give a layout or an archive of one")
+    return found[0]
 
 
 def _blob(digest: str) -> str:
@@ -215,7 +217,7 @@ def _blob(digest: str) -> str:
 
 
 class _Hashed:
-    """A file that knows the digest of what was read of it."""
+    """A file that computes the SHA-256 of what is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, hashlib.sha256()
@@ -226,33 +228,33 @@ class _Hashed:
         return data
 
     def digest(self) -> str:
-        """Of the whole file."""
+        """Read the rest and return the SHA-256 of the whole file."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
 
 
-def unpack(source: Path, folder: Path, tell: Tell) -> None:
-    """Unpack the image that ``source`` (an OCI layout, or a tar of an image) holds into the empty ``folder``.
+def unpack(source: Path, folder: Path, report: Report) -> None:
+    """Unpack the image in ``source`` (an OCI layout, or the tar of an image) into the empty ``folder``.
 
-    Raises :class:`~clawgym.errors.AgentError` if it is no image, or a damaged one.
+    Raises :class:`~clawgym.errors.AgentError` if ``source`` is not an image or is damaged.
     """
     try:
         with contextlib.closing(_Files(source)) as files:
             layers = _layers(files)
             for index, name in enumerate(layers):
-                tell("layers", index, len(layers))
+                report("layers", index, len(layers))
                 with files.open(name) as file:
                     if file.read(4) == _ZSTD:
-                        raise ValueError("has layers packed with zstd: skopeo copy --dest-compress-format gzip ...")
+                        raise ValueError("layers are compressed with zstd: skopeo copy --dest-compress-format gzip ...")
                     file.seek(0)
                     hashed, layer = _Hashed(file), _Layer(folder)
                     with tarfile.open(fileobj=hashed, mode="r|*") as tar:  # type: ignore[reportArgumentType]
                         for member in tar:
                             layer.add(tar, member)
                     if (name.startswith("blobs/sha256/")) and hashed.digest() != name.rpartition("/")[2]:
-                        raise ValueError(f"{name} is damaged: its content has another digest")
-            tell("layers", len(layers), len(layers))
+                        raise ValueError(f"{name} is damaged: its SHA-256 does not match its name")
+            report("layers", len(layers), len(layers))
     except (
         OSError,
         ValueError,
@@ -270,7 +272,7 @@ def unpack(source: Path, folder: Path, tell: Tell) -> None:
 
 
 def copy_rootfs(source: Path, folder: Path) -> None:
-    """Copy a root file system into the empty ``folder``, as :func:`unpack` would have made it. Raises OSError."""
+    """Copy a root file system into the empty ``folder``, with the same rules as :func:`unpack`. Raises OSError."""
 
     def special(parent: str, names: list[str]) -> Iterator[str]:
         for name in names:

@@ -1,8 +1,10 @@
-"""The configuration that an OpenClaw in a box gets: one model, ours; tools of the box; nothing that calls out.
+"""The configuration of an OpenClaw in a sandbox: the gateway as its only model, tools in the sandbox, no network use.
 
-Found by running 2026.4.1: a heartbeat of "0m" is none (a very long one overflows Node's timer and burns a core), an
-empty folder for bundled plugins saves most of the time to the first model call, and plugins, cron, discovery, update
-checks and the browser have nothing to reach in a box.
+Notes on 2026.4.1, from running it:
+
+- A heartbeat of "0m" disables it. A very long one overflows Node's timer and keeps a core busy.
+- An empty folder for bundled plugins saves most of the time to the first model call.
+- Plugins, cron, discovery, update checks and the browser are disabled, since a sandbox has no network.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from clawgym.agents.blackbox.protocol import ModelLink
 __all__ = ["ENV", "Prompt", "configuration", "model_provider"]
 
 Prompt = Literal["reference", "slim"]
-"""``reference``: what OpenClaw makes of its defaults, as in the published training runs. ``slim``: without its
-workspace files, skills, and the tools for sessions, web and cron; a third of the tokens (docs/openclaw.md)."""
+"""``reference``: OpenClaw's default prompt, as in published training runs. ``slim``: without workspace files, skills
+and the tools for sessions, web and cron; it has a third of the tokens (docs/openclaw.md)."""
 
 ENV = {
     "OPENCLAW_NO_RESPAWN": "1",
@@ -25,7 +27,7 @@ ENV = {
     "OPENCLAW_SKIP_CANVAS_HOST": "1",
     "OPENCLAW_SKIP_GMAIL_WATCHER": "1",
     "OPENCLAW_DISABLE_BONJOUR": "1",
-    "NODE_DISABLE_COMPILE_CACHE": "1",  # a box's disk is memory
+    "NODE_DISABLE_COMPILE_CACHE": "1",  # the disk of a sandbox is in memory
 }
 
 _DENIED = ["web_search", "memory_search"]
@@ -33,7 +35,7 @@ _SLIM_DENIED = [*_DENIED, "web_fetch", "cron", "group:sessions"]
 
 
 def model_provider(link: ModelLink) -> dict[str, Any]:
-    """The provider that stands for ``link``; its model is ``<provider>/<link.model>``."""
+    """Return the provider entry for ``link``. Its model is called ``<provider>/<link.model>``."""
     model = {
         "id": link.model,
         "name": link.model,
@@ -49,14 +51,14 @@ def model_provider(link: ModelLink) -> dict[str, Any]:
 def configuration(
     link: ModelLink, *, port: int, token: str, workspace: str, seconds: float, prompt: Prompt = "reference"
 ) -> dict[str, Any]:
-    """``openclaw.json`` of a gateway on ``port`` with the secret ``token``, whose turns may take ``seconds``."""
+    """Return ``openclaw.json`` of a gateway on ``port`` with the secret ``token``; a turn may take ``seconds``."""
     defaults: dict[str, Any] = {
         "model": {"primary": f"clawgym/{link.model}"},
         "workspace": workspace,
         "maxConcurrent": 4,
         "subagents": {"maxConcurrent": 4},
         "timeoutSeconds": int(seconds),
-        "llm": {"idleTimeoutSeconds": 0},  # a model may think for as long as its turn lasts
+        "llm": {"idleTimeoutSeconds": 0},  # no limit on a single model call
         "heartbeat": {"every": "0m"},
     }
     config: dict[str, Any] = {

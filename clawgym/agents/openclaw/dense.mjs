@@ -1,16 +1,16 @@
-// A sandbox backend for OpenClaw: what an agent's tools do, they do in the agent's own box, through ClawGym's server.
+// A sandbox backend for OpenClaw: the tools of an agent work in the agent's own sandbox, through ClawGym's server.
 //
-// Paths are the box's on both sides, so nothing is translated; who may do what is decided by the server, which knows
-// one box for an agent and never a path of this machine. Node's standard library and OpenClaw's plugin SDK only.
+// Paths are those of the sandbox on both sides and are not translated. The server decides which sandbox belongs to an
+// agent. Uses only Node's standard library and OpenClaw's plugin SDK.
 
 import fs from "node:fs/promises";
 import net from "node:net";
 import path from "node:path";
 import { registerSandboxBackend } from "openclaw/plugin-sdk/sandbox";
 
-const MOST = 64 * 1024 * 1024;
+const LARGEST_RESPONSE = 64 * 1024 * 1024;
 
-// Runs beside OpenClaw and stands for a command in the box: $1 port, $2 the command's ticket.
+// Runs next to OpenClaw in place of a command in the sandbox, and relays its output: $1 port, $2 ticket of the command.
 const STAND_IN = `
 exec 3<>"/dev/tcp/127.0.0.1/$1" || exit 126
 printf '{"op":"run","ticket":"%s"}\\n' "$2" >&3
@@ -27,7 +27,7 @@ function connector({ port, key }) {
       const body = data ?? Buffer.alloc(0);
       const socket = net.connect(port, "127.0.0.1");
       const parts = [];
-      let room = MOST;
+      let room = LARGEST_RESPONSE;
       const stop = () => socket.destroy(new Error("aborted"));
       signal?.addEventListener("abort", stop, { once: true });
       socket.on("data", (part) => {
@@ -49,7 +49,7 @@ function connector({ port, key }) {
     });
 }
 
-// File tools. `cwd` is the workspace, which is the same path on both sides.
+// The file tools. `cwd` is the workspace, with the same path on both sides.
 function bridge(ask, workspace) {
   const at = ({ filePath, cwd }) => path.posix.resolve(cwd || workspace, filePath);
   return {
@@ -75,7 +75,7 @@ function bridge(ask, workspace) {
 function factory(connect, port) {
   const seeded = new Set();
 
-  // What OpenClaw wrote into its own copy of the workspace (AGENTS.md, ...), once an agent.
+  // Copies what OpenClaw wrote into its own copy of the workspace (AGENTS.md, ...), once per agent.
   async function seed(agent, ask, workspace) {
     if (seeded.has(agent)) return;
     seeded.add(agent);
@@ -92,13 +92,13 @@ function factory(connect, port) {
     await seed(agent, ask, agentWorkspaceDir);
     return {
       id: "clawgym",
-      runtimeId: "clawgym", // one line in OpenClaw's list of containers, which it reads and writes for every turn
+      runtimeId: "clawgym", // a single entry in OpenClaw's list of containers, which it reads and writes in every turn
       runtimeLabel: "clawgym",
-      workdir: "", // no second path for the prompt to explain
+      workdir: "", // keeps a second path out of the prompt
       env: {},
       configLabel: "clawgym",
       async buildExecSpec({ command, env }) {
-        const { PATH, HOME, ...own } = env; // OpenClaw's for a container: the box has its own
+        const { PATH, HOME, ...own } = env; // OpenClaw's values for containers: the sandbox has its own
         const { ticket } = await ask({ op: "exec", command, env: own });
         return {
           argv: ["bash", "--noprofile", "--norc", "-c", STAND_IN, "tool", String(port), ticket],
@@ -106,7 +106,7 @@ function factory(connect, port) {
           stdinMode: "pipe-closed",
         };
       },
-      runShellCommand: () => Promise.reject(new Error("ClawGym's boxes take no scripts: use exec")),
+      runShellCommand: () => Promise.reject(new Error("ClawGym's sandboxes do not run scripts: use exec")),
       createFsBridge: () => bridge(ask, agentWorkspaceDir),
     };
   };
@@ -114,8 +114,8 @@ function factory(connect, port) {
 
 const quoted = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
 
-// OpenClaw would look for a command's folder beside itself, where the box's folders are not: the box looks.
-function lookInBox({ toolName, params }) {
+// OpenClaw would check a command's folder in its own file system. The sandbox checks it instead.
+function checkFolderInSandbox({ toolName, params }) {
   const { command, workdir } = params;
   if (toolName !== "exec" || typeof workdir !== "string" || !workdir.trim() || typeof command !== "string") return;
   const missing = `Warning: workdir "${workdir}" is unavailable.`;
@@ -126,12 +126,12 @@ function lookInBox({ toolName, params }) {
 export default {
   id: "clawgym",
   name: "ClawGym",
-  description: "Tools in a box of their own.",
+  description: "Runs the tools of each agent in its own sandbox.",
   register(api) {
     if (api.registrationMode !== "full") return;
     const connect = connector(api.pluginConfig);
     registerSandboxBackend("clawgym", factory(connect, api.pluginConfig.port));
-    api.on("before_tool_call", lookInBox);
+    api.on("before_tool_call", checkFolderInSandbox);
     api.on("before_prompt_build", async (_, { agentId }) => void (await connect({ op: "begin", agent: agentId })));
   },
 };

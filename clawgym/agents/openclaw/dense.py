@@ -1,8 +1,8 @@
-"""Many agents in one OpenClaw: a process for all, a box for each task, where that task's tools work.
+"""Agent ``openclaw-dense``: one OpenClaw process for all tasks, and a sandbox for each task, where its tools work.
 
-Weaker than a box with an OpenClaw of its own, and for small machines (docs/openclaw.md): the agents share a process
-that speaks for their models. Invariants: no tool works anywhere but in its own task's box; an agent of OpenClaw sees
-one task and is then removed; whatever ends the process is ours, so its episodes are ``infra``.
+For small machines (docs/openclaw.md). Isolation is weaker than with one OpenClaw per sandbox, since the agents share
+a process. Invariants: a tool works only in the sandbox of its own task. Each of OpenClaw's agents gets one task and is
+then removed. If the shared process ends, its episodes end with an infrastructure error.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clawgym.agents.blackbox.boxes import PORT as MODEL_PORT
-from clawgym.agents.blackbox.boxes import Booted
 from clawgym.agents.blackbox.http import request
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
+from clawgym.agents.blackbox.sandboxes import PORT as MODEL_PORT
+from clawgym.agents.blackbox.sandboxes import BootedSandbox
 from clawgym.agents.openclaw._dense_config import (
     PLUGIN,
     SECONDS,
@@ -32,7 +32,7 @@ from clawgym.agents.openclaw._dense_config import (
     plugin,
     plugin_files,
 )
-from clawgym.agents.openclaw._tools import Hands, OpenClawToolServer
+from clawgym.agents.openclaw._tools import AgentTools, OpenClawToolServer
 from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
@@ -46,27 +46,31 @@ __all__ = ["DenseOpenClaw"]
 
 _log = logging.getLogger("clawgym.agents")
 _SPARE = 32
-"""Agents that OpenClaw knows before they are needed: it takes half a second to learn of some, however many."""
+"""Agents that are registered ahead: reading a new configuration takes OpenClaw half a second for any number of them."""
 _MEMORY_MB = 4096
-_NODE = ["--max-old-space-size=3072"]
-"""Over that of a small OpenClaw: the last one counts."""
-_LEARN_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
-_LOOKS = 100
-_DOORS = 4
-"""Agents that begin at once: each waits for a lock on a list of containers, and gives up after ten seconds."""
+_NODE_OPTIONS = ["--max-old-space-size=3072"]
+"""Comes after the same option for a small OpenClaw: Node uses the last one."""
+_REGISTER_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_POLLS = 100
+_MAX_STARTS = 4
+"""Agents that start a turn at the same time, at most: each needs OpenClaw's lock on its list of containers, and gives
+up after ten seconds."""
 
 
 @agents.register("openclaw-dense")
 class DenseOpenClaw(OpenClaw):
-    """OpenClaw, started once for all tasks: weaker isolation (:class:`~clawgym.agents.blackbox.boxes.BoxSource`).
+    """An unmodified OpenClaw, started once for all tasks; weaker isolation than ``openclaw``.
 
-    Needs a backend whose boxes have a loopback. Raises as :class:`OpenClaw` does.
+    Implements :class:`~clawgym.agents.blackbox.sandboxes.SandboxSource`. Needs a sandbox backend with a loopback.
 
     Args:
-        version: the installed version to use; the one that ``clawgym openclaw install`` installs by default.
-        prompt: ``reference``, as OpenClaw's users have it, or ``slim`` (docs/openclaw.md).
-        max_tokens: most tokens of one reply.
+        version: the installed version to use; by default the one that ``clawgym openclaw install`` installs.
+        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/openclaw.md).
+        max_tokens: token limit of one reply.
+
+    Raises:
+        AgentError: OpenClaw is not installed, or ``$OPENCLAW_ROOTFS`` is set.
     """
 
     name = "openclaw-dense"
@@ -74,23 +78,26 @@ class DenseOpenClaw(OpenClaw):
     def __init__(self, version: str | None = None, *, prompt: Prompt = "reference", max_tokens: int = 8192) -> None:
         super().__init__(version, prompt=prompt)
         if self.installation is None:
-            raise AgentError("dense mode uses the OpenClaw that is installed here: unset OPENCLAW_ROOTFS")
+            raise AgentError("openclaw-dense uses the installed OpenClaw: unset OPENCLAW_ROOTFS")
         self._folder = self.installation.folder
         self.max_tokens = max_tokens
         self._processes: dict[Hashable, _Process] = {}
         self._starting = asyncio.Lock()
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
-        """A box for one episode, and an agent that works in it: see :meth:`~clawgym.agents.blackbox.boxes.Boxes.take`.
+    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
+        """Return a sandbox for one episode, with an agent of the shared process that works in it.
 
-        Raises :class:`SandboxUnavailable` where boxes have no loopback."""
+        Raises:
+            SandboxUnavailable: the sandboxes of ``backend`` have no loopback.
+            InfraError: OpenClaw does not start, or does not accept another agent.
+        """
         process = await self._process(backend, gateway)
-        mounts = {**spec.mounts, FOLDER: self._folder}  # skills and pages that the prompt speaks of
-        box = await backend.create(replace(spec, mounts=mounts))
+        mounts = {**spec.mounts, FOLDER: self._folder}  # skills and documentation that the prompt refers to
+        sandbox = await backend.create(replace(spec, mounts=mounts))
         try:
-            return await process.seat(box)
+            return await process.assign(sandbox)
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
 
     async def _process(self, backend: Backend, gateway: Gateway) -> _Process:
@@ -99,7 +106,7 @@ class DenseOpenClaw(OpenClaw):
             process = self._processes.get(key)
             if process is None or process.ended:
                 if process is not None:
-                    _log.warning("the shared OpenClaw ended (%s): starting another one", process.why())
+                    _log.warning("the shared OpenClaw ended (%s); starting it again", process.why())
                     await process.aclose()
                 process = self._processes[key] = await _Process.start(self, backend, gateway)
         return process
@@ -109,7 +116,7 @@ class DenseOpenClaw(OpenClaw):
         return {**super().identity(), "mode": "dense", "plugin_sha256": hashlib.sha256(plugin()).hexdigest()}
 
     async def aclose(self) -> None:
-        """End what was started."""
+        """End the shared processes."""
         for process in self._processes.values():
             await process.aclose()
         self._processes.clear()
@@ -117,56 +124,60 @@ class DenseOpenClaw(OpenClaw):
 
 @dataclass(eq=False)
 class _Process:
-    """One OpenClaw, in a box of its own."""
+    """One shared OpenClaw, in its own sandbox."""
 
     claw: DenseOpenClaw
     gateway: Gateway
-    box: Sandbox
+    sandbox: Sandbox
     tools: OpenClawToolServer
     token: str
     running: RunningOpenClaw
     address: Address
-    undo: contextlib.AsyncExitStack
+    cleanup: contextlib.AsyncExitStack
     workspaces: dict[str, str] = field(default_factory=dict)
-    """Agent -> where it works; all that OpenClaw's configuration names."""
+    """Agent -> workspace, for all agents in OpenClaw's configuration."""
     sessions: dict[str, Opened] = field(default_factory=dict)
-    """Agent -> its session of the gateway."""
+    """Agent -> its reserved gateway session."""
     free: dict[str, deque[str]] = field(default_factory=dict)
-    """Where they work -> agents that nobody has had yet."""
-    doors: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DOORS))
-    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Workspace -> registered agents that are unused."""
+    starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_STARTS))
+    registering: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: dict[str, int] = field(default_factory=dict)
+    """Workspace -> number of callers that wait for an agent."""
 
     @classmethod
     async def start(cls, claw: DenseOpenClaw, backend: Backend, gateway: Gateway) -> _Process:
-        """Raises as :meth:`Backend.create` does, and :class:`InfraError` where OpenClaw does not start."""
+        """Start OpenClaw in a new sandbox.
+
+        Raises as :meth:`Backend.create` does, and :class:`InfraError` if OpenClaw does not start.
+        """
         cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 1.0
         limits = Limits(
             memory_mb=_MEMORY_MB, pids=4096, cpus=cores, disk_mb=1024, agent_seconds=SECONDS, command_seconds=60.0
         )
         spec = claw.spec(SandboxSpec(limits=limits, readonly={PLUGIN: plugin_files()}))
         try:
-            box = await backend.create(spec)
+            sandbox = await backend.create(spec)
         except SandboxUnavailable:
             raise
         except SandboxError as error:
-            raise InfraError(f"no box for OpenClaw ({error}): run `clawgym doctor`") from error
-        async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(box.close)
+            raise InfraError(f"no sandbox could be created for OpenClaw ({error}): run `clawgym doctor`") from error
+        async with contextlib.AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(sandbox.close)
             tools = OpenClawToolServer()
-            undo.push_async_callback(tools.aclose)
-            await tools.start(await _listen(box, TOOLS_PORT))
-            address = await gateway.listen(sock=await _listen(box, MODEL_PORT))
-            undo.push_async_callback(gateway.unlisten, address)
+            cleanup.push_async_callback(tools.aclose)
+            await tools.start(await _listen(sandbox, TOOLS_PORT))
+            address = await gateway.listen(sock=await _listen(sandbox, MODEL_PORT))
+            cleanup.push_async_callback(gateway.unlisten, address)
             token = secrets.token_urlsafe(24)
             config = configuration_of(claw, gateway.model, token, tools.key, {})
-            await box.put([TaskFile("openclaw.json", json.dumps(config).encode())], f"{HOME}/.openclaw")
+            await sandbox.put([TaskFile("openclaw.json", json.dumps(config).encode())], f"{HOME}/.openclaw")
             argv = claw.argv(ModelLink("", ""))
             entry = next(place for place, word in enumerate(argv) if word.endswith(".mjs"))
-            running = RunningOpenClaw(box, token, [*argv[:entry], *_NODE, *argv[entry:]], claw.env())
-            undo.push_async_callback(running.aclose)
+            running = RunningOpenClaw(sandbox, token, [*argv[:entry], *_NODE_OPTIONS, *argv[entry:]], claw.env())
+            cleanup.push_async_callback(running.aclose)
             await claw.wait(running)
-            return cls(claw, gateway, box, tools, token, running, address, undo.pop_all())
+            return cls(claw, gateway, sandbox, tools, token, running, address, cleanup.pop_all())
         raise AssertionError
 
     @property
@@ -174,71 +185,78 @@ class _Process:
         return self.running.ended
 
     def why(self) -> str:
-        """What it said last."""
+        """Return the exit code and the end of its output."""
         return self.running.why()[-500:]
 
-    async def seat(self, box: Sandbox) -> Booted:
-        """An agent for ``box``. Raises :class:`InfraError`."""
-        agent = await self._agent(box.spec.workdir)
-        hands = self.tools.add(agent, box)
-        return _Seated(box, _Seat(self, agent, hands), self.sessions[agent], self.address, self.gateway)
+    async def assign(self, sandbox: Sandbox) -> BootedSandbox:
+        """Assign an unused agent to ``sandbox``. Raises :class:`InfraError`."""
+        agent = await self._agent(sandbox.spec.workdir)
+        agent_tools = self.tools.add(agent, sandbox)
+        return _SharedSandbox(
+            sandbox, _SharedAgent(self, agent, agent_tools), self.sessions[agent], self.address, self.gateway
+        )
 
     async def forget(self, agent: str) -> None:
-        """No tool, no model, no word of ``agent`` is left; its name goes with the next that are learned."""
+        """Remove the tools, the model and the files of ``agent``.
+
+        The configuration drops its name when the next agents are registered.
+        """
         await self.tools.remove(agent)
         self.workspaces.pop(agent, None)
         self.sessions.pop(agent, None)
         with contextlib.suppress(SandboxError):
-            await self.box.exec(["rm", "-rf", "--", f"{HOME}/.openclaw/agents/{agent}"])
+            await self.sandbox.exec(["rm", "-rf", "--", f"{HOME}/.openclaw/agents/{agent}"])
 
     async def _agent(self, workspace: str) -> str:
-        """An agent that OpenClaw knows and that nobody has had."""
+        """Return a registered agent that is unused; register more if there is none."""
         self.wanted[workspace] = self.wanted.get(workspace, 0) + 1
         try:
-            async with self.learning:
+            async with self.registering:
                 if not self.free.get(workspace):
-                    await self._learn(workspace, self.wanted[workspace] + _SPARE + 1)
+                    await self._register(workspace, self.wanted[workspace] + _SPARE + 1)
                 return self.free[workspace].popleft()
         finally:
             self.wanted[workspace] -= 1
 
-    async def _learn(self, workspace: str, count: int) -> None:
+    async def _register(self, workspace: str, count: int) -> None:
+        """Add ``count`` agents to OpenClaw's configuration and wait until it lists them. Raises InfraError."""
         new = {secrets.token_hex(8): reserve() for _ in range(count)}
         self.workspaces |= dict.fromkeys(new, workspace)
         config = configuration_of(self.claw, self.gateway.model, self.token, self.tools.key, self.workspaces)
         files = [TaskFile("openclaw.json", json.dumps(config).encode())]
-        models = [file for agent, opened in new.items() for file in self._model(agent, opened)]
+        models = [file for agent, opened in new.items() for file in self._model_files(agent, opened)]
         try:
-            async with asyncio.timeout(_LEARN_SECONDS):
-                await self.box.put(models, f"{HOME}/.openclaw/agents")  # it reads the keys as it learns of their agents
-                looks = 0
+            async with asyncio.timeout(_REGISTER_SECONDS):
+                await self.sandbox.put(models, f"{HOME}/.openclaw/agents")  # before the configuration
+                polls = 0
                 while not await self._knows(new):
-                    if looks % _LOOKS == 0:  # again, since a change while it starts may pass unseen
-                        await self.box.put(files, f"{HOME}/.openclaw")
-                    looks += 1
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    if polls % _POLLS == 0:  # again: OpenClaw may miss a change while it starts
+                        await self.sandbox.put(files, f"{HOME}/.openclaw")
+                    polls += 1
+                    await asyncio.sleep(_POLL_SECONDS)
         except (ClawStopped, SandboxError, TimeoutError) as error:
             for agent in new:
                 del self.workspaces[agent]
             raise InfraError(
-                f"the shared OpenClaw takes no more agents ({error}): run the same command again"
+                f"the shared OpenClaw does not accept more agents ({error}): run the same command again"
             ) from error
         self.sessions |= new
         if workspace not in self.free:
-            await self._furnish(workspace, new.popitem()[0])
+            await self._initialize_workspace(workspace, new.popitem()[0])
         self.free[workspace].extend(new)
 
-    async def _furnish(self, workspace: str, agent: str) -> None:
-        """Let OpenClaw write its files into its own ``workspace``, which two agents at once would trip over.
+    async def _initialize_workspace(self, workspace: str, agent: str) -> None:
+        """Let OpenClaw write its files into its own copy of ``workspace``; two agents at once would conflict.
 
-        ``agent`` asks for that and fails: it has no box."""
+        A message to ``agent`` triggers this and then fails, since the agent has no sandbox.
+        """
         with contextlib.suppress(ClawStopped):
             await self.running.ask("Hello.", agent=agent)
         self.free[workspace] = deque()
         await self.forget(agent)
 
-    def _model(self, agent: str, opened: Opened) -> tuple[TaskFile, TaskFile]:
-        """The one model that ``agent`` finds: its own session of the gateway."""
+    def _model_files(self, agent: str, opened: Opened) -> tuple[TaskFile, TaskFile]:
+        """Return the files that give ``agent`` its only model: its own session of the gateway."""
         link = ModelLink(
             base_url=f"http://127.0.0.1:{MODEL_PORT}/s/{opened.id}/v1",
             api_key=opened.secret,
@@ -258,7 +276,7 @@ class _Process:
 
     async def _knows(self, agents: Mapping[str, Any]) -> bool:
         status, answer = await request(
-            self.box, PORT, "GET", "/v1/models", headers={"authorization": f"Bearer {self.token}"}
+            self.sandbox, PORT, "GET", "/v1/models", headers={"authorization": f"Bearer {self.token}"}
         )
         try:
             known = {model["id"].rpartition("/")[2] for model in json.loads(answer)["data"]} if status == 200 else set()
@@ -267,53 +285,53 @@ class _Process:
         return known >= agents.keys()
 
     async def aclose(self) -> None:
-        """Idempotent."""
-        await self.undo.aclose()
+        """End OpenClaw and close its sandbox. Idempotent."""
+        await self.cleanup.aclose()
 
 
-class _Seated(Booted):
-    """A box whose agent is in another one."""
+class _SharedSandbox(BootedSandbox):
+    """The sandbox of a task whose agent runs in the shared process."""
 
-    async def hang_up(self) -> None:
-        """The agent's tools reach the box no more; its model ends with its session."""
-        assert isinstance(self.running, _Seat)
-        await self.running.hang_up()
+    async def disconnect(self) -> None:
+        """Stop the agent's tools. Its model ends with its session."""
+        assert isinstance(self.running, _SharedAgent)
+        await self.running.stop()
 
 
 @dataclass(eq=False)
-class _Seat:
+class _SharedAgent:
     """One agent of the shared process (:class:`~clawgym.agents.blackbox.protocol.Running`)."""
 
     process: _Process
     agent: str
-    hands: Hands
+    agent_tools: AgentTools
 
     @property
     def ended(self) -> bool:
         return self.process.ended
 
     async def ask(self, message: str) -> str:
-        """As :meth:`RunningOpenClaw.ask`. Raises :class:`InfraError` where the shared process ended: that is ours."""
-        self.hands.begun.clear()
-        async with self.process.doors:
+        """As :meth:`RunningOpenClaw.ask`. Raises :class:`InfraError` if the shared process ended."""
+        self.agent_tools.started.clear()
+        async with self.process.starts:
             asking = asyncio.ensure_future(self.process.running.ask(message, agent=self.agent))
-            begun = asyncio.ensure_future(self.hands.begun.wait())
+            started = asyncio.ensure_future(self.agent_tools.started.wait())
             try:
-                await asyncio.wait((asking, begun, self.hands.failed), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((asking, started, self.agent_tools.failed), return_when=asyncio.FIRST_COMPLETED)
             except BaseException:
                 asking.cancel()
                 raise
             finally:
-                begun.cancel()
+                started.cancel()
         try:
-            await asyncio.wait((asking, self.hands.failed), return_when=asyncio.FIRST_COMPLETED)
-            if self.hands.failed.done():
-                self.hands.failed.result()  # its own box is gone
+            await asyncio.wait((asking, self.agent_tools.failed), return_when=asyncio.FIRST_COMPLETED)
+            if self.agent_tools.failed.done():
+                self.agent_tools.failed.result()  # raises: the sandbox of the task ended
             return await asking
         except (ClawStopped, SandboxDied) as error:
-            if error is _of(self.hands.failed):
+            if error is _of(self.agent_tools.failed):
                 raise
-            await asyncio.sleep(_LOOK_SECONDS)  # its end may be about to be noticed
+            await asyncio.sleep(_POLL_SECONDS)  # the process may have just ended
             if isinstance(error, ClawStopped) and not self.process.ended:
                 raise
             raise InfraError(f"the shared OpenClaw ended ({self.process.why()}): run the same command again") from error
@@ -322,15 +340,15 @@ class _Seat:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def files(self) -> Mapping[str, bytes]:
-        """OpenClaw's own transcripts of this agent."""
+        """Return OpenClaw's own transcripts of this agent."""
         return await self.process.running.files(self.agent)
 
-    async def hang_up(self) -> None:
-        """No tool works any more. Idempotent."""
+    async def stop(self) -> None:
+        """Stop the tools. Idempotent."""
         await self.process.tools.remove(self.agent)
 
     async def aclose(self) -> None:
-        await self.hands.aclose()
+        await self.agent_tools.aclose()
         await self.process.forget(self.agent)
 
 
@@ -338,9 +356,9 @@ def _of(failed: asyncio.Future[None]) -> BaseException | None:
     return failed.exception() if failed.done() and not failed.cancelled() else None
 
 
-async def _listen(box: Sandbox, port: int) -> socket.socket:
-    if not box.isolation.features["loopback"]:
+async def _listen(sandbox: Sandbox, port: int) -> socket.socket:
+    if not sandbox.isolation.features["loopback"]:
         raise SandboxUnavailable(
-            "dense mode needs boxes with a loopback, which these do not have: use --sandbox namespace"
+            "openclaw-dense needs sandboxes with a loopback, which these do not have: use --sandbox namespace"
         )
-    return await box.listen(port)
+    return await sandbox.listen(port)

@@ -1,7 +1,7 @@
-"""Images and root file systems that hold an OpenClaw of their own, such as the official ones.
+"""Images and root file systems that contain OpenClaw, such as the official image.
 
-``spec.image`` may name one of them; :func:`inspect_image` says how to start OpenClaw in its boxes. What is added to an
-image is small: a note of where things are, and the name ``python`` for its python3. Nothing of it is changed.
+``spec.image`` can name one of them; :func:`inspect_image` finds out how to start OpenClaw in it. Preparing an image
+adds two small files and changes nothing else: a :class:`Layout` as JSON, and the name ``python`` for its python3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.agents.openclaw import _tree
-from clawgym.agents.openclaw._unpack import Tell, copy_rootfs, is_image, resolve, unpack
+from clawgym.agents.openclaw._unpack import Report, copy_rootfs, is_image, resolve, unpack
 from clawgym.errors import AgentError, MissingDependency
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 NOTE = "/etc/clawgym-openclaw.json"
-"""In an image: a :class:`Layout` as JSON."""
+"""Path in an image of a JSON file that holds its :class:`Layout`."""
 
 _NODES = ("/usr/local/bin/node", "/usr/bin/node", "/opt/openclaw/node/bin/node")
-_ENTRIES = (  # the official image; what npm makes
+_ENTRIES = (  # in the official image; where npm installs it
     "/app/openclaw.mjs",
     "/app/dist/index.js",
     "/opt/openclaw/node_modules/openclaw/openclaw.mjs",
@@ -49,7 +49,7 @@ _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where an image has OpenClaw: ``node entry gateway ...`` starts it."""
+    """Where OpenClaw is in an image. ``node entry gateway ...`` starts it."""
 
     node: str
     entry: str
@@ -57,20 +57,20 @@ class Layout:
 
 
 def rootfs_of_environment() -> str | None:
-    """``$OPENCLAW_ROOTFS``, an unpacked image, as a ``spec.image``; None if it is not set.
+    """Return ``$OPENCLAW_ROOTFS``, the path of an unpacked image, or None if it is not set.
 
-    Raises :class:`~clawgym.errors.AgentError` if it is set to something else.
+    Raises :class:`~clawgym.errors.AgentError` if it is set, but not to an unpacked image with OpenClaw.
     """
     value = os.environ.get("OPENCLAW_ROOTFS", "").strip()
     if not value:
         return None
     if not os.path.isabs(value) or not os.path.isdir(value):
-        raise AgentError(f"OPENCLAW_ROOTFS={value}: not the absolute path of a folder: unset it, or mend it")
+        raise AgentError(f"OPENCLAW_ROOTFS={value}: not the absolute path of a folder: unset or correct it")
     inspect_rootfs(Path(value))
     return value
 
 
-# -- looking
+# -- inspecting
 
 
 def _package_of(entry: str) -> str:
@@ -79,7 +79,7 @@ def _package_of(entry: str) -> str:
 
 
 def _layout(node: str, entry: str, note: bytes | None, package: bytes, where: object) -> Layout:
-    """From what was found; raises AgentError."""
+    """Make a layout from the ``note`` if there is one, else from the paths that were found. Raises AgentError."""
     try:
         if note is not None:
             known = json.loads(note)
@@ -88,7 +88,9 @@ def _layout(node: str, entry: str, note: bytes | None, package: bytes, where: ob
         if node and entry and about.get("name") == "openclaw":
             return Layout(node, entry, str(about["version"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise AgentError(f"{where}: what it says of OpenClaw cannot be read ({error!r}): mend the image") from error
+        raise AgentError(
+            f"{where}: {NOTE} or OpenClaw's package.json is malformed ({error!r}): correct the image"
+        ) from error
     raise AgentError(
         f"{where} has no {'OpenClaw' if node else 'node'} in any of {', '.join(_ENTRIES if node else _NODES)}: "
         f"start from an official release, or write {NOTE} into it: "
@@ -97,15 +99,15 @@ def _layout(node: str, entry: str, note: bytes | None, package: bytes, where: ob
 
 
 def inspect_rootfs(folder: Path) -> Layout:
-    """Where an unpacked image has OpenClaw: from its note, else by looking.
+    """Find OpenClaw in an unpacked image: from the file at :data:`NOTE`, else in the usual places.
 
-    Raises :class:`~clawgym.errors.AgentError` if there is none, or if boxes lack something else in it.
+    Raises :class:`~clawgym.errors.AgentError` if it is not found, or if a program that sandboxes need is missing.
     """
     return _inspect(folder, folder)
 
 
 def _inspect(folder: Path, where: Path) -> Layout:
-    def there(path: str) -> bool:
+    def exists(path: str) -> bool:
         try:
             found = resolve(folder, path)
         except OSError:
@@ -113,25 +115,29 @@ def _inspect(folder: Path, where: Path) -> Layout:
         return found is not None and found.is_file()
 
     def content(path: str) -> bytes | None:
-        found = resolve(folder, path) if there(path) else None
+        found = resolve(folder, path) if exists(path) else None
         return found.read_bytes() if found else None
 
-    _refuse_lack([name for name in _NEEDED if not any(there(f"{bin}/{name}") for bin in _FOLDERS)], where)
-    node, entry = next(filter(there, _NODES), ""), next(filter(there, _ENTRIES), "")
+    _check_missing([name for name in _NEEDED if not any(exists(f"{bin}/{name}") for bin in _FOLDERS)], where)
+    node, entry = next(filter(exists, _NODES), ""), next(filter(exists, _ENTRIES), "")
     return _layout(node, entry, content(NOTE), (entry and content(_package_of(entry))) or b"", where)
 
 
-def _refuse_lack(lack: list[str], where: object) -> None:
-    if lack:
-        names = " ".join(lack)
+def _check_missing(missing: list[str], where: object) -> None:
+    if missing:
+        names = " ".join(missing)
         raise AgentError(
-            f"{where} lacks {', '.join(lack)}, which boxes need: build an image that has it "
-            f"(FROM the release; USER root; RUN apt-get update && apt-get install -y {names}), and begin with that one"
+            f"{where} lacks {', '.join(missing)}, which sandboxes need: build an image that has it "
+            f"(FROM the release; USER root; RUN apt-get update && apt-get install -y {names}), and use that one"
         )
 
 
 def _script() -> str:
-    """Shell: lines that may be empty: what is lacking, node, entry, the note, python; and what the package says."""
+    """Shell script that inspects an image.
+
+    It prints one line each, possibly empty, for the missing programs, node, the entry, the note and python; then
+    OpenClaw's package.json.
+    """
     first = 'for p in {}; do if [ -f "$p" ]; then {}; break; fi; done'
     packages = " ".join(f"{shlex.quote(e)}:{shlex.quote(_package_of(e))}" for e in _ENTRIES)
     return "\n".join(
@@ -148,57 +154,59 @@ def _script() -> str:
 
 
 def _read_answer(text: str, where: object) -> tuple[Layout, bool]:
-    """Where things are, and whether ``python`` is a command."""
-    lack, node, entry, note, python, package = [*text.split("\n", 5), *[""] * 5][:6]
-    _refuse_lack(lack.split(), where)
+    """Parse the output of :func:`_script`: the layout, and whether ``python`` is a command."""
+    missing, node, entry, note, python, package = [*text.split("\n", 5), *[""] * 5][:6]
+    _check_missing(missing.split(), where)
     return _layout(node, entry, note.encode() if note else None, package.encode(), where), bool(python)
 
 
 def inspect_image(image: str) -> Layout:
-    """Where the image of a box (``spec.image``) has OpenClaw: a root file system, or an image of a Docker engine.
+    """Find OpenClaw in a sandbox image (``spec.image``): a root file system, or an image of a Docker engine.
 
-    Raises :class:`~clawgym.errors.AgentError` if it has none, or if boxes lack something else in it.
+    Raises :class:`~clawgym.errors.AgentError` if it is not found, or if a program that sandboxes need is missing.
     """
     if os.path.isabs(image):
         return inspect_rootfs(Path(image))
-    with _docker(f"look into {image!r}", image) as engine:
+    with _docker(f"inspect {image!r}", image) as engine:
         return _read_answer(_run_in_image(engine, image, ["sh", "-c", _script()]), f"image {image!r}")[0]
 
 
-# -- adding
+# -- preparing
 
 
 def _note(layout: Layout) -> bytes:
     return (json.dumps(asdict(layout)) + "\n").encode()
 
 
-def make_rootfs(source: Path, folder: Path, *, progress: Tell | None = None) -> Layout:
-    """Make ``folder``, a root file system for boxes, from an OCI layout, an archive of an image, or a root file system.
+def make_rootfs(source: Path, folder: Path, *, progress: Report | None = None) -> Layout:
+    """Make ``folder``, a root file system for sandboxes, from an OCI layout, an image archive or a root file system.
 
-    ``source`` stays as it is. Raises :class:`~clawgym.errors.AgentError`; nothing is left behind then.
+    ``source`` is not changed. Raises :class:`~clawgym.errors.AgentError`; ``folder`` does not exist then.
     """
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     if not source.exists():
         raise AgentError(f"{source}: no such file or folder, and not the name of a Docker image: check the name")
     if folder.exists():
-        raise AgentError(f"{folder} is there already: name another folder, or remove it")
+        raise AgentError(f"{folder} exists already: name another folder, or remove it")
     scratch = folder.with_name(f".{folder.name}.new")
     try:
         _tree.remove(scratch)
         scratch.mkdir(parents=True)
         scratch.chmod(0o755)
         if is_image(source):
-            unpack(source, scratch, tell)
+            unpack(source, scratch, report)
         elif (source / "bin").exists() or (source / "bin").is_symlink():
-            tell("copying", 0, 0)
+            report("copying", 0, 0)
             copy_rootfs(source, scratch)
         else:
-            raise AgentError(f"{source}: no OCI layout (index.json) and no root file system (bin): check the path")
+            raise AgentError(
+                f"{source}: neither an OCI layout (index.json) nor a root file system (bin): check the path"
+            )
         layout = _inspect(scratch, source)
         _write_into(scratch, layout)
         scratch.rename(folder)
     except OSError as error:
-        raise AgentError(f"{folder} cannot be made ({error}): mend that and run the same command again") from error
+        raise AgentError(f"{folder} cannot be made ({error}): fix this and run the same command again") from error
     finally:
         _tree.remove(scratch)
     return layout
@@ -216,21 +224,21 @@ def _write_into(root: Path, layout: Layout) -> None:
         (programs / "python").symlink_to("python3")
 
 
-def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None) -> Layout:
-    """Make the Docker image ``name`` from the image ``source`` of the engine at ``DOCKER_HOST``.
+def add_to_docker_image(source: str, name: str, *, progress: Report | None = None) -> Layout:
+    """Make the Docker image ``name`` from the image ``source``, on the Docker engine at ``DOCKER_HOST``.
 
-    Its command, user and environment stay as they are. Raises :class:`~clawgym.errors.AgentError`.
+    Command, user and environment of the image stay the same. Raises :class:`~clawgym.errors.AgentError`.
     """
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     repository, _, tag = name.rpartition(":")
     if not repository or "/" in tag:
         repository, tag = name, "latest"
     with _docker(f"make {name!r}", source) as engine:
-        tell("looking into it", 0, 0)
+        report("inspecting", 0, 0)
         layout, has_python = _read_answer(_run_in_image(engine, source, ["sh", "-c", _script()]), f"image {source!r}")
-        tell("adding to it", 0, 0)
+        report("committing", 0, 0)
         old: Mapping[str, Any] = engine.inspect_image(source).get("Config") or {}
-        starts = old.get("Cmd") or old.get("Entrypoint")  # a container must have a command; this one never starts
+        starts = old.get("Cmd") or old.get("Entrypoint")  # a container needs a command, though this one never starts
         made = engine.create_container(source, None if starts else ["bash"])["Id"]
         try:
             engine.put_archive(made, "/", _layer(layout, has_python))
@@ -242,7 +250,7 @@ def add_to_docker_image(source: str, name: str, *, progress: Tell | None = None)
 
 @contextlib.contextmanager
 def _docker(what: str, image: str) -> Iterator[Any]:
-    """The API of the engine at ``DOCKER_HOST``, which is to do ``what``. Raises AgentError where it does not."""
+    """Connect to the Docker engine at ``DOCKER_HOST``; its errors become an AgentError: it could not ``what``."""
     try:
         import docker
         import docker.errors
@@ -256,11 +264,11 @@ def _docker(what: str, image: str) -> Iterator[Any]:
         raise AgentError(f"image {image!r} is not on this Docker engine: docker pull {image}") from None
     except (docker.errors.DockerException, OSError) as error:
         text = re.sub(r"\s+", " ", str(error))[-500:]
-        raise AgentError(f"the Docker engine did not {what} ({text}): see `clawgym doctor`") from error
+        raise AgentError(f"the Docker engine could not {what} ({text}): see `clawgym doctor`") from error
 
 
 def _run_in_image(engine: Any, image: str, argv: list[str]) -> str:
-    """What a program of an image prints. Raises DockerException."""
+    """Run a program in a new container of ``image`` and return its stdout. Raises DockerException."""
     options = engine.create_host_config(network_mode="none", cap_drop=["ALL"])
     made = engine.create_container(image, argv[1:], user="0", host_config=options, entrypoint=argv[:1])["Id"]
     try:

@@ -1,7 +1,7 @@
-"""One read-only copy of OpenClaw and its Node, which every box on this machine shares.
+"""Install one read-only copy of OpenClaw and its Node, shared by all sandboxes on this machine.
 
-Invariant: a folder with a manifest is complete. It is filled beside its place, tried, sealed, and only then renamed
-there, so an interrupted installation is no installation and the same command begins again (from npm's cache).
+Invariant: a folder with a manifest is complete. It is filled under another name, checked, made read-only, and only then
+renamed. After an interruption, run the same command again: it starts over, with the packages in npm's cache.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _log = logging.getLogger("clawgym.agents")
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A version of OpenClaw that was tried, and what to install for it."""
+    """A tested version of OpenClaw and its dependencies."""
 
     node: str
+    """Version of Node."""
     lock: Path
-    """A gzipped package-lock of OpenClaw and Node: the SHA-512 of every package, and no registry's address."""
+    """A gzipped package-lock of OpenClaw and Node: the SHA-512 of every package, without registry URLs."""
 
 
 def _release(version: str, node: str) -> Release:
@@ -59,8 +60,8 @@ TESTED: dict[str, Release] = {
 }
 DEFAULT_VERSION = "2026.4.1"
 
-_NODE_OF_OTHERS = "24.21.0"  # in the range of every release seen so far
-_OVERRIDES = {"linkedom": "0.18.12"}  # later ones want a package that the registry does not have
+_NODE_OF_UNTESTED = "24.21.0"  # in the range of every release so far
+_OVERRIDES = {"linkedom": "0.18.12"}  # later versions need a package that the registry does not have
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 _MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -68,7 +69,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A complete copy. Boxes see :attr:`folder` at ``/opt/openclaw``; all of it is readable to any uid."""
+    """A complete copy. Sandboxes see :attr:`folder` at ``/opt/openclaw``; any uid can read it."""
 
     folder: Path
     version: str
@@ -85,102 +86,104 @@ class Installation:
         return self.folder / "node_modules/openclaw/openclaw.mjs"
 
 
-def _place(version: str) -> Path:
+def _folder_of(version: str) -> Path:
     if not re.fullmatch(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?", version):
         raise AgentError(f"OpenClaw version {version!r}: give an exact one, such as {DEFAULT_VERSION}")
     return cache_folder("openclaw") / version
 
 
-def _mend(version: str) -> str:
+def _install_command(version: str) -> str:
     return "clawgym openclaw install" + ("" if version == DEFAULT_VERSION else f" --version {version}")
 
 
 def installed(version: str = DEFAULT_VERSION) -> Installation:
-    """The installation of this version; only its manifest is read (see :func:`verify`).
+    """Return the installation of this version. Only its manifest is read; :func:`verify` checks the files.
 
-    Raises :class:`~clawgym.errors.AgentError` if there is none.
+    Raises :class:`~clawgym.errors.AgentError` if this version is not installed.
     """
-    folder = _place(version)
+    folder = _folder_of(version)
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         if manifest["format"] == _FORMAT and manifest["machine"] == platform.machine():
             return Installation(folder, manifest["openclaw"], manifest["node"], manifest["digest"])
-        why = "is another machine's, or of another ClawGym"
+        why = "was installed for another architecture or by another version of ClawGym"
     except FileNotFoundError:
         why = "is not installed"
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"has a manifest that cannot be read ({error})"
-    raise AgentError(f"OpenClaw {version} {why} ({folder}): {_mend(version)}")
+    raise AgentError(f"OpenClaw {version} {why} ({folder}): {_install_command(version)}")
 
 
 def verify(installation: Installation, *, progress: Progress | None = None) -> None:
-    """Compare every file with what was installed: path, mode, size and content.
+    """Compare path, mode, size and content of every file with what was installed.
 
-    Raises :class:`~clawgym.errors.AgentError` that names what differs.
+    Raises :class:`~clawgym.errors.AgentError`, which names the differences.
     """
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     try:
         total = json.loads((installation.folder / _MANIFEST).read_bytes())["entries"]
-        differs = _tree.compare(installation.folder, installation.digest, lambda n: tell("comparing files", n, total))
+        differs = _tree.compare(installation.folder, installation.digest, lambda n: report("comparing files", n, total))
     except (OSError, ValueError, KeyError, TypeError) as error:
         differs = [str(error)]
     if differs:
         raise AgentError(
-            f"OpenClaw {installation.version} in {installation.folder} is not as it was installed "
-            f"({'; '.join(differs)}): {_mend(installation.version)}"
+            f"OpenClaw {installation.version} in {installation.folder} was changed after its installation "
+            f"({'; '.join(differs)}): {_install_command(installation.version)}"
         )
 
 
 def install(version: str = DEFAULT_VERSION, *, progress: Progress | None = None) -> Installation:
-    """Install this version, or verify the one that is there and replace it if a file of it differs.
+    """Install this version. An existing installation is verified, and replaced if a file differs.
 
-    A version of :data:`TESTED` comes out as it was tried, to the bit; any other gets the dependencies of the day, and
-    a warning. Two at once wait for each other. Raises :class:`~clawgym.errors.AgentError` if it cannot be done.
+    The files of a version in :data:`TESTED` are the same on every machine, byte for byte. Any other version gets the
+    newest dependencies that npm finds, and a warning is logged. Concurrent installations wait for each other.
+
+    Raises :class:`~clawgym.errors.AgentError` if the installation fails.
     """
-    place = _place(version)
-    tell = progress or (lambda what, done, total: None)
+    folder = _folder_of(version)
+    report = progress or (lambda what, done, total: None)
     machine = _MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None:
         raise AgentError(
-            f"OpenClaw is installed for Linux boxes on x86_64 or aarch64, and this is {sys.platform} on "
+            f"OpenClaw can be installed on Linux on x86_64 or aarch64, and this is {sys.platform} on "
             f"{platform.machine()}: use an image that has it, see `clawgym openclaw image --help`"
         )
     try:
-        with only_one(place, tell):
+        with only_one(folder, report):
             try:
-                there = installed(version)
-                verify(there, progress=tell)
-                return there
+                existing = installed(version)
+                verify(existing, progress=report)
+                return existing
             except AgentError as error:
-                if place.exists():
+                if folder.exists():
                     _log.warning("%s", error)
-            return _install(version, machine, place, tell)
+            return _install(version, machine, folder, report)
     except OSError as error:
         raise AgentError(
-            f"OpenClaw could not be installed in {place} ({error}): free or mend that disk, or set XDG_CACHE_HOME "
-            "to another, then run the same command again"
+            f"OpenClaw could not be installed in {folder} ({error}): free or repair this disk, or set XDG_CACHE_HOME "
+            "to a folder on another one, then run the same command again"
         ) from error
 
 
-def _install(version: str, machine: str, place: Path, tell: Progress) -> Installation:
+def _install(version: str, machine: str, folder: Path, report: Progress) -> Installation:
     release = TESTED.get(version)
-    node = release.node if release else _NODE_OF_OTHERS
-    scratch, old = place.with_name(f".{version}.new"), place.with_name(f".{version}.old")
+    node = release.node if release else _NODE_OF_UNTESTED
+    scratch, old = folder.with_name(f".{version}.new"), folder.with_name(f".{version}.old")
     try:
-        for left in (scratch, old):  # by somebody who was killed
-            _tree.remove(left)
+        for path in (scratch, old):  # of an installation that was killed
+            _tree.remove(path)
         scratch.mkdir()
         scratch.chmod(0o755)
         if release:
-            _fetch_tested(release, machine, scratch, tell)
+            _fetch_tested(release, machine, scratch, report)
         else:
-            _log.warning("OpenClaw %s was not tried with ClawGym: tried are %s", version, ", ".join(TESTED))
-            _fetch_other(version, node, machine, scratch, tell)
+            _log.warning("OpenClaw %s was not tested with ClawGym; tested are %s", version, ", ".join(TESTED))
+            _fetch_untested(version, node, machine, scratch, report)
         _arrange(scratch, machine)
         copy = Installation(scratch, version, node, "")
-        tell("trying it", 0, 0)
-        _try(copy)
-        digest, entries, files, size = _tree.seal(scratch, lambda n: tell("sealing", n, 0))
+        report("checking", 0, 0)
+        _check_programs(copy)
+        digest, entries, files, size = _tree.freeze(scratch, lambda n: report("hashing files", n, 0))
         manifest = {
             "format": _FORMAT,
             "openclaw": version,
@@ -195,17 +198,17 @@ def _install(version: str, machine: str, place: Path, tell: Progress) -> Install
         (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         (scratch / _MANIFEST).chmod(0o444)
         scratch.chmod(0o555)
-        if place.exists():
-            place.rename(old)
-        scratch.rename(place)
+        if folder.exists():
+            folder.rename(old)
+        scratch.rename(folder)
         _tree.remove(old)
     finally:
         _tree.remove(scratch)
     return installed(version)
 
 
-def _fetch_tested(release: Release, machine: str, folder: Path, tell: Progress) -> None:
-    """Every package of the lock, each with the content that it names. Raises AgentError."""
+def _fetch_tested(release: Release, machine: str, folder: Path, report: Progress) -> None:
+    """Download every package of the lock for this machine; npm checks the SHA-512 of each. Raises AgentError."""
     lock: dict[str, Any] = json.loads(gzip.decompress(release.lock.read_bytes()))
     packages: dict[str, dict[str, Any]] = lock["packages"]
     wanted = [name for name, package in packages.items() if name and _is_for(package, machine)]
@@ -216,31 +219,33 @@ def _fetch_tested(release: Release, machine: str, folder: Path, tell: Progress) 
 
     def fetch(lock: dict[str, Any]) -> None:
         (folder / "package-lock.json").write_text(json.dumps(lock))
-        npm(["ci"], folder, lambda: tell("packages", len(wanted) - len(missing()), len(wanted)))
+        npm(["ci"], folder, lambda: report("packages", len(wanted) - len(missing()), len(wanted)))
 
     try:
-        fetch(_addressed(lock, registry_address()))
+        fetch(_with_urls(lock, registry_address()))
     except AgentError as error:
         if "E404" not in str(error):
             raise
-        fetch(lock)  # a registry that keeps its files elsewhere is asked for each package
-    if lost := missing():  # npm goes on without an optional package that it cannot have, and says nothing
-        raise AgentError(f"npm left out {', '.join(lost[:5])}: see that the registry answers (npm ping) and try again")
+        fetch(lock)  # the registry has other URLs: npm asks for the URL of each package
+    if absent := missing():  # npm silently skips an optional package that it cannot download
+        raise AgentError(
+            f"npm left out {', '.join(absent[:5])}: check that the registry answers (npm ping) and try again"
+        )
 
 
-def _addressed(lock: dict[str, Any], registry: str) -> dict[str, Any]:
-    """The lock with the addresses that registries give to packages: npm need not ask, which saves much work."""
+def _with_urls(lock: dict[str, Any], registry: str) -> dict[str, Any]:
+    """Return the lock with the usual URL of each package, which saves npm one request per package."""
     packages = dict(lock["packages"])
-    for place, package in packages.items():
-        name = package.get("name", place.rpartition("node_modules/")[2])
-        if place and "integrity" in package and "resolved" not in package:
+    for path, package in packages.items():
+        name = package.get("name", path.rpartition("node_modules/")[2])
+        if path and "integrity" in package and "resolved" not in package:
             file = f"{name.rpartition('/')[2]}-{package['version']}.tgz"
-            packages[place] = {**package, "resolved": f"{registry}/{name}/-/{file}"}
+            packages[path] = {**package, "resolved": f"{registry}/{name}/-/{file}"}
     return {**lock, "packages": packages}
 
 
 def _is_for(package: dict[str, Any], machine: str) -> bool:
-    """Whether a machine like this one has to have the package."""
+    """Whether the package is needed on a machine of this architecture."""
     if not package.get("optional"):
         return True
     return (
@@ -248,20 +253,20 @@ def _is_for(package: dict[str, Any], machine: str) -> bool:
     )
 
 
-def _fetch_other(version: str, node: str, machine: str, folder: Path, tell: Progress) -> None:
-    """What npm finds today. Raises AgentError."""
+def _fetch_untested(version: str, node: str, machine: str, folder: Path, report: Progress) -> None:
+    """Download this version and the newest dependencies that npm finds. Raises AgentError."""
     wanted = {"openclaw": version, f"node-linux-{machine}": node}
     (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": wanted, "overrides": _OVERRIDES}))
 
-    def look() -> None:
+    def poll() -> None:
         with contextlib.suppress(OSError):
-            tell("packages", len(os.listdir(folder / "node_modules")), 0)
+            report("packages", len(os.listdir(folder / "node_modules")), 0)
 
-    npm(["install", "--no-package-lock"], folder, look)
+    npm(["install", "--no-package-lock"], folder, poll)
 
 
 def _arrange(folder: Path, machine: str) -> None:
-    """``node/`` and ``node_modules/``, and nothing that differs from one registry or day to the next."""
+    """Move the files to ``node/`` and ``node_modules/``, and remove those that depend on the registry or the date."""
     source = folder / "node_modules" / f"node-linux-{machine}"
     (folder / "node/bin").mkdir(parents=True)
     (source / "bin/node").rename(folder / "node/bin/node")
@@ -273,8 +278,8 @@ def _arrange(folder: Path, machine: str) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _try(copy: Installation) -> None:
-    """Both programs start and are what they should be. Raises AgentError."""
+def _check_programs(copy: Installation) -> None:
+    """Check that Node and OpenClaw start and have the right version. Raises AgentError."""
     for what, command, wanted in (
         ("node", [str(copy.node), "--version"], copy.node_version),
         ("openclaw", [str(copy.node), str(copy.entry), "--version"], copy.version),
@@ -284,7 +289,7 @@ def _try(copy: Installation) -> None:
             try:
                 done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=home, timeout=120)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise AgentError(f"the {what} that was installed does not start ({error}): report it") from error
+                raise AgentError(f"the installed {what} does not start ({error}): report it") from error
         if done.returncode != 0 or wanted not in done.stdout:
-            said = (done.stdout + done.stderr).strip()[-500:]
-            raise AgentError(f"the {what} that was installed does not say that it is {wanted} but: {said}: report it")
+            output = (done.stdout + done.stderr).strip()[-500:]
+            raise AgentError(f"the installed {what} should print version {wanted} but prints: {output}: report it")

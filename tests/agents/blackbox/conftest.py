@@ -1,4 +1,4 @@
-"""A black box in a real box, before a real gateway with a scripted engine and a real pool."""
+"""Fixtures: a black-box agent in a real sandbox, with a real gateway and pool and a scripted engine."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ...gateway.scripted import ScriptedEngine
 from ...verifiers.tasks_for_tests import task as sum_task
 from .hands import hands
 
-__all__ = ["Room", "bash", "task"]
+__all__ = ["Setup", "bash", "task"]
 
 from ...rollouts import episode_of
 
 
 def bash(command: str) -> str:
-    """What a model says that calls bash."""
+    """A model's reply that calls bash."""
     return "<tool_call>\n" + json.dumps({"name": "bash", "arguments": {"command": command}}) + "\n</tool_call>"
 
 
 def task(**limits: Any) -> Task:
-    """Sum some numbers."""
+    """A task to sum some numbers."""
     return sum_task(limits=Limits(**{"verify_seconds": 10, "memory_mb": 256, "disk_mb": 64, **limits}))
 
 
-class Room:
-    """An agent and everything around it."""
+class Setup:
+    """An agent with its backend, gateway, engine and pool."""
 
     def __init__(self, agent: BlackBoxAgent, engine: ScriptedEngine, gateway: Gateway, backend: Backend) -> None:
         self.agent, self.engine, self.gateway, self.backend = agent, engine, gateway, backend
@@ -48,20 +48,24 @@ class Room:
 
     @property
     def stored(self) -> PooledEpisode:
-        """The one episode of the pool."""
+        """The only episode in the pool."""
         (episode,) = self.pool.episodes()
         return episode
 
     @property
-    def boxes(self) -> list[str]:
-        """Those that are open."""
+    def sandboxes(self) -> list[str]:
+        """The open sandboxes."""
         return list(self.backend.sandboxes)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-async def room(backend: Backend, model_folder: Path, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Room]]]:
-    """``await room(say, claw=..., gateway={...}, engine={...}, **options of the agent)``; ``say`` is a list of answers,
-    or as :class:`ScriptedEngine` takes it."""
+async def black_box(
+    backend: Backend, model_folder: Path, tmp_path: Path
+) -> AsyncIterator[Callable[..., Awaitable[Setup]]]:
+    """``await black_box(say, claw=..., gateway={...}, engine={...}, **options)`` makes a :class:`Setup`.
+
+    ``say`` is a list of replies, or the ``say`` of :class:`ScriptedEngine`; ``options`` are those of the agent.
+    """
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(
@@ -71,7 +75,7 @@ async def room(backend: Backend, model_folder: Path, tmp_path: Path) -> AsyncIte
             gateway: dict[str, Any] | None = None,
             engine: dict[str, Any] | None = None,
             **options: Any,
-        ) -> Room:
+        ) -> Setup:
             answers = say if callable(say) else lambda _, n: say[min(n, len(say) - 1)]
             how = {"at_once": 64, "context_window": 16384, **(engine or {})}
             scripted = ScriptedEngine(model_folder, answers, **how)
@@ -79,6 +83,6 @@ async def room(backend: Backend, model_folder: Path, tmp_path: Path) -> AsyncIte
             running = await stack.enter_async_context(Gateway(scripted, pool, **(gateway or {})))
             agent = BlackBoxAgent(claw or hands(), gateway=running, **options)
             stack.push_async_callback(agent.aclose)
-            return Room(agent, scripted, running, backend)
+            return Setup(agent, scripted, running, backend)
 
         yield make

@@ -1,4 +1,4 @@
-"""The small agent of docs/new-agent.md, taken from the page: what the page shows is what is tested."""
+"""The small agent of docs/new-agent.md, read from the page itself, so that the tests run what the page shows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "new-agent.md"
 
 
 def page_source() -> str:
-    """The file that the page's blocks are, one after another."""
+    """The Python blocks of the page, joined to one file."""
     return "\n\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S))
 
 
 def hands_module(program: str | None = None) -> ModuleType:
-    """The page as a module, with its program or another Python program."""
+    """The page as a module, with the page's program or another one."""
     spec = importlib.util.spec_from_loader("hands_of_the_page", loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,12 +28,12 @@ def hands_module(program: str | None = None) -> ModuleType:
 
 
 def hands(program: str | None = None) -> Any:
-    """A new Claw of the page."""
+    """A new instance of the page's Claw."""
     return hands_module(program).Hands()
 
 
 def without(program: str, *changes: tuple[str, str]) -> str:
-    """``program`` with each piece of text replaced that must be in it."""
+    """``program`` with each text replaced; each must occur in it."""
     for old, new in changes:
         assert old in program, old
         program = program.replace(old, new)
@@ -41,4 +41,4 @@ def without(program: str, *changes: tuple[str, str]) -> str:
 
 
 PROGRAM: str = hands_module().PROGRAM.decode()
-"""The page's program, to make others of."""
+"""The page's program, from which the tests derive others."""

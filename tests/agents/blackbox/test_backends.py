@@ -1,4 +1,4 @@
-"""Programs of both kinds in boxes of every other kind: without a loopback (chroot), not as root (both)."""
+"""Programs in Python and Node in chroot sandboxes (without a loopback) and Docker sandboxes, not as root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["docker_engine"]
 
 
 def pi() -> Pi:
-    """The real one, where it is installed."""
+    """The real pi, if it is installed."""
     try:
         installed()
     except AgentError as error:
@@ -39,21 +39,19 @@ def pi() -> Pi:
         pytest.param("docker", marks=pytest.mark.docker),
     ],
 )
-async def test_an_episode_is_the_same_everywhere(
-    request: pytest.FixtureRequest, room: Any, where: str, claw: Any
-) -> None:
+async def test_episode_on_every_backend(request: pytest.FixtureRequest, black_box: Any, where: str, claw: Any) -> None:
     if where == "docker":
         request.getfixturevalue("docker_engine")
     said = [bash("mkdir output; echo 6 > output/sum.txt"), "The sum is there.", "It still is."]
-    it = await room(said, claw=claw(), engine={"context_window": 65536}, follow_ups=["Look again."])
+    setup = await black_box(said, claw=claw(), engine={"context_window": 65536}, follow_ups=["Look again."])
     made = make_backend(where)
     try:
         await made.probe()
-        episode = await episode_of(task(), it.agent, made)
+        episode = await episode_of(task(), setup.agent, made)
     except SandboxUnavailable as error:
         pytest.skip(f"{where}: {error}")
     finally:
-        await it.agent.aclose()
+        await setup.agent.aclose()
         await made.aclose()
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
     assert episode.final_message == "It still is."

@@ -1,4 +1,4 @@
-"""HTTP to a program in a box that answers anything it likes. Real sockets, a real box."""
+"""HTTP to a hostile program in a sandbox, over real sockets and in a real sandbox."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ socketserver.ThreadingTCPServer(("127.0.0.1", 8000), Answers).serve_forever()
 """
 
 
-def says(first: str, again: str = "", times: int = 0) -> str:
-    """The path at which the server says ``first``, then ``again`` so many times (-1: for ever), and hangs up."""
+def path_for(first: str, again: str = "", times: int = 0) -> str:
+    """The path at which the server sends ``first``, then ``again`` so often (-1: without end), and closes."""
     return "/" + base64.urlsafe_b64encode(json.dumps([first, again, times]).encode()).decode()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def boxes() -> AsyncIterator[Backend]:
+async def sandboxes() -> AsyncIterator[Backend]:
     made = make_backend("namespace")
     await made.probe()
     yield made
@@ -66,28 +66,28 @@ async def boxes() -> AsyncIterator[Backend]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(boxes: Backend) -> AsyncIterator[Sandbox]:
-    box = await boxes.create(SandboxSpec())
-    serves = asyncio.ensure_future(box.exec(["python3", "-c", SERVER], timeout=600))
+async def server(sandboxes: Backend) -> AsyncIterator[Sandbox]:
+    sandbox = await sandboxes.create(SandboxSpec())
+    serves = asyncio.ensure_future(sandbox.exec(["python3", "-c", SERVER], timeout=600))
     async with asyncio.timeout(30):
         while True:
             try:
-                await request(box, PORT, "GET", "/echo")
+                await request(sandbox, PORT, "GET", "/echo")
                 break
             except ClawStopped:
                 await asyncio.sleep(0.05)
-    yield box
-    await box.close()
+    yield sandbox
+    await sandbox.close()
     await asyncio.gather(serves, return_exceptions=True)
 
 
-async def test_a_request_and_its_answer(server: Sandbox) -> None:
+async def test_request_and_response(server: Sandbox) -> None:
     status, answer = await request(server, PORT, "POST", "/echo", headers={"x-a": "b"}, body={"é": ["\n"] * 3})
     assert status == 201
     head, body = json.loads(answer)
     assert head.startswith("POST /echo HTTP/1.1")
     assert json.loads(body) == {"é": ["\n"] * 3}
-    assert await request(server, PORT, "GET", says("HTTP/1.1 204 No Content\r\n\r\n")) == (204, b"")
+    assert await request(server, PORT, "GET", path_for("HTTP/1.1 204 No Content\r\n\r\n")) == (204, b"")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ async def test_a_request_and_its_answer(server: Sandbox) -> None:
         ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", "HTTP/1.1 200 OK\r\n\r\nmore", 200, b"ok"),
     ],
 )
-async def test_ways_to_answer(server: Sandbox, first: str, again: str, status: int, body: bytes) -> None:
-    assert await request(server, PORT, "GET", says(first, again, 1)) == (status, body)
+async def test_valid_response_forms(server: Sandbox, first: str, again: str, status: int, body: bytes) -> None:
+    assert await request(server, PORT, "GET", path_for(first, again, 1)) == (status, body)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ async def test_ways_to_answer(server: Sandbox, first: str, again: str, status: i
         "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
     ],
 )
-async def test_what_is_no_answer(server: Sandbox, first: str) -> None:
+async def test_invalid_response_raises_claw_stopped(server: Sandbox, first: str) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(ClawStopped) as stopped:
-            await request(server, PORT, "GET", says(first))
+            await request(server, PORT, "GET", path_for(first))
     assert stopped.value.cause == "agent-stopped"
 
 
@@ -138,44 +138,46 @@ async def test_what_is_no_answer(server: Sandbox, first: str) -> None:
         ("", "x"),
     ],
 )
-async def test_an_answer_without_end(server: Sandbox, monkeypatch: pytest.MonkeyPatch, first: str, again: str) -> None:
+async def test_endless_response_is_bounded(
+    server: Sandbox, monkeypatch: pytest.MonkeyPatch, first: str, again: str
+) -> None:
     monkeypatch.setattr(http, "LARGEST_ANSWER", 2**18)
     async with asyncio.timeout(60):
         with pytest.raises(ClawStopped):
-            await request(server, PORT, "GET", says(first, again, -1))
+            await request(server, PORT, "GET", path_for(first, again, -1))
 
 
-async def test_the_cause_of_an_answer_that_is_too_large(server: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cause_of_too_large_response(server: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "LARGEST_ANSWER", 8192)
     with pytest.raises(ClawStopped) as stopped:
-        await request(server, PORT, "GET", says("HTTP/1.1 200 OK\r\n\r\n", "x" * 8193, 1))
+        await request(server, PORT, "GET", path_for("HTTP/1.1 200 OK\r\n\r\n", "x" * 8193, 1))
     assert stopped.value.cause == "agent-output"
-    assert await request(server, PORT, "GET", says("HTTP/1.1 200 OK\r\n\r\n", "x" * 8192, 1)) == (200, b"x" * 8192)
+    assert await request(server, PORT, "GET", path_for("HTTP/1.1 200 OK\r\n\r\n", "x" * 8192, 1)) == (200, b"x" * 8192)
 
 
-async def test_who_waits_may_leave(server: Sandbox) -> None:
-    waits = asyncio.ensure_future(request(server, PORT, "GET", says("HTTP/1.1 200 OK\r\n\r\n", "\r", -1)))
+async def test_cancelled_request_closes_connection(server: Sandbox) -> None:
+    waits = asyncio.ensure_future(request(server, PORT, "GET", path_for("HTTP/1.1 200 OK\r\n\r\n", "\r", -1)))
     await asyncio.sleep(0.05)
     waits.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waits
 
 
-async def test_nobody_listens(server: Sandbox) -> None:
-    with pytest.raises(ClawStopped, match="nothing answers"):
+async def test_closed_port_raises_claw_stopped(server: Sandbox) -> None:
+    with pytest.raises(ClawStopped, match="nothing listens on port"):
         await request(server, PORT + 1, "GET", "/")
 
 
-async def test_a_box_that_is_gone_is_said_to_be(boxes: Backend) -> None:
-    box: Any = await boxes.create(SandboxSpec())
-    await kill_from_outside(box)
+async def test_dead_sandbox_raises_sandbox_died(sandboxes: Backend) -> None:
+    sandbox: Any = await sandboxes.create(SandboxSpec())
+    await kill_from_outside(sandbox)
     dead: SandboxDied | None = None
     async with asyncio.timeout(30):
         while dead is None:
             try:
-                await request(box, PORT, "GET", "/")
+                await request(sandbox, PORT, "GET", "/")
             except SandboxDied as error:
                 dead = error
             except ClawStopped:
-                await asyncio.sleep(0.01)  # it is dying
-    await box.close()
+                await asyncio.sleep(0.01)  # it is still ending
+    await sandbox.close()

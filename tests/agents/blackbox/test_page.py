@@ -1,4 +1,4 @@
-"""docs/new-agent.md, run as it stands: its blocks are one file, its commands are typed, its output is what comes."""
+"""Run docs/new-agent.md: the code blocks as one file, the commands, and compare their output with the page."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["fake_openai"]
 
 
 def shown() -> list[tuple[str, str]]:
-    """Each command of the page, and the output that it shows."""
+    """Each command of the page, and the output shown for it."""
     text = "".join(re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.M | re.S))
     return [(command, output) for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", text, re.M)]
 
 
 async def types(command: str, folder: Path, **env: str) -> tuple[int, str]:
-    """Exit code and output of a command of the page, typed in ``folder``."""
+    """Run a command of the page in ``folder``; return its exit code and output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", command, cwd=folder, env={**os.environ, "PATH": path, **env},
@@ -49,21 +49,21 @@ async def types(command: str, folder: Path, **env: str) -> tuple[int, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the page's file is."""
+    """The folder with the page's file."""
     (tmp_path / "hands.py").write_text(page_source())
     return tmp_path
 
 
-async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI) -> None:
+async def test_page_commands_give_shown_output(folder: Path, fake_openai: FakeOpenAI) -> None:
     (alone, expected), (evaluated, _) = shown()
     assert alone == "python hands.py"
     code, output = await types(alone, folder)
     assert (code, output) == (0, expected)
 
-    async def says(request: dict[str, Any]) -> Streamed | web.Response:
+    async def path_for(request: dict[str, Any]) -> Streamed | web.Response:
         return Streamed(WORDS) if request.get("stream") else await reply("OK")(request)
 
-    fake_openai.default = says
+    fake_openai.default = path_for
     command = evaluated.replace("MODEL", "m").replace("URL", fake_openai.base_url)
     assert command != evaluated
     code, output = await types(f"{command} --out run", folder, OPENAI_API_KEY="none")
@@ -76,20 +76,20 @@ async def test_the_page_does_what_it_shows(folder: Path, fake_openai: FakeOpenAI
 
 @pytest.fixture
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Python finds the module ``hands``."""
+    """Make the module ``hands`` importable."""
     monkeypatch.syspath_prepend(folder)
     yield
     sys.modules.pop("hands", None)
 
 
 @pytest.mark.usefixtures("found")
-def test_the_class_is_found_by_its_name() -> None:
+def test_make_agent_finds_class_by_module_path() -> None:
     agent = make_agent("hands:Hands", engine=ReplayEngine([Completion("Hello.")]))
     assert (agent.name, agent.version) == ("hands", "1")
     assert len(agent.identity()["program_sha256"]) == 64
 
 
-def test_the_page_names_every_part_of_the_protocols() -> None:
+def test_page_names_every_protocol_member() -> None:
     claw = hands()
     for protocol, text in ((Claw, dir(claw)), (Running, dir(claw.start.__globals__["RunningHands"]))):
         parts = {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""The gateway's turns as steps: each turn one step, each result with its call, nothing said twice."""
+"""Turns of the gateway as steps: one step per turn, results with their calls, no message twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def said(steps: list[Step]) -> list[tuple[str, str]]:
     return [(step.source, step.message) for step in steps]
 
 
-def test_an_episode_with_tools_and_a_follow_up() -> None:
+def test_steps_of_episode_with_tools_and_follow_up() -> None:
     calls = ("c1", "bash", '{"command": "ls"}'), ("c2", "read", '{"path": "a"}')
     turns = [
         turn(system("Be good."), user(TASK), reply=reply("I look.", *calls, reasoning_content="Hm.")),
@@ -53,7 +53,7 @@ def test_an_episode_with_tools_and_a_follow_up() -> None:
         ("agent", "Done."),
         ("user", "Go on."),
         ("agent", ""),
-        ("user", "Go on."),  # said twice, and it was
+        ("user", "Go on."),  # a real repetition is kept
         ("agent", "No."),
     ]
     look = steps[1]
@@ -66,7 +66,7 @@ def test_an_episode_with_tools_and_a_follow_up() -> None:
     assert steps[-1].extra == {"finish_reason": "error"}
 
 
-def test_what_a_branch_repeats_is_no_news() -> None:
+def test_repeated_messages_of_branch_are_skipped() -> None:
     turns = [
         turn(system("Be good."), user(TASK), reply=reply("One.")),
         turn(system("Be good."), user(TASK), reply=reply("Another.")),
@@ -87,11 +87,11 @@ def test_what_a_branch_repeats_is_no_news() -> None:
     assert [step.extra for step in steps[3:6]] == [{"role": "compaction"}] * 3
 
 
-def test_a_program_that_trims_what_it_is_told_says_nothing_new() -> None:
+def test_stripped_instruction_is_not_repeated() -> None:
     assert said(list(steps_of([turn(user(TASK), reply=reply("Yes."))], f"\n {TASK}\n"))) == [("agent", "Yes.")]
 
 
-def test_arguments_that_are_no_object_are_kept_as_they_are() -> None:
+def test_non_object_arguments_are_kept() -> None:
     for text in ("", "[1]", "null", '{"a": ', "[" * 100_000):
         (step,) = steps_of([turn(reply=reply(None, ("c", "bash", text)))], TASK)
         assert step.tool_calls[0].arguments == {"arguments": text}
@@ -131,7 +131,7 @@ def episodes(draw: st.DrawFn) -> list[Turn]:
 
 
 @given(episodes(), TEXTS)
-def test_of_any_turns(turns: list[Turn], instruction: str) -> None:
+def test_steps_of_arbitrary_turns(turns: list[Turn], instruction: str) -> None:
     steps = list(steps_of(turns, instruction))
     agents = [step for step in steps if step.source == "agent"]
     assert [step.message for step in agents] == [turn.reply["content"] or "" for turn in turns]
@@ -147,4 +147,4 @@ def test_of_any_turns(turns: list[Turn], instruction: str) -> None:
     news = {(step.source, step.message.strip()) for step in others} | {("user", instruction.strip())}
     texts = {(m["role"], "".join(p.get("text", "") for p in m["content"]) if isinstance(m["content"], list)
               else m["content"] or "") for m in given_}  # fmt: skip
-    assert {(role, text.strip()) for role, text in texts} <= news  # nothing is lost
+    assert {(role, text.strip()) for role, text in texts} <= news  # no message is missing

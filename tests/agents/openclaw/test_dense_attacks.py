@@ -1,4 +1,4 @@
-"""What an agent of a shared OpenClaw does to reach another task, or the process they share. It must get nothing."""
+"""Attacks by an agent of a shared OpenClaw on other tasks and on the shared process; all must fail."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clawgym.redteam.escape.context import _RUN, _files, module_of
 
 from ...conftest import usable
 from ...rollouts import episode_of
-from .dense_desk import Cast, Desk, copy_task, dense_desk, results
-from .desk import call
-from .test_dense import SOLVE, WORK, play
+from .scripted_dense import DenseSetup, TaskScripts, copy_task, results, scripted_dense
+from .scripted_openclaw import call
+from .test_dense import SOLVE, WORK, run_tasks
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -33,7 +33,7 @@ STATE = "/root/.openclaw"
 SOLVE_AND_TELL = call("exec", command="cp in.txt out.txt; cat victim.txt")
 
 Attack = Callable[[str], str]
-"""The victim's agent -> a tool call."""
+"""Id of the victim's agent -> a tool call."""
 
 
 def dial(port: int, said: str = "GET / HTTP/1.0\\r\\n\\r\\n") -> Attack:
@@ -43,7 +43,7 @@ def dial(port: int, said: str = "GET / HTTP/1.0\\r\\n\\r\\n") -> Attack:
 
 
 def tool(name: str, **arguments: object) -> Attack:
-    """``VICTIM`` stands for the victim's agent."""
+    """``VICTIM`` is replaced by the id of the victim's agent."""
     return lambda victim: call(name, **json.loads(json.dumps(arguments).replace("VICTIM", victim)))
 
 
@@ -123,47 +123,47 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.fixture(scope="module")
-def baits():
+def planted():
     with lay_baits() as laid:
         yield laid
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def boxes(baits):
+async def sandboxes(planted):
     async with usable("namespace") as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(model_folder, boxes, tmp_path_factory) -> AsyncIterator[Desk]:
+async def dense(model_folder, sandboxes, tmp_path_factory) -> AsyncIterator[DenseSetup]:
     folder = tmp_path_factory.mktemp("pool")
-    async with dense_desk(model_folder, folder / "pool.db", prompt="reference") as made:
+    async with scripted_dense(model_folder, folder / "pool.db", prompt="reference") as made:
         yield made
 
 
-async def test_an_agent_reaches_neither_another_task_nor_the_process_they_share(desk, boxes):
+async def test_agent_cannot_reach_other_tasks_or_shared_process(dense, sandboxes):
     names = list(ATTACKS)
 
-    def attack(name: str) -> Callable[[Cast], str]:
-        def line(cast: Cast) -> str:
-            said = ATTACKS[name](cast.agents["victim"])
-            return said.replace("SESSION", cast.session("victim"))
+    def attack(name: str) -> Callable[[TaskScripts], str]:
+        def line(scripts: TaskScripts) -> str:
+            said = ATTACKS[name](scripts.agents["victim"])
+            return said.replace("SESSION", scripts.session("victim"))
 
         return line
 
     over: list[object] = []
 
-    def begin(cast: Cast) -> str:
-        known = "running (session" in cast.prompts.get("victim", "")
+    def begin(scripts: TaskScripts) -> str:
+        known = "running (session" in scripts.prompts.get("victim", "")
         return call("exec", command=f"ln -sf {STATE} up; ln -sf {STATE}/agents agents; echo {known}; sleep 1")
 
-    def end(cast: Cast) -> str:
-        box = desk.process.tools._hands[cast.agents["victim"]].box
-        over.append(asyncio.ensure_future(box.exec(["touch", "/tmp/over"])))
+    def end(scripts: TaskScripts) -> str:
+        sandbox = dense.process.tools._hands[scripts.agents["victim"]].sandbox
+        over.append(asyncio.ensure_future(sandbox.exec(["touch", "/tmp/over"])))
         return "I give up."
 
-    def wait(cast: Cast) -> str:
-        if "cp in.txt" in cast.prompts["victim"]:
+    def wait(scripts: TaskScripts) -> str:
+        if "cp in.txt" in scripts.prompts["victim"]:
             return "Done."
         return (
             SOLVE_AND_TELL
@@ -174,7 +174,7 @@ async def test_an_agent_reaches_neither_another_task_nor_the_process_they_share(
     left_running = f"echo {SECRET} > victim.txt; echo {SECRET}; sleep 1000; echo {SECRET}"
     victim = [call("exec", command=left_running, background=True), *[wait] * 5]
     attacker = [*[begin] * 8, *(attack(name) for name in names), end]
-    episodes = await play(desk, boxes, {"victim": victim, "attacker": attacker}, seconds=280)
+    episodes = await run_tasks(dense, sandboxes, {"victim": victim, "attacker": attacker}, seconds=280)
 
     for name in (
         "cron",
@@ -183,12 +183,12 @@ async def test_an_agent_reaches_neither_another_task_nor_the_process_they_share(
         "nodes",
         "browser",
         "message",
-    ):  # they would work in the process itself
-        assert f'"name": "{name}"' not in desk.cast.prompts["attacker"]
+    ):  # tools that run in the process itself
+        assert f'"name": "{name}"' not in dense.scripts.prompts["attacker"]
     said = results(episodes["attacker"])
     assert len(said) == len(attacker) - 1, episodes["attacker"].cause
     assert "True" in said[7]
-    process = desk.process
+    process = dense.process
     hidden = [SECRET, process.token, process.tools.key]  # type: ignore[attr-defined]
     hidden += [secret for opened in process.sessions.values() for secret in (opened.secret, opened.id)]  # type: ignore[attr-defined]
     for name, answer in zip(names, said[8:], strict=True):
@@ -197,21 +197,25 @@ async def test_an_agent_reaches_neither_another_task_nor_the_process_they_share(
         assert "MARK-OF-THE-ATTACKER" not in answer
     assert episodes["victim"].outcome is Outcome.SOLVED
     assert results(episodes["victim"])[-1].strip() == SECRET
-    assert "MARK-OF-THE-ATTACKER" not in desk.cast.prompts["victim"]
-    kept = await desk.office.exec(["sh", "-c", f"grep -rl MARK-OF-THE {STATE} /opt/clawgym-dense; ls -A {WORK}"])
+    assert "MARK-OF-THE-ATTACKER" not in dense.scripts.prompts["victim"]
+    kept = await dense.shared_sandbox.exec(
+        ["sh", "-c", f"grep -rl MARK-OF-THE {STATE} /opt/clawgym-dense; ls -A {WORK}"]
+    )
     assert "/" not in kept.text
     assert "in.txt" not in kept.text
 
 
-async def test_attacks_of_the_suite_through_exec(desk, boxes, baits):
+async def test_escape_probes_through_exec_tool(dense, sandboxes, planted):
     chosen = [probe for probe in probes() if probe.module and probe.module != "limits"]
     run = f"python3 -I -S -B -c '{_RUN}' {WORK}"
     lines = [call("exec", command=f"{run} {module_of(probe.id)} {probe.id} < bait.json | tail -1") for probe in chosen]
-    desk.cast.scripts["suite"] = [*lines, SOLVE, "Done."]
+    dense.scripts.scripts["suite"] = [*lines, SOLVE, "Done."]
     task = copy_task("suite", 250)
-    bait = TaskFile("bait.json", json.dumps(baits.known).encode())  # on no command line, where a probe would find it
-    task = dataclasses.replace(task, inputs=(*task.inputs, *_files(), bait))
-    episode = await episode_of(task, desk.agent, boxes, seed=1)
+    secret_file = TaskFile(
+        "bait.json", json.dumps(planted.known).encode()
+    )  # not on a command line, where a probe would find it
+    task = dataclasses.replace(task, inputs=(*task.inputs, *_files(), secret_file))
+    episode = await episode_of(task, dense.agent, sandboxes, seed=1)
     verdicts = {}
     for probe, answer in zip(chosen, results(episode), strict=False):
         found = re.search(r'\["(\w+)", ', answer)

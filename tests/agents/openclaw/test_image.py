@@ -1,4 +1,4 @@
-"""Images with an OpenClaw of their own: found by looking, made fit for boxes, started in them."""
+"""Images that contain OpenClaw: inspected, prepared for sandboxes, started in them."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def system() -> list[Entry]:
 
 @pytest.fixture(scope="module")
 def rootfs(system: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image, made fit."""
+    """A prepared image."""
     folder = tmp_path_factory.mktemp("rootfs")
     image = oci_layout(folder / "image", [layer(system), layer(openclaw_layer())])
     assert make_rootfs(image, folder / "made") == OFFICIAL
     return folder / "made"
 
 
-def sketch(folder: Path, entries: list[Entry]) -> Path:
-    """A root file system of empty programs, to look at only."""
+def bare_rootfs(folder: Path, entries: list[Entry]) -> Path:
+    """A root file system of empty programs, for inspection only."""
     programs = [entry(f"usr/bin/{name}", mode=0o755) for name in ("sh", "bash", "python3", "tar")]
     oci_layout(folder / "image", [layer([*programs, entry("bin", link="usr/bin"), *entries])])
     return folder / "image"
 
 
-def test_an_official_image_becomes_one_for_boxes(rootfs: Path) -> None:
+def test_make_rootfs_from_official_layout(rootfs: Path) -> None:
     assert json.loads((rootfs / NOTE.lstrip("/")).read_text()) == {
         "node": "/usr/local/bin/node",
         "entry": "/app/openclaw.mjs",
@@ -63,19 +63,19 @@ def test_an_official_image_becomes_one_for_boxes(rootfs: Path) -> None:
     assert sorted(entry.name for entry in rootfs.parent.iterdir()) == ["image", "made"]
 
 
-async def test_its_openclaw_starts_in_a_box(rootfs: Path, backend: Backend) -> None:
-    box = await backend.create(SandboxSpec(image=str(rootfs)))
+async def test_openclaw_of_rootfs_starts_in_sandbox(rootfs: Path, backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec(image=str(rootfs)))
     try:
         found = inspect_image(str(rootfs))
         assert found == OFFICIAL
-        done = await box.exec([found.node, found.entry, "gateway"])
+        done = await sandbox.exec([found.node, found.entry, "gateway"])
         assert done.output == b"started /app/openclaw.mjs gateway\n"
-        assert (await box.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
+        assert (await sandbox.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-def test_a_root_without_one_says_so(rootfs: Path, tmp_path: Path) -> None:
+def test_rootfs_without_openclaw_is_refused(rootfs: Path, tmp_path: Path) -> None:
     shutil.copytree(rootfs, tmp_path / "root", symlinks=True)
     (tmp_path / "root" / NOTE.lstrip("/")).unlink()
     (tmp_path / "root/usr/local/bin/node").unlink()
@@ -83,7 +83,7 @@ def test_a_root_without_one_says_so(rootfs: Path, tmp_path: Path) -> None:
         inspect_image(str(tmp_path / "root"))
 
 
-def test_a_rootfs_is_copied_and_stays_as_it_was(rootfs: Path, tmp_path: Path) -> None:
+def test_make_rootfs_copies_folder_and_keeps_source(rootfs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(rootfs, source, symlinks=True)
     (source / NOTE.lstrip("/")).unlink()
@@ -99,20 +99,20 @@ def test_a_rootfs_is_copied_and_stays_as_it_was(rootfs: Path, tmp_path: Path) ->
     assert (source / "app/openclaw.mjs").read_text() == ""
 
 
-def test_other_places_and_the_note_are_known(tmp_path: Path) -> None:
+def test_inspect_rootfs_uses_other_paths_and_note(tmp_path: Path) -> None:
     by_npm = {
         "usr/lib/node_modules/openclaw/package.json": '{"name": "openclaw", "version": "2.0.0"}',
         "usr/lib/node_modules/openclaw/openclaw.mjs": "",
         "usr/bin/node": "",
     }
     entries = [entry(name, text) for name, text in by_npm.items()]
-    found = make_rootfs(sketch(tmp_path / "1", entries), tmp_path / "one")
+    found = make_rootfs(bare_rootfs(tmp_path / "1", entries), tmp_path / "one")
     assert found == Layout("/usr/bin/node", "/usr/lib/node_modules/openclaw/openclaw.mjs", "2.0.0")
     only_dist = [*openclaw_layer(changes={"app/openclaw.mjs": "-"})]
-    assert make_rootfs(sketch(tmp_path / "2", only_dist), tmp_path / "two").entry == "/app/dist/index.js"
+    assert make_rootfs(bare_rootfs(tmp_path / "2", only_dist), tmp_path / "two").entry == "/app/dist/index.js"
     note = '{"node": "/n", "entry": "/e", "version": "3"}'
     noted = [entry(NOTE.lstrip("/"), note)]
-    assert make_rootfs(sketch(tmp_path / "3", noted), tmp_path / "three") == Layout("/n", "/e", "3")
+    assert make_rootfs(bare_rootfs(tmp_path / "3", noted), tmp_path / "three") == Layout("/n", "/e", "3")
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_other_places_and_the_note_are_known(tmp_path: Path) -> None:
         ([entry("usr/bin/node")], "has no OpenClaw in any of /app/openclaw.mjs"),
         ([entry("usr/bin/node"), entry("app/openclaw.mjs")], "has no OpenClaw"),
         (openclaw_layer(changes={"app/package.json": '{"name": "other", "version": "1"}'}), "has no OpenClaw"),
-        (openclaw_layer(changes={"app/package.json": "no json"}), "cannot be read"),
-        ([entry(NOTE.lstrip("/"), "[]")], "cannot be read"),
+        (openclaw_layer(changes={"app/package.json": "no json"}), "malformed"),
+        ([entry(NOTE.lstrip("/"), "[]")], "malformed"),
         ([*openclaw_layer(), entry("usr/bin/.wh.python3")], "lacks python3, .*apt-get install -y python3"),
     ],
 )
-def test_what_an_image_lacks_is_said_and_nothing_is_left(tmp_path: Path, entries: list[Entry], says: str) -> None:
-    image = sketch(tmp_path / "image", [e for e in entries if ".wh." not in e[0].name])
+def test_incomplete_image_is_refused_and_nothing_remains(tmp_path: Path, entries: list[Entry], says: str) -> None:
+    image = bare_rootfs(tmp_path / "image", [e for e in entries if ".wh." not in e[0].name])
     if any(".wh." in e[0].name for e in entries):
         shutil.rmtree(tmp_path / "image")
         programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "tar")]
@@ -138,27 +138,27 @@ def test_what_an_image_lacks_is_said_and_nothing_is_left(tmp_path: Path, entries
     assert os.listdir(tmp_path) == ["image"]
 
 
-def test_a_link_of_an_image_does_not_lead_to_this_machine(tmp_path: Path) -> None:
+def test_image_links_do_not_lead_outside(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "clawgym-openclaw.json").write_text('{"node": "/x", "entry": "/x", "version": "stolen"}')
-    image = sketch(tmp_path / "image", [*openclaw_layer(), entry("etc", link=str(outside))])
+    image = bare_rootfs(tmp_path / "image", [*openclaw_layer(), entry("etc", link=str(outside))])
     assert make_rootfs(image, tmp_path / "made").version == "1.2.3"
     assert sorted(os.listdir(outside)) == ["clawgym-openclaw.json"]
     assert "stolen" in (outside / "clawgym-openclaw.json").read_text()
 
 
-def test_what_is_there_is_not_overwritten(rootfs: Path, tmp_path: Path) -> None:
+def test_make_rootfs_does_not_overwrite(rootfs: Path, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     with pytest.raises(AgentError, match="is there already"):
         make_rootfs(rootfs, tmp_path / "made")
     with pytest.raises(AgentError, match="no such file or folder"):
         make_rootfs(tmp_path / "gone", tmp_path / "new")
-    with pytest.raises(AgentError, match=r"no OCI layout .* and no root file system"):
+    with pytest.raises(AgentError, match=r"neither an OCI layout .* nor a root file system"):
         make_rootfs(tmp_path, tmp_path / "new")
 
 
-def test_the_variable_of_the_published_trainer(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openclaw_rootfs_environment_variable(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENCLAW_ROOTFS", raising=False)
     assert rootfs_of_environment() is None
     monkeypatch.setenv("OPENCLAW_ROOTFS", str(rootfs))
@@ -169,7 +169,7 @@ def test_the_variable_of_the_published_trainer(rootfs: Path, monkeypatch: pytest
 
 
 @pytest.mark.docker
-async def test_a_docker_image_becomes_one_for_boxes(docker_engine: str, system: list[Entry], tmp_path: Path) -> None:
+async def test_add_to_docker_image(docker_engine: str, system: list[Entry], tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(layer([*system, *openclaw_layer()]))
     docker = ["docker", "-H", docker_engine]
     changes = ["--change", 'CMD ["node", "openclaw.mjs"]', "--change", "USER 1000", "--change", "ENV A=b"]
@@ -184,11 +184,11 @@ async def test_a_docker_image_becomes_one_for_boxes(docker_engine: str, system: 
         assert "A=b" in about["Env"]
         left = subprocess.run([*docker, "ps", "-aq"], capture_output=True, check=True).stdout
         assert left == b""
-        box = await made.create(SandboxSpec(image="clawgym-test/fit:1"))
+        sandbox = await made.create(SandboxSpec(image="clawgym-test/fit:1"))
         assert inspect_image("clawgym-test/fit:1") == OFFICIAL
-        assert OFFICIAL.version in (await box.exec(["cat", NOTE])).text
-        assert (await box.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
-        await box.close()
+        assert OFFICIAL.version in (await sandbox.exec(["cat", NOTE])).text
+        assert (await sandbox.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
+        await sandbox.close()
         saved = tmp_path / "saved.tar"
         subprocess.run([*docker, "save", "-o", saved, "clawgym-test/fit:1"], check=True)
         assert make_rootfs(saved, tmp_path / "rootfs") == OFFICIAL
@@ -201,6 +201,6 @@ async def test_a_docker_image_becomes_one_for_boxes(docker_engine: str, system: 
         subprocess.run([*docker, "rmi", "-f", "clawgym-test/fit:1", "clawgym-test/release:1"], capture_output=True)
 
 
-def test_archives_of_older_engines(system: list[Entry], tmp_path: Path) -> None:
+def test_archives_of_older_docker_engines(system: list[Entry], tmp_path: Path) -> None:
     archive = docker_archive(tmp_path / "saved.tar", [layer(system), layer(openclaw_layer())])
     assert make_rootfs(archive, tmp_path / "made") == OFFICIAL

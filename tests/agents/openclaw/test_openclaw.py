@@ -1,4 +1,4 @@
-"""The real OpenClaw as an agent: one conversation, known failures, spare boxes, images of one's own, run folders."""
+"""The real OpenClaw as an agent: conversations, failures, spare sandboxes, custom images, run folders."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from clawgym.sandbox import Backend
 
 from ...gateway.scripted import refused
 from ...rollouts import episode_of
-from .desk import call, openclaw_desk
 from .images import layer, small_system
+from .scripted_openclaw import call, scripted_openclaw
 
 CHECK = b'test "$(cat /root/.openclaw/workspace/out.txt)" = 42 && echo 1.0 || echo 0.0\n'
 SOLVE = ["I look." + call("read", path="in.txt"), call("write", path="out.txt", content="42\n"), "Done."]
@@ -42,13 +42,13 @@ def make_task(name: str, **changes: object) -> Task:
 pytestmark = pytest.mark.usefixtures("openclaw")
 
 
-async def test_several_user_turns_are_one_conversation(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+async def test_follow_ups_continue_conversation(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
     task = make_task("again")
     script = [*SOLVE, call("exec", command="cat out.txt"), "Checked."]
-    desk = openclaw_desk(
+    dense = scripted_openclaw(
         model_folder, tmp_path / "p.db", {task.instruction: script}, prompt="slim", follow_ups=["Check it."]
     )
-    async with desk as (agent, engine, pool):
+    async with dense as (agent, engine, pool):
         group = pool.open_group(size=1, task_id=task.id)
         episode = await episode_of(task, agent, backend, seed=3, session=SessionRequest(group=group))
         assert (episode.outcome, episode.final_message) == (Outcome.SOLVED, "Checked.")
@@ -68,8 +68,8 @@ def hidden(episode: Episode) -> tuple[Outcome, str | None]:
     return episode.outcome, episode.cause
 
 
-async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
-    """It answers 200 to all of these; the files are right in all of them."""
+async def test_failures_hidden_by_openclaw_are_recorded(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+    """OpenClaw answers 200 to all of these; the files are right in all of them."""
     wrote = SOLVE[:2]
     scripts = {
         "dead": [*wrote, refused(500)],
@@ -80,7 +80,7 @@ async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path
     limits = {"steps": Limits(max_steps=5), "endless": Limits(agent_seconds=6)}
     tasks = {name: make_task(name, limits=limits.get(name, Limits())) for name in scripts}
     said = {tasks[name].instruction: lines for name, lines in scripts.items()}
-    async with openclaw_desk(model_folder, tmp_path / "p.db", said, prompt="slim") as (agent, _, pool):
+    async with scripted_openclaw(model_folder, tmp_path / "p.db", said, prompt="slim") as (agent, _, pool):
         works = [episode_of(task, agent, backend) for task in tasks.values()]
         ended = dict(zip(tasks, await asyncio.gather(*works), strict=True))
         states = {e.task_id: (e.state, e.outcome) for e in pool.episodes()}
@@ -88,21 +88,25 @@ async def test_what_openclaw_hides_is_known(backend: Backend, model_folder: Path
     assert "upstream said 500" in ended["dead"].error
     assert hidden(ended["wrong"]) == (Outcome.FAILED, "model-422")
     assert len(ended["steps"].turns) == 5
-    assert ended["steps"].outcome is Outcome.SOLVED  # cut off, but all that was asked is there
+    assert ended["steps"].outcome is Outcome.SOLVED  # cut off, but the work is complete
     assert hidden(ended["endless"]) == (Outcome.TRUNCATED, "time")
     assert states == {name: ("closed", str(episode.outcome)) for name, episode in ended.items()}
 
 
-async def test_a_box_serves_one_episode(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
+async def test_sandbox_serves_one_episode(backend: Backend, model_folder: Path, tmp_path: Path) -> None:
     task = make_task("spare")
     script = [call("exec", command="ls -a /root /tmp; echo mark > /root/mark"), *SOLVE]
-    async with openclaw_desk(model_folder, tmp_path / "p.db", {task.instruction: script}, spare=1) as (agent, _, pool):
+    async with scripted_openclaw(model_folder, tmp_path / "p.db", {task.instruction: script}, spare=1) as (
+        agent,
+        _,
+        pool,
+    ):
         first, second = [await episode_of(task, agent, backend, seed=n, sample=n) for n in range(2)]
-        async with asyncio.timeout(120):  # the spare was begun beside the second, and takes its seconds of a core
-            while not agent.boxes.ready:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        async with asyncio.timeout(120):  # the spare started with the second and takes seconds
+            while not agent.sandboxes.ready:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         third = await episode_of(task, agent, backend, seed=2, sample=2)
-        assert agent.boxes.hits == 1  # type: ignore[attr-defined]
+        assert agent.sandboxes.hits == 1  # type: ignore[attr-defined]
         assert {e.outcome for e in pool.episodes()} == {"solved"}
     seen = [next(o.content for s in e.steps for o in s.observations) for e in (first, second, third)]
     assert not any("mark" in text for text in seen)
@@ -110,7 +114,7 @@ async def test_a_box_serves_one_episode(backend: Backend, model_folder: Path, tm
     assert len(sessions) == 3
 
 
-async def test_an_image_of_ones_own(
+async def test_openclaw_of_custom_image(
     backend: Backend, model_folder: Path, tmp_path: Path, openclaw: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rootfs = tmp_path / "rootfs"
@@ -125,7 +129,7 @@ async def test_an_image_of_ones_own(
     subprocess.run(["cp", "-a", "--reflink=auto", openclaw.folder, rootfs / "opt/openclaw"], check=True)
     monkeypatch.setenv("OPENCLAW_ROOTFS", str(rootfs))
     task = make_task("image")
-    async with openclaw_desk(model_folder, tmp_path / "p.db", {task.instruction: SOLVE}, prompt="slim") as (
+    async with scripted_openclaw(model_folder, tmp_path / "p.db", {task.instruction: SOLVE}, prompt="slim") as (
         agent,
         _,
         _,
@@ -167,7 +171,7 @@ server.serve_forever()
 """
 
 
-def test_the_command_writes_the_run_folder_of_every_agent(tmp_path: Path, openclaw: Installation) -> None:
+def test_eval_writes_run_folder_of_openclaw(tmp_path: Path, openclaw: Installation) -> None:
     env = {**os.environ, "OPENAI_API_KEY": "none", "COLUMNS": "100"}
     clawgym = [sys.executable, "-c", "from clawgym.cli import main; main()"]
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:

@@ -1,4 +1,4 @@
-"""The real OpenClaw on public tasks: right rewards, exact tokens, nothing left. Needs ``CLAWGYM_DATA``."""
+"""The real OpenClaw on public tasks: rewards, exact tokens, no leaks. Needs ``CLAWGYM_DATA``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...conftest import benchmark
 from ...gateway.scripted import ScriptedEngine
 from ...rollouts import episode_of
 from ...sandbox.conftest import docker_engine
-from .desk import call, openclaw_desk
+from .scripted_openclaw import call, scripted_openclaw
 
 __all__ = ["docker_engine"]
 
@@ -35,7 +35,7 @@ NOTES = "notes.md"
 
 @pytest.fixture(scope="module")
 def twenty(clawgym_data) -> list[Task]:
-    """Ten that are solved, and ten of which half pay for doing next to nothing."""
+    """Ten tasks that are solved, and ten of which half give reward for almost no work."""
     tasks = load("ClawGym-Train").by_id
     solved = [real_tasks.with_solution(tasks[name]) for name in real_tasks.solved_ids()]
     paying = real_tasks.do_nothing_scores()
@@ -47,7 +47,7 @@ def twenty(clawgym_data) -> list[Task]:
 
 
 def script_of(task: Task) -> list[str]:
-    """The reference solution through OpenClaw's tools: look, write it down, run it, say so."""
+    """The reference solution as a script for OpenClaw's tools: look, write the file, run it, answer."""
     (solution,) = task.solution
     if solution.read().endswith(f"{NOTES}\n".encode()):
         return ["Let me look." + call("exec", command="ls -R"), call("write", path=NOTES, content="looked\n"), "Done."]
@@ -70,7 +70,7 @@ async def work_on(agent, backend, tasks: list[Task], at_once: int) -> list[Episo
 
 
 def check_exact(episode: Episode, engine: ScriptedEngine, pool: Pool) -> None:
-    """Every turn is what the engine saw and sampled, and the episode is one sample."""
+    """Each turn has the prompt and tokens of the engine, and the episode is one training sequence."""
     seen = {(s.prompt, tuple(s.sampled), tuple(s.logprobs)) for s in engine.seen}
     for n, turn in enumerate(episode.turns):
         assert turn.flaw is None
@@ -103,14 +103,14 @@ async def backend(request):
     [("namespace", 20), pytest.param("docker", 3, marks=pytest.mark.docker), ("chroot", 1)],
     indirect=["backend"],
 )
-async def test_rewards_are_right_and_tokens_exact(
+async def test_rewards_and_exact_tokens_on_public_tasks(
     backend, count: int, twenty: list[Task], openclaw: Installation, model_folder: Path, tmp_path: Path
 ) -> None:
     tasks = twenty[:: len(twenty) // count][:count]
     scripts = {task.instruction: script_of(task) for task in tasks}
     before = set(psutil.Process().children(recursive=True))
     sockets = len(psutil.Process().net_connections(kind="all"))
-    async with openclaw_desk(model_folder, tmp_path / "pool.db", scripts) as (agent, engine, pool):
+    async with scripted_openclaw(model_folder, tmp_path / "pool.db", scripts) as (agent, engine, pool):
         episodes = await work_on(agent, backend, tasks, at_once=4)
         for episode, task in zip(episodes, tasks, strict=True):
             assert episode.result is not None, (task.id, episode.error)

@@ -1,4 +1,4 @@
-"""The server that a shared OpenClaw's tools go through, spoken to directly: one agent, one box, whatever is asked."""
+"""The tool server of a shared OpenClaw, called directly: each agent reaches only its own sandbox."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..conftest import kill_from_outside
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Line:
-    """A server on loopback, and two agents with a box each."""
+class Client:
+    """A client of a server on loopback, which has two agents with one sandbox each."""
 
     def __init__(self) -> None:
         self.server = OpenClawToolServer()
         self.port = 0
 
     async def send(self, data: bytes, *, half: bool = False) -> bytes:
-        """``half``: nothing more will come."""
+        """Send a request; ``half``: close the sending side afterwards."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
@@ -61,59 +61,59 @@ async def backend():
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def line(backend) -> AsyncIterator[Line]:
-    made = Line()
+async def client(backend) -> AsyncIterator[Client]:
+    made = Client()
     sock = socket.create_server(("127.0.0.1", 0))
     made.port = sock.getsockname()[1]
     await made.server.start(sock)
-    boxes = {name: await backend.create(SandboxSpec()) for name in ("a", "b")}
-    hands = [made.server.add(name, box) for name, box in boxes.items()]
+    sandboxes = {name: await backend.create(SandboxSpec()) for name in ("a", "b")}
+    agent_tools = [made.server.add(name, sandbox) for name, sandbox in sandboxes.items()]
     yield made
     await made.server.aclose()
-    for each in hands:
+    for each in agent_tools:
         await each.aclose()
-    for box in boxes.values():
-        await box.close()
+    for sandbox in sandboxes.values():
+        await sandbox.close()
 
 
-async def test_each_agent_has_its_own_files_and_commands(line):
+async def test_agents_have_separate_files_and_commands(client):
     for name in ("a", "b"):
-        assert await line.ask(name, "write", f"of {name}".encode(), path="/tmp/x") == ({}, b"")
+        assert await client.ask(name, "write", f"of {name}".encode(), path="/tmp/x") == ({}, b"")
     for name in ("a", "b"):
-        assert await line.ask(name, "read", path="/tmp/x") == ({}, f"of {name}".encode())
-        assert await line.run(name, "cat /tmp/x; exit 3") == (f"of {name}".encode(), b"3\n")
-    (answer, _) = await line.ask("a", "stat", path="/tmp")
+        assert await client.ask(name, "read", path="/tmp/x") == ({}, f"of {name}".encode())
+        assert await client.run(name, "cat /tmp/x; exit 3") == (f"of {name}".encode(), b"3\n")
+    (answer, _) = await client.ask("a", "stat", path="/tmp")
     assert answer["stat"]["type"] == "directory"
-    assert await line.ask("a", "rename", path="/tmp/x", to="/tmp/y") == ({}, b"")
-    assert await line.ask("a", "stat", path="/tmp/x") == ({"stat": None}, b"")
-    assert await line.ask("a", "remove", path="/tmp/y") == ({}, b"")
-    assert "No such file" in (await line.ask("a", "read", path="/tmp/y"))[0]["error"]
+    assert await client.ask("a", "rename", path="/tmp/x", to="/tmp/y") == ({}, b"")
+    assert await client.ask("a", "stat", path="/tmp/x") == ({"stat": None}, b"")
+    assert await client.ask("a", "remove", path="/tmp/y") == ({}, b"")
+    assert "No such file" in (await client.ask("a", "read", path="/tmp/y"))[0]["error"]
 
 
-async def test_without_the_key_or_a_known_agent_there_is_nothing(line):
-    assert await line.ask("a", "read", path="/etc/hostname", key="wrong") == ({}, b"")
-    assert await line.ask("nobody", "read", path="/etc/hostname") == ({"error": "the sandbox is gone"}, b"")
-    assert await line.ask("a", "no-such-thing", path="/etc/hostname") == ({}, b"")
-    assert await line.send(b'{"op":"run","ticket":"0"}\n') == b""
-    assert await line.send(b'{"op":"code","ticket":"0"}\n') == b""
+async def test_unknown_key_or_agent_is_refused(client):
+    assert await client.ask("a", "read", path="/etc/hostname", key="wrong") == ({}, b"")
+    assert await client.ask("nobody", "read", path="/etc/hostname") == ({"error": "the sandbox is gone"}, b"")
+    assert await client.ask("a", "no-such-thing", path="/etc/hostname") == ({}, b"")
+    assert await client.send(b'{"op":"run","ticket":"0"}\n') == b""
+    assert await client.send(b'{"op":"code","ticket":"0"}\n') == b""
 
 
-async def test_too_large_a_file_is_refused(line):
-    assert "larger" in (await line.ask("a", "write", path="/tmp/x", size=1 << 30))[0]["error"]
+async def test_too_large_file_is_refused(client):
+    assert "larger" in (await client.ask("a", "write", path="/tmp/x", size=1 << 30))[0]["error"]
 
 
-async def test_what_a_command_leaves_running_goes_on(line):
-    out, code = await line.run("b", "(while sleep 0.1; do echo tick; echo tick >> /tmp/ticks; done) & echo first")
+async def test_background_process_of_command_keeps_running(client):
+    out, code = await client.run("b", "(while sleep 0.1; do echo tick; echo tick >> /tmp/ticks; done) & echo first")
     assert (out.split()[0], code) == (b"first", b"0\n")
     await asyncio.sleep(1.5)
-    before = len((await line.ask("b", "read", path="/tmp/ticks"))[1])
+    before = len((await client.ask("b", "read", path="/tmp/ticks"))[1])
     await asyncio.sleep(1.0)
-    assert len((await line.ask("b", "read", path="/tmp/ticks"))[1]) > before
+    assert len((await client.ask("b", "read", path="/tmp/ticks"))[1]) > before
 
 
-async def test_a_ticket_in_the_box_is_only_for_its_own_command(line):
+async def test_ticket_is_valid_for_its_command_only(client):
     dial = f"exec 3<>/dev/tcp/127.0.0.1/9000; echo {'0' * 32} >&3; echo forged >&3; cat <&3; echo over"
-    assert await line.run("a", dial) == (b"over\n", b"0\n")
+    assert await client.run("a", dial) == (b"over\n", b"0\n")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,18 +127,18 @@ async def test_a_ticket_in_the_box_is_only_for_its_own_command(line):
     rest=st.binary(max_size=64),
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_any_other_request_is_an_error_or_nothing(line, head, rest):
-    data = json.dumps({"agent": "a", "key": line.server.key, "size": 0, **head}).encode() + b"\n" + rest
-    answer = await line.send(data, half=True)
+async def test_malformed_request_gets_error_or_no_answer(client, head, rest):
+    data = json.dumps({"agent": "a", "key": client.server.key, "size": 0, **head}).encode() + b"\n" + rest
+    answer = await client.send(data, half=True)
     assert answer == b"" or json.loads(answer.partition(b"\n")[0]).keys() <= {"error", "stat", "ticket"}
 
 
-async def test_a_box_that_is_gone_is_known_at_once(backend, line):
-    box = await backend.create(SandboxSpec())
-    hands = line.server.add("c", box)
-    await kill_from_outside(box)
-    assert (await line.ask("c", "stat", path="/etc/hostname"))[0] == {"error": "the sandbox is gone"}
+async def test_dead_sandbox_is_noticed_at_once(backend, client):
+    sandbox = await backend.create(SandboxSpec())
+    agent_tools = client.server.add("c", sandbox)
+    await kill_from_outside(sandbox)
+    assert (await client.ask("c", "stat", path="/etc/hostname"))[0] == {"error": "the sandbox is gone"}
     with pytest.raises(SandboxDied):
-        await hands.failed
-    await line.server.remove("c")
-    await box.close()
+        await agent_tools.failed
+    await client.server.remove("c")
+    await sandbox.close()

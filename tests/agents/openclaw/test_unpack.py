@@ -1,4 +1,4 @@
-"""Images as folders: what layers mean, and that a hostile one writes nowhere else."""
+"""Unpacking images: semantics of layers, and hostile layers do not write outside the folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from clawgym.errors import AgentError
 from .images import docker_archive, entry, layer, oci_layout
 
 
-def laid(tmp_path: Path, *layers: bytes) -> dict[str, str]:
-    """What unpacking makes of layers: path -> content of files, ``-> target`` of links, ``/`` of folders."""
+def unpacked(tmp_path: Path, *layers: bytes) -> dict[str, str]:
+    """Unpack layers and return path -> content of files, ``-> target`` of links, ``/`` for folders."""
     root = tmp_path / "root"
     root.mkdir()
     unpack(oci_layout(tmp_path / "image", layers), root, lambda what, done, total: None)
-    return seen(root)
+    return tree_of(root)
 
 
-def seen(root: Path) -> dict[str, str]:
+def tree_of(root: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in root.rglob("*"):
         name = str(path.relative_to(root))
@@ -37,7 +37,7 @@ def seen(root: Path) -> dict[str, str]:
     return found
 
 
-def test_a_layer_lies_over_the_one_below(tmp_path: Path) -> None:
+def test_layer_overrides_lower_layer(tmp_path: Path) -> None:
     below = [
         entry("a/kept", "1"),
         entry("a/changed", "1"),
@@ -54,7 +54,7 @@ def test_a_layer_lies_over_the_one_below(tmp_path: Path) -> None:
         entry("same", kind=tarfile.LNKTYPE),
     ]
     above[-1][0].linkname = "a/changed"
-    assert laid(tmp_path, layer(below), layer(above)) == {
+    assert unpacked(tmp_path, layer(below), layer(above)) == {
         "a": "/",
         "a/kept": "1",
         "a/changed": "2",
@@ -66,13 +66,13 @@ def test_a_layer_lies_over_the_one_below(tmp_path: Path) -> None:
     }
 
 
-def test_kinds_replace_each_other(tmp_path: Path) -> None:
+def test_file_types_replace_each_other(tmp_path: Path) -> None:
     below = [entry("a", "file"), entry("b/c", "1"), entry("d", link="b"), entry("e", link="b")]
     above = [entry("a", kind=tarfile.DIRTYPE, mode=0o755), entry("b", "file"), entry("d", "file"), entry("e/x", "2")]
-    with pytest.raises(AgentError, match="cannot be unpacked"):  # e leads to b, which is a file by now
-        laid(tmp_path, layer(below), layer(above))
+    with pytest.raises(AgentError, match="cannot be unpacked"):  # e links to b, which is now a file
+        unpacked(tmp_path, layer(below), layer(above))
     (tmp_path / "again").mkdir()
-    assert laid(tmp_path / "again", layer(below), layer(above[:3])) == {
+    assert unpacked(tmp_path / "again", layer(below), layer(above[:3])) == {
         "a": "/",
         "b": "file",
         "d": "file",
@@ -80,14 +80,14 @@ def test_kinds_replace_each_other(tmp_path: Path) -> None:
     }
 
 
-def test_links_are_followed_as_in_a_box(tmp_path: Path) -> None:
+def test_links_resolve_inside_root(tmp_path: Path) -> None:
     below = [entry("usr/bin/x", "1"), entry("bin", link="usr/bin"), entry("abs", link="/usr/bin")]
     above = [entry("bin/y", "2"), entry("abs/z", "2"), entry("bin/.wh.x")]
-    found = laid(tmp_path, layer(below), layer(above))
+    found = unpacked(tmp_path, layer(below), layer(above))
     assert {name for name in found if name.startswith("usr/bin/")} == {"usr/bin/y", "usr/bin/z"}
 
 
-def test_all_files_are_ours_plain_and_dated(tmp_path: Path) -> None:
+def test_files_get_owner_mode_and_time(tmp_path: Path) -> None:
     entries = [
         entry("su", "x", mode=0o4755),
         entry("secret", "x", mode=0o000),
@@ -98,7 +98,7 @@ def test_all_files_are_ours_plain_and_dated(tmp_path: Path) -> None:
     ]
     for info, _ in entries:
         info.uid = info.gid = 4242
-    found = laid(tmp_path, layer(entries))
+    found = unpacked(tmp_path, layer(entries))
     assert set(found) == {"su", "secret", "closed", "tmp"}
     modes = {name: stat.S_IMODE((tmp_path / "root" / name).stat().st_mode) for name in found}
     assert modes == {"su": 0o755, "secret": 0o400, "closed": 0o700, "tmp": 0o1777}
@@ -107,7 +107,7 @@ def test_all_files_are_ours_plain_and_dated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_layouts_and_archives_are_the_same(tmp_path: Path, nested: bool) -> None:
+def test_layout_and_archive_unpack_alike(tmp_path: Path, nested: bool) -> None:
     layers = [layer([entry("a", "1")]), layer([entry("b", "2")])]
     folder = oci_layout(tmp_path / "oci", layers, nested=nested)
     with tarfile.open(tmp_path / "oci.tar", "w") as tar:
@@ -116,14 +116,14 @@ def test_layouts_and_archives_are_the_same(tmp_path: Path, nested: bool) -> None
         root = tmp_path / f"root-{source.name}"
         root.mkdir()
         unpack(source, root, lambda what, done, total: None)
-        assert seen(root) == {"a": "1", "b": "2"}
+        assert tree_of(root) == {"a": "1", "b": "2"}
 
 
 OUTSIDE = "outside/secret"
 
 
 def hostile(top: Path) -> dict[str, list[tuple[tarfile.TarInfo, bytes]]]:
-    """Layers that try to reach ``outside/secret`` beside the root folder ``root``."""
+    """Layers that try to reach ``outside/secret`` next to the root folder ``root``."""
     far = f"{top}/outside"
     hard = entry("hard", kind=tarfile.LNKTYPE)
     hard[0].linkname = "../outside/secret"
@@ -156,7 +156,7 @@ def hostile(top: Path) -> dict[str, list[tuple[tarfile.TarInfo, bytes]]]:
 
 
 @pytest.mark.parametrize("name", sorted(hostile(Path("/"))))
-def test_a_hostile_layer_writes_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_hostile_layer_does_not_write_outside(tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / OUTSIDE).write_text("secret")
     (tmp_path / OUTSIDE).chmod(0o600)
@@ -177,14 +177,14 @@ def test_a_hostile_layer_writes_nowhere_else(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["", "/", ".", "..", "../..", "a/..", "../a/x", "nowhere", "a/x/y"])
-def test_a_hard_link_to_what_is_no_file_of_the_image_is_said(tmp_path: Path, target: str) -> None:
+def test_hard_link_to_missing_file_is_refused(tmp_path: Path, target: str) -> None:
     hard = entry("hard", kind=tarfile.LNKTYPE)
     hard[0].linkname = target
     with pytest.raises(AgentError, match="cannot be unpacked"):
-        laid(tmp_path, layer([entry("a/x", "1"), hard]))
+        unpacked(tmp_path, layer([entry("a/x", "1"), hard]))
 
 
-def test_damaged_images_are_said(tmp_path: Path) -> None:
+def test_damaged_image_is_refused(tmp_path: Path) -> None:
     good = oci_layout(tmp_path / "good", [layer([entry("a", "1")])])
     blobs = sorted((good / "blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:2] == b"\x1f\x8b")
     content = blobs[-1].read_bytes()
@@ -193,7 +193,7 @@ def test_damaged_images_are_said(tmp_path: Path) -> None:
         "cannot be unpacked": lambda: blobs[-1].write_bytes(content[:40]),
         "zstd": lambda: blobs[-1].write_bytes(b"\x28\xb5\x2f\xfd" + content),
         "not a SHA-256": lambda: (good / "index.json").write_text('{"manifests": [{"digest": "sha256:../../../x"}]}'),
-        "holds 0 images": lambda: (good / "index.json").write_text('{"manifests": []}'),
+        "contains 0 images": lambda: (good / "index.json").write_text('{"manifests": []}'),
         "cannot be unpacked .*": lambda: (good / "index.json").write_text("[]"),
     }
     for number, (text, damage) in enumerate(texts.items()):
@@ -216,7 +216,7 @@ TARGETS = st.builds(lambda start, path: start + path, st.sampled_from(["", "/"])
 @given(links=st.dictionaries(PATHS, TARGETS, max_size=4), asked=PATHS, make=st.booleans())
 @example(links={"a": "a", "a/a/a": "a"}, asked="a", make=False)
 @example(links={"a": "a", "a/a": "a"}, asked="a", make=True)
-def test_what_a_path_names_is_inside_and_no_link(
+def test_resolved_path_is_inside_and_not_a_link(
     tmp_path_factory: pytest.TempPathFactory, links: dict[str, str], asked: str, make: bool
 ) -> None:
     root = tmp_path_factory.mktemp("resolve") / "root"
@@ -224,7 +224,7 @@ def test_what_a_path_names_is_inside_and_no_link(
     for place, target in links.items():
         path = root / os.path.normpath(f"/{place}").lstrip("/")
         if path != root and not os.path.lexists(path) and os.path.realpath(path.parent) == str(path.parent):
-            with contextlib.suppress(OSError):  # below a link to itself, nothing can be made
+            with contextlib.suppress(OSError):  # nothing can be created below a link to itself
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(target)
     try:

@@ -248,5 +248,5 @@ async def test_what_no_program_can_do_is_said(tmp_path: Path) -> None:
             TrainConfig.model_validate({"agent": agent})
     whole = played_by("openclaw").model_dump_json()
     assert TrainConfig.model_validate_json(whole) == played_by("openclaw")
-    with pytest.raises(AgentError, match="no model of fewer than 16000 tokens, and this one has 512"):
+    with pytest.raises(AgentError, match="at least 16000 tokens, and this model has 512"):
         await OpenClaw.start(None, None, ModelLink("", "", context_window=512))  # type: ignore[arg-type]

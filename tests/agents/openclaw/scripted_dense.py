@@ -1,4 +1,4 @@
-"""Tasks for one OpenClaw that many agents share, and a model that plays them."""
+"""A shared OpenClaw over a scripted engine, and tasks for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clawgym.sandbox import Sandbox
 
 from ...gateway.scripted import ScriptedEngine
 from ..conftest import make_task
-from .desk import START
+from .scripted_openclaw import START
 
 CHECK = b"cd /root/.openclaw/workspace; cmp in.txt out.txt && echo 1.0 || echo 0\n"
-Line = str | Callable[["Cast"], str]
+Line = str | Callable[["TaskScripts"], str]
 
 
 def copy_task(name: str, seconds: float = 120.0) -> Task:
-    """Solved where ``out.txt`` holds what ``in.txt`` has, which no other task's has."""
+    """A task to copy ``in.txt`` to ``out.txt``; the content differs between tasks."""
     return make_task(
         id=name,
         instruction=f"This is {name}: copy in.txt to out.txt.",
@@ -38,23 +38,23 @@ def copy_task(name: str, seconds: float = 120.0) -> Task:
 
 
 def results(episode: Episode) -> list[str]:
-    """What the tools said, in order."""
+    """The results of the tools, in order."""
     return [observation.content for step in episode.steps for observation in step.observations]
 
 
 @dataclass
-class Cast:
-    """``say`` of a :class:`ScriptedEngine`: a script a task, whose lines may depend on what was seen so far."""
+class TaskScripts:
+    """``say`` of a :class:`ScriptedEngine`: one script per task, whose lines may be functions of this object."""
 
     scripts: dict[str, Sequence[Line]] = field(default_factory=dict)
     agents: dict[str, str] = field(default_factory=dict)
-    """Task -> OpenClaw's name of its agent."""
+    """Task -> id of its agent in OpenClaw."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    """Task -> what its model was shown last."""
+    """Task -> its last prompt."""
 
     def session(self, name: str) -> str:
-        """OpenClaw's name of the last command that a task left running."""
+        """OpenClaw's id of the last background command of a task."""
         return re.findall(r"running \(session ([a-z-]+)", self.prompts[name])[-1]
 
     def __call__(self, prompt: str, number: int) -> str:
@@ -67,8 +67,8 @@ class Cast:
 
 
 @dataclass
-class Desk:
-    cast: Cast
+class DenseSetup:
+    scripts: TaskScripts
     claw: DenseOpenClaw
     agent: BlackBoxAgent
     engine: ScriptedEngine
@@ -76,26 +76,26 @@ class Desk:
 
     @property
     def process(self) -> object:
-        """The one OpenClaw."""
+        """The shared process."""
         (process,) = self.claw._processes.values()
         return process
 
     @property
-    def office(self) -> Sandbox:
-        """The box that OpenClaw is in."""
-        return self.process.box  # type: ignore[attr-defined]
+    def shared_sandbox(self) -> Sandbox:
+        """The sandbox of the shared process."""
+        return self.process.sandbox  # type: ignore[attr-defined]
 
 
 @contextlib.asynccontextmanager
-async def dense_desk(model_folder: Path, pool_file: Path, prompt: Prompt = "slim") -> AsyncIterator[Desk]:
-    """One OpenClaw with a model that says what its cast has."""
-    cast = Cast()
-    engine = ScriptedEngine(model_folder, cast, at_once=512, context_window=200_000)
+async def scripted_dense(model_folder: Path, pool_file: Path, prompt: Prompt = "slim") -> AsyncIterator[DenseSetup]:
+    """A shared OpenClaw whose model replies from the scripts."""
+    scripts = TaskScripts()
+    engine = ScriptedEngine(model_folder, scripts, at_once=512, context_window=200_000)
     with contextlib.closing(Pool(pool_file)) as pool:
         async with Gateway(engine, pool) as gateway:
             claw = DenseOpenClaw(prompt=prompt)
             agent = BlackBoxAgent(claw, gateway=gateway)
             try:
-                yield Desk(cast, claw, agent, engine, pool)
+                yield DenseSetup(scripts, claw, agent, engine, pool)
             finally:
                 await agent.aclose()

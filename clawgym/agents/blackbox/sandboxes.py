@@ -1,7 +1,8 @@
-"""Boxes with a program started in them: made before they are needed, used once.
+"""Sandboxes with a started program: booted before they are needed, used for one episode.
 
-Invariant: a box that has seen a task never serves another; at most ``booting`` programs start at once, since a start is
-seconds of one core; whatever happens to who asked, a box that was made is handed out, kept as a spare, or closed.
+Invariants: a sandbox serves one task only. At most ``booting`` programs start at the same time, because each start
+occupies a core for seconds. Every sandbox that was created is handed out, kept as a spare or closed, also if the caller
+that asked for it is cancelled.
 """
 
 from __future__ import annotations
@@ -20,65 +21,70 @@ from clawgym.gateway.server import Address, Gateway
 from clawgym.gateway.sessions import Opened, reserve
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
-__all__ = ["PORT", "BoxSource", "Booted", "Boxes"]
+__all__ = ["PORT", "BootedSandbox", "SandboxSource", "WarmSandboxes"]
 
 _log = logging.getLogger("clawgym.agents")
 PORT = 9000
-"""Of the gateway, inside every box."""
+"""Port of the gateway inside each sandbox."""
 _CONNECTIONS = 64
-"""At once, from one box."""
+"""Most connections at the same time from one sandbox."""
 
 
 @dataclass(eq=False)
-class Booted:
-    """A box whose program waits for its user. Its session is opened when its episode begins."""
+class BootedSandbox:
+    """A sandbox whose program has started and waits for a user message.
 
-    box: Sandbox
+    ``opened`` is the reserved id and key of its gateway session, which opens when the episode begins.
+    """
+
+    sandbox: Sandbox
     running: Running
     opened: Opened
     address: Address
     gateway: Gateway
 
-    async def hang_up(self) -> None:
-        """The program reaches its model no more. Before the box is stopped: the socket ends with it. Idempotent."""
+    async def disconnect(self) -> None:
+        """Cut the program off from its model. Call it before the sandbox is stopped. Idempotent."""
         await self.gateway.unlisten(self.address)
 
     async def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Disconnect the program, end it and close the sandbox. Idempotent."""
         try:
-            await self.hang_up()
+            await self.disconnect()
             await self.running.aclose()
         finally:
-            await self.box.close()
+            await self.sandbox.close()
 
 
 @runtime_checkable
-class BoxSource(Protocol):
-    """Where the boxes of a black box come from."""
+class SandboxSource(Protocol):
+    """Makes the sandboxes of a black-box agent."""
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
-        """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
+    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
+        """Return a sandbox for one episode; the caller closes it. Raises as :meth:`Backend.create` does."""
         ...
 
     async def aclose(self) -> None:
-        """Close what nobody has taken."""
+        """Close the sandboxes that nobody has taken."""
         ...
 
 
 @dataclass(eq=False)
 class _Kind:
-    """Boxes of one backend and one spec."""
+    """The sandboxes of one backend and one spec."""
 
-    boot: Callable[[], Awaitable[Booted]]
-    ready: deque[Booted] = field(default_factory=deque)
-    waiting: deque[asyncio.Future[Booted]] = field(default_factory=deque)
+    boot: Callable[[], Awaitable[BootedSandbox]]
+    ready: deque[BootedSandbox] = field(default_factory=deque)
+    waiting: deque[asyncio.Future[BootedSandbox]] = field(default_factory=deque)
     starting: int = 0
-    asked: int = 0
+    requested: int = 0
 
 
-class Boxes:
-    """Hands out booted boxes. ``spare`` are kept ready of the kind that was asked for last, and only once it was asked
-    for more than once."""
+class WarmSandboxes:
+    """Boots sandboxes and keeps up to ``spare`` of them ready (:class:`SandboxSource`).
+
+    Spares are kept only for the kind (backend and spec) that was requested last, and only from its second request on.
+    """
 
     def __init__(self, claw: Claw, *, spare: int, booting: int, max_tokens: int) -> None:
         self._claw = claw
@@ -90,19 +96,19 @@ class Boxes:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.hits = 0
-        """Boxes that were ready when they were asked for."""
+        """Requests that got a sandbox that was ready."""
 
     @property
     def ready(self) -> int:
-        """How many boxes wait."""
+        """Number of sandboxes that are ready."""
         return sum(len(kind.ready) for kind in self._kinds.values())
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
-        """A box for one episode; whoever takes it closes it. Raises as :meth:`Backend.create` does."""
+    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
+        """Return a sandbox for one episode; the caller closes it. Raises as :meth:`Backend.create` does."""
         if self._closed:
             raise _closed()
         kind = self._kind(backend, spec, gateway)
-        kind.asked += 1
+        kind.requested += 1
         while kind.ready:
             booted = kind.ready.popleft()
             if not booted.running.ended:
@@ -110,28 +116,28 @@ class Boxes:
                 self._fill(kind)
                 return booted
             self._close(booted)
-        ours: asyncio.Future[Booted] = asyncio.get_running_loop().create_future()
-        kind.waiting.append(ours)
+        request: asyncio.Future[BootedSandbox] = asyncio.get_running_loop().create_future()
+        kind.waiting.append(request)
         self._fill(kind)
         try:
-            return await ours
+            return await request
         except asyncio.CancelledError:
-            if ours in kind.waiting:
-                kind.waiting.remove(ours)
-            if ours.done() and not ours.cancelled() and ours.exception() is None:
-                self._deliver(kind, ours.result())
+            if request in kind.waiting:
+                kind.waiting.remove(request)
+            if request.done() and not request.cancelled() and request.exception() is None:
+                self._deliver(kind, request.result())
             raise
 
     async def aclose(self) -> None:
-        """Close what nobody has taken. Who waits for a box gets an InfraError."""
+        """Close the sandboxes that nobody has taken. Callers that wait for one get an InfraError."""
         self._closed = True
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         for kind in self._kinds.values():
-            for asked in kind.waiting:
-                if not asked.done():
-                    asked.set_exception(_closed())
+            for request in kind.waiting:
+                if not request.done():
+                    request.set_exception(_closed())
             for booted in kind.ready:
                 self._close(booted)
         self._kinds.clear()
@@ -144,60 +150,62 @@ class Boxes:
         if kind is None:
             kind = self._kinds[key] = _Kind(lambda: self._boot(backend, spec, gateway))
         self._kinds.move_to_end(key)
-        for other in self._kinds.values():  # what was ready for others makes room
+        for other in self._kinds.values():  # spares of other kinds make room
             while other is not kind and other.ready:
                 self._close(other.ready.popleft())
         return kind
 
     def _fill(self, kind: _Kind) -> None:
-        """Start what is missing."""
-        wanted = len(kind.waiting) + min(self._spare, kind.asked - 1) - len(kind.ready)
+        """Start sandboxes for the callers that wait and for the missing spares."""
+        wanted = len(kind.waiting) + min(self._spare, kind.requested - 1) - len(kind.ready)
         for _ in range(wanted - kind.starting):
             kind.starting += 1
             _keep(self._starting, self._start(kind))
 
-    def _close(self, booted: Booted) -> None:
+    def _close(self, booted: BootedSandbox) -> None:
         _keep(self._closing, booted.close())
 
     async def _start(self, kind: _Kind) -> None:
         try:
             async with self._cores:
                 booted = await kind.boot()
-        except Exception as error:  # a mistake in a Claw too: somebody waits for this box
-            _log.info("a box could not be made ready: %r", error)
+        except Exception as error:  # also a bug in a Claw: a caller waits for this sandbox
+            _log.info("a sandbox could not be booted: %r", error)
             while kind.waiting:
-                asked = kind.waiting.popleft()
-                if not asked.done():
-                    asked.set_exception(error)
+                request = kind.waiting.popleft()
+                if not request.done():
+                    request.set_exception(error)
                     break
             return
         finally:
             kind.starting -= 1
         self._deliver(kind, booted)
 
-    def _deliver(self, kind: _Kind, booted: Booted) -> None:
+    def _deliver(self, kind: _Kind, booted: BootedSandbox) -> None:
         while kind.waiting:
-            asked = kind.waiting.popleft()
-            if not asked.done():
-                asked.set_result(booted)
+            request = kind.waiting.popleft()
+            if not request.done():
+                request.set_result(booted)
                 return
         if self._closed:
             self._close(booted)
         else:
             kind.ready.append(booted)
 
-    async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> Booted:
+    async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
         try:
-            box = await backend.create(self._claw.spec(spec))
+            sandbox = await backend.create(self._claw.spec(spec))
         except SandboxUnavailable:
             raise
         except SandboxError as error:
-            raise InfraError(f"{self._claw.name}: no box for it ({error}): run `clawgym doctor`") from error
+            raise InfraError(
+                f"no sandbox could be created for {self._claw.name} ({error}): run `clawgym doctor`"
+            ) from error
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(box.close)
+            undo.push_async_callback(sandbox.close)
             try:
-                sock = await box.listen(PORT)
-                unix = None if box.isolation.features["loopback"] else f"/dev/listen-{PORT}"
+                sock = await sandbox.listen(PORT)
+                unix = None if sandbox.isolation.features["loopback"] else f"/dev/listen-{PORT}"
                 address = await gateway.listen(sock=sock, connections=_CONNECTIONS)
                 undo.push_async_callback(gateway.unlisten, address)
                 opened = reserve()
@@ -209,13 +217,13 @@ class Boxes:
                     max_tokens=self._max_tokens,
                     socket_path=unix,
                 )
-                running = await self._claw.start(box, link)
+                running = await self._claw.start(sandbox, link)
             except SandboxDied as error:
                 raise InfraError(
-                    f"{self._claw.name} died in its box as it started ({error}, {error.cause}): give it more memory"
+                    f"the sandbox ended while {self._claw.name} started ({error}, {error.cause}): give it more memory"
                 ) from error
             undo.pop_all()
-        return Booted(box, running, opened, address, gateway)
+        return BootedSandbox(sandbox, running, opened, address, gateway)
 
 
 def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
@@ -225,4 +233,4 @@ def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> No
 
 
 def _closed() -> InfraError:
-    return InfraError("the agent was closed while a box was asked of it: make another agent")
+    return InfraError("the agent was closed while a sandbox was requested: make another agent")

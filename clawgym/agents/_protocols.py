@@ -1,7 +1,7 @@
-"""How the tool loop and a model talk: with OpenAI tool calls, or in plain text.
+"""The protocols between the tool loop and a model: OpenAI tool calls, or plain text.
 
-Invariant: every call a dialect reads out of a reply is answered in the messages that it writes back, under
-the same id, and no id occurs twice in an episode.
+Invariant: every call that is parsed from a reply gets a result with the same id in the messages that are written
+back, and no id occurs twice in an episode.
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from clawgym.engines.protocol import Completion
 from clawgym.records import Image, Observation, ToolCall
 from clawgym.tools.shell import bash_call
 
-__all__ = ["LoopProtocol", "Reply", "TextDialect", "ToolsDialect"]
+__all__ = ["LoopProtocol", "Reply", "TextProtocol", "ToolCallProtocol"]
 
 Message = dict[str, Any]
 
 _EMPTY = "(empty reply)"
-"""Stands for an empty answer in the history: some endpoints refuse a message without content."""
-_PICTURED = "(done: the picture shows it)"
+"""Replaces an empty reply in the history: some endpoints refuse a message without content."""
+_IMAGE_ONLY = "(done: the picture shows it)"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a completion asks for."""
+    """A parsed completion."""
 
     calls: tuple[ToolCall, ...] = ()
     complaint: str | None = None
-    """What was wrong with it and how to answer, for the model."""
+    """An error message for the model: what was wrong with the completion, and how to reply."""
     prose: bool = False
-    """It was plain text, with no attempt at a call."""
+    """Whether the completion was plain text, without an attempt at a call."""
 
 
 class LoopProtocol(Protocol):
+    """How the tool loop reads completions and writes results."""
+
     name: str
     how_to: str
+    """The part of the system prompt that explains the protocol to the model."""
     offers_tools: bool
-    """Whether the engine is told of the tools; else the model can only write commands."""
+    """Whether the tools are given to the engine; otherwise the model can only write commands."""
 
     def read(self, completion: Completion, number: int) -> Reply:
-        """Read the ``number``-th completion of the episode."""
+        """Parse the ``number``-th completion of the episode (from 1)."""
         ...
 
     def write(self, completion: Completion, reply: Reply, observations: Sequence[Observation]) -> list[Message]:
-        """The completion and the answer to it, as the model will see them."""
+        """Return the messages to append to the history: the completion, then the results of its calls."""
         ...
 
 
-class ToolsDialect:
+class ToolCallProtocol:
     """OpenAI tool calls."""
 
     name = "tools"
@@ -88,19 +91,19 @@ class ToolsDialect:
         messages = [assistant]
         for seen in observations:
             role = {"role": "user"} if seen.call_id is None else {"role": "tool", "tool_call_id": seen.call_id}
-            messages.append({**role, "content": seen.content or (_PICTURED if seen.image is not None else "")})
-        # The protocol has pictures in messages of users only.
-        if pictures := [_part(seen.image) for seen in observations if seen.image is not None]:
-            messages.append({"role": "user", "content": pictures})
+            messages.append({**role, "content": seen.content or (_IMAGE_ONLY if seen.image is not None else "")})
+        # OpenAI's protocol allows images in user messages only.
+        if images := [_image_part(seen.image) for seen in observations if seen.image is not None]:
+            messages.append({"role": "user", "content": images})
         return messages
 
 
-def _part(image: Image) -> dict[str, Any]:
+def _image_part(image: Image) -> dict[str, Any]:
     url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-class TextDialect:
+class TextProtocol:
     """One fenced bash block per reply."""
 
     name = "text"

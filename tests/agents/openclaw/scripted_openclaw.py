@@ -1,4 +1,4 @@
-"""A real OpenClaw over a scripted token engine: what each task's model says is written down beforehand."""
+"""A real OpenClaw over a scripted token engine, with one script per task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ START = "<|im_start|>assistant"
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A tool call as the model writes it."""
+    """A tool call as the model samples it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
 class Scripts:
-    """``say`` for a :class:`ScriptedEngine`: the next line of the script whose instruction the prompt holds."""
+    """``say`` for a :class:`ScriptedEngine`: the next line of the script whose instruction is in the prompt."""
 
     def __init__(self, scripts: Mapping[str, Sequence[str | Exception]]) -> None:
         self.scripts = dict(scripts)
@@ -35,10 +35,10 @@ class Scripts:
 
 
 @contextlib.asynccontextmanager
-async def openclaw_desk(
+async def scripted_openclaw(
     model_folder: Path, pool_file: Path, scripts: Mapping[str, Sequence[str | Exception]], **options: Any
 ) -> AsyncIterator[tuple[BlackBoxAgent, ScriptedEngine, Pool]]:
-    """An agent whose model says what ``scripts`` has, its engine, and the pool with everything exact."""
+    """An agent whose model replies from ``scripts``, its engine, and the pool with the exact turns."""
     claw = OpenClaw(**{key: options.pop(key) for key in ("prompt",) if key in options})
     engine = ScriptedEngine(model_folder, Scripts(scripts), at_once=256, context_window=200_000)
     with contextlib.closing(Pool(pool_file)) as pool:
