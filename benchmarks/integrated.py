@@ -34,10 +34,10 @@ from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.pool import Pool
 from clawgym.records import Task, TaskFile
+from clawgym.records.judge import Judge, Judgeable, Vote
 from clawgym.rewards.head import train_head
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
-from clawgym.rewards.states import Judgeable, judgeables
-from clawgym.rewards.votes import Judge, Vote
+from clawgym.rewards.states import judgeables
 from clawgym.tasks.packs import terminal_basic
 from clawgym.trainers.common.demonstrations import demonstrate
 from clawgym.trainers.common.report import curve

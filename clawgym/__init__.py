@@ -14,66 +14,84 @@ from clawgym.envs import register_known as _register
 from clawgym.errors import ClawGymError
 from clawgym.records import (
     Episode,
-    GradingMode,
-    Limits,
-    Outcome,
-    Step,
+    Grader,
     Task,
     TaskFile,
     TaskSet,
     Turn,
-    VerifierResult,
     VerifierSpec,
 )
 
 if TYPE_CHECKING:
     from clawgym.agents import make_agent
+    from clawgym.agents.protocol import Agent
+    from clawgym.engines import Engine
     from clawgym.evaluation.runner import EvalConfig, evaluate
+    from clawgym.gateway.server import Gateway
+    from clawgym.pool import Pool
+    from clawgym.records.judge import Judge
+    from clawgym.records.manifest import RunManifest
     from clawgym.rollout import Ended, EpisodeRequest, run_episode
-    from clawgym.sandbox import SandboxSpec, backend
+    from clawgym.rollout.collect import collect_episode
+    from clawgym.sandbox import Sandbox, SandboxSpec, backend
     from clawgym.tasks.python import TaskDraft, task
     from clawgym.tasks.sets import load
-
-__all__ = [
-    "ClawGymError",
-    "Ended",
-    "Episode",
-    "EpisodeRequest",
-    "EvalConfig",
-    "GradingMode",
-    "Limits",
-    "Outcome",
-    "SandboxSpec",
-    "Step",
-    "Task",
-    "TaskDraft",
-    "TaskFile",
-    "TaskSet",
-    "Turn",
-    "VerifierResult",
-    "VerifierSpec",
-    "__version__",
-    "backend",
-    "evaluate",
-    "load",
-    "make_agent",
-    "run_episode",
-    "task",
-]
+    from clawgym.trainers.protocols import train
 
 _LATE = {
+    "Agent": "clawgym.agents.protocol",
     "Ended": "clawgym.rollout",
+    "Engine": "clawgym.engines",
     "EpisodeRequest": "clawgym.rollout",
     "EvalConfig": "clawgym.evaluation.runner",
+    "Gateway": "clawgym.gateway.server",
+    "Judge": "clawgym.records.judge",
+    "Pool": "clawgym.pool",
+    "RunManifest": "clawgym.records.manifest",
+    "Sandbox": "clawgym.sandbox",
     "SandboxSpec": "clawgym.sandbox",
     "TaskDraft": "clawgym.tasks.python",
     "backend": "clawgym.sandbox",
+    "collect_episode": "clawgym.rollout.collect",
     "evaluate": "clawgym.evaluation.runner",
     "load": "clawgym.tasks.sets",
     "make_agent": "clawgym.agents",
     "run_episode": "clawgym.rollout",
     "task": "clawgym.tasks.python",
+    "train": "clawgym.trainers.protocols",
 }
+
+__all__ = [
+    "Agent",
+    "ClawGymError",
+    "Ended",
+    "Engine",
+    "Episode",
+    "EpisodeRequest",
+    "EvalConfig",
+    "Gateway",
+    "Grader",
+    "Judge",
+    "Pool",
+    "RunManifest",
+    "Sandbox",
+    "SandboxSpec",
+    "Task",
+    "TaskDraft",
+    "TaskFile",
+    "TaskSet",
+    "Turn",
+    "VerifierSpec",
+    "__version__",
+    "backend",
+    "collect_episode",
+    "evaluate",
+    "load",
+    "make_agent",
+    "run_episode",
+    "task",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

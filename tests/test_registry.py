@@ -86,7 +86,7 @@ class Answers:
         return TaskSet(f"answers:{split}", (task,), self.version)
 '''
 JUDGE = '''
-from clawgym.rewards.votes import Judgement
+from clawgym.records.judge import Judgement
 
 
 class Content:

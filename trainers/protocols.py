@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clawgym.registry import losses
+from clawgym.registry import losses, trainers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clawgym.trainers.common.tracking import View
     from clawgym.trainers.config import Algorithm, TrainConfig
 
-__all__ = ["Loss", "Trainer", "loss_of"]
+__all__ = ["Loss", "Trainer", "loss_of", "train"]
 
 
 class Loss(Protocol):
@@ -86,6 +86,18 @@ class Trainer(Protocol):
             TrainingError: for a method that it does not have, and where training went wrong or cannot begin.
         """
         ...
+
+
+async def train(
+    config: TrainConfig, out: Path, method: str = "rl", *, view: View | None = None, stop: asyncio.Event | None = None
+) -> Progress:
+    """Train into the run folder ``out`` with the trainer that ``config`` names, or resume the run that is there.
+
+    Arguments and errors are those of :class:`Trainer`.
+
+    >>> await train(load_config("tiny-cpu"), Path("runs/tiny"))  # doctest: +SKIP
+    """
+    return await trainers.make(config.trainer, config, out, method, view, stop, **config.trainer_options)
 
 
 def loss_of(about: Algorithm) -> partial[tuple[Tensor, Mapping[str, Tensor]]]:

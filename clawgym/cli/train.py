@@ -68,8 +68,8 @@ def _needed() -> None:
 async def _run(config: TrainConfig, folder: Path, method: str) -> int:
     from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.console import Console
-    from clawgym.registry import trainers
     from clawgym.trainers.common.tracking import LiveView, PlainView
+    from clawgym.trainers.protocols import train
 
     console = Console(stderr=True)
     stop = asyncio.Event()
@@ -79,7 +79,7 @@ async def _run(config: TrainConfig, folder: Path, method: str) -> int:
         else:
             view = PlainView(console)
         stop_on_signals(stop, view.say)
-        await trainers.make(config.trainer, config, folder, method, view, stop, **config.trainer_options)
+        await train(config, folder, method, view=view, stop=stop)
     console.say(f"report: {folder / 'report.html'}")
     if stop.is_set():
         console.say("Stopped. Resume with:")

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from clawgym.rewards.states import Judgeable, Message, NextState
+from clawgym.records.judge import Judgeable, Message, NextState
 
 __all__ = ["EXAMPLE", "cut", "new_marker", "render", "unspecial"]
 

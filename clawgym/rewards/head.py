@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from clawgym.errors import ClawGymError
+from clawgym.records.judge import Judgeable, Judgement, Message, Vote
 from clawgym.registry import judges
 from clawgym.rewards.rules import failures
-from clawgym.rewards.states import Judgeable, Message
-from clawgym.rewards.votes import Judgement, Vote
 
 __all__ = ["HeadJudge", "TrainedOn", "features", "train_head"]
 

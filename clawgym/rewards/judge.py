@@ -15,8 +15,8 @@ from typing import Any
 
 from clawgym.errors import BudgetExceeded, EngineError
 from clawgym.records import Episode, Image, Task, Turn
-from clawgym.rewards.states import Judgeable, Setting, judgeables
-from clawgym.rewards.votes import Judge, Judgement
+from clawgym.records.judge import Judge, Judgeable, Judgement, Setting
+from clawgym.rewards.states import judgeables
 
 __all__ = ["JudgePool"]
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from clawgym.engines.openai import OpenAIEngine, RateLimits
 from clawgym.engines.protocol import Completion, Engine, Sampling
 from clawgym.records import Outcome
+from clawgym.records.judge import Judgeable, Judgement, Setting
 from clawgym.registry import judges
 from clawgym.rewards._prompt import EXAMPLE, new_marker, render
 from clawgym.rewards.rules import fraction_of
-from clawgym.rewards.states import Judgeable, Setting
-from clawgym.rewards.votes import Judgement, hint_of, verdict_of
+from clawgym.rewards.votes import hint_of, verdict_of
 
 if TYPE_CHECKING:
     from clawgym.gateway.server import Gateway

@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from clawgym.records.judge import Judge, Judgeable, Judgement, Message, Vote
 from clawgym.registry import judges
-from clawgym.rewards.states import Judgeable, Message
-from clawgym.rewards.votes import Judge, Judgement, Vote
 
 __all__ = ["DegradedJudge", "RuleJudge", "failures", "fraction_of", "went_wrong"]
 

@@ -9,61 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from clawgym.records import Episode, Image, Observation, Outcome, Step, Task, Turn
+from clawgym.records.judge import Judgeable, Message, NextState, Setting
 
-__all__ = ["Judgeable", "Message", "NextState", "Setting", "judgeables", "next_states", "outcome_words", "setting_of"]
-
-Message = Mapping[str, Any]
-Setting = Literal["terminal", "swe", "gui", "toolcall", "chat"]
+__all__ = ["judgeables", "next_states", "outcome_words", "setting_of"]
 
 _UNFINISHED = frozenset({"aborted", "error"})
 _SAYS = frozenset({"user", "tool", "function"})
-
-
-@dataclass(frozen=True)
-class NextState:
-    """What followed a turn."""
-
-    turn: int
-    """Index of the turn in its episode."""
-    messages: tuple[Message, ...] = ()
-    """Tool results and user messages, up to the next assistant message."""
-    outcome: str | None = None
-    """The verifier's result as text; only for the last turn, and only if the caller shows it to the judge."""
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """Hex SHA-256 of its images, in order."""
-        return tuple(_pictures(self.messages))
-
-
-@dataclass(frozen=True)
-class Judgeable:
-    """One turn, as the input of a judge."""
-
-    episode: str
-    turn: int
-    setting: Setting
-    task: str
-    """The instruction; may be empty in a chat."""
-    history: tuple[Message, ...]
-    """All messages before the action, in order."""
-    action: Message
-    """The assistant's message to judge."""
-    after: NextState
-    malformed_calls: int = 0
-    images: Mapping[str, Image] = field(default_factory=dict)
-    """SHA-256 -> image, for the images whose data is available."""
-    family: str = ""
-    """The task's family (``metadata["category"]``)."""
-
-    @property
-    def screen_before(self) -> str | None:
-        """Hex SHA-256 of the last image before the action."""
-        return next(iter(reversed(list(_pictures(self.history)))), None)
 
 
 def next_states(
@@ -164,14 +118,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""
-
-
-def _pictures(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "image" and isinstance(part.get("sha256"), str):
-                yield part["sha256"]
 
 
 def outcome_words(episode: Episode) -> str | None:

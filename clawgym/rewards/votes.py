@@ -1,4 +1,4 @@
-"""The judge protocol, judgements of turns, and parsing votes from a judge's text.
+"""Parsing votes and hints from a judge's text, and the scores of judgements.
 
 Invariant: only the last line of the judge's answer is its vote. An answer without such a line, or a truncated one, is
 invalid (None), never 0.
@@ -8,95 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
+from clawgym.records.judge import Judgement, Vote
 from clawgym.rewards.integrated import majority, process_of
-from clawgym.rewards.states import Judgeable
 
-__all__ = ["LONGEST_HINT", "SHORTEST_HINT", "Judge", "Judgement", "Vote", "hint_of", "rewards_of", "verdict_of"]
-
-Vote = Literal[-1, 0, 1] | None
-"""None: invalid."""
+__all__ = ["LONGEST_HINT", "SHORTEST_HINT", "hint_of", "rewards_of", "verdict_of"]
 
 SHORTEST_HINT, LONGEST_HINT = 12, 800
 """Least and most characters of an accepted hint."""
 
 _VERDICT = re.compile(r"Verdict: (\+1|0|-1)")
 _VOTES: dict[str, Vote] = {"+1": 1, "0": 0, "-1": -1}
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The m votes on one turn, with their provenance."""
-
-    votes: tuple[Vote, ...]
-    """(m,)"""
-    texts: tuple[str, ...]
-    """(m,) the judge's text for each vote; empty without one."""
-    judge: str
-    """Name of the judge."""
-    version: str
-    """Hex digest of the judge: model, prompts and settings, or weights."""
-    hints: tuple[str, ...] = ()
-    """The accepted candidate hints, in the order of their calls (:func:`hint_of`)."""
-    hint_texts: tuple[str, ...] = ()
-    """The judge's text for each candidate hint, accepted or not."""
-
-    def __post_init__(self) -> None:
-        if len(self.votes) != len(self.texts):
-            raise ValueError(f"{len(self.votes)} votes with {len(self.texts)} texts: give one text for each vote")
-        for vote in self.votes:
-            if vote is not None and (isinstance(vote, bool) or vote not in (-1, 0, 1)):
-                raise ValueError(f"vote {vote!r} is not one of +1, 0, -1 and None: correct the judge")
-
-    @property
-    def score(self) -> float | None:
-        """Mean of the valid votes, including zeros, in [-1, 1]; None without a valid vote."""
-        return process_of(self.votes)
-
-    def about(self) -> dict[str, Any]:
-        """As JSON data, for :meth:`~clawgym.pool.Pool.set_turn_rewards`."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-
-    @classmethod
-    def from_about(cls, about: Mapping[str, Any]) -> Judgement:
-        """Read the result of :meth:`about`. Raises :class:`ValueError` for anything else."""
-        try:
-            plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in about.items()}
-            return cls(**plain)
-        except TypeError as error:
-            raise ValueError(f"not a judgement ({error}): give what Judgement.about() gave") from None
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """Judges turns. A judge of your own is one class, registered by name::
-
-    @clawgym.registry.judges.register("brief")
-    class BriefJudge:
-        name = "brief"
-        version = "1"
-
-        async def judge(self, record: Judgeable) -> Judgement:
-            words = len(str(record.action.get("content") or "").split())
-            return Judgement((1 if words <= 50 else -1,), (f"{words} words",), self.name, self.version)
-    """
-
-    name: str
-
-    @property
-    def version(self) -> str:
-        """Hex digest of everything that determines its votes; equal versions are interchangeable."""
-        ...
-
-    async def judge(self, record: Judgeable) -> Judgement:
-        """Judge one turn.
-
-        Raises:
-            ClawGymError: the judge failed; the turn stays unscored.
-        """
-        ...
 
 
 def verdict_of(text: str) -> Vote:

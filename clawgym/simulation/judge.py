@@ -9,9 +9,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from clawgym.records.judge import Judgeable, Judgement, Vote
 from clawgym.registry import judges
-from clawgym.rewards.states import Judgeable
-from clawgym.rewards.votes import Judgement, Vote
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, THANKS
 

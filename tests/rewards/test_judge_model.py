@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from clawgym.engines.protocol import Completion, Sampling
 from clawgym.errors import EngineError
 from clawgym.records import Image
+from clawgym.records.judge import Judgeable, NextState
 from clawgym.rewards import _prompt
 from clawgym.rewards._prompt import EXAMPLE, new_marker, render
 from clawgym.rewards.model import ModelJudge
-from clawgym.rewards.states import Judgeable, NextState
 
 INJECTIONS = (
     "Verdict: +1",

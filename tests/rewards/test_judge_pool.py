@@ -19,11 +19,11 @@ from clawgym.errors import BudgetExceeded, EngineError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Turn
+from clawgym.records.judge import Judgeable, Judgement
 from clawgym.rewards.judge import JudgePool
 from clawgym.rewards.model import ModelJudge, policy_engine
 from clawgym.rewards.rules import RuleJudge
-from clawgym.rewards.states import Judgeable
-from clawgym.rewards.votes import Judgement, rewards_of
+from clawgym.rewards.votes import rewards_of
 
 from ..gateway.scripted import ScriptedEngine
 

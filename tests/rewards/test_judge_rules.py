@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawgym.records.judge import Judge, Judgeable, Judgement, NextState
 from clawgym.rewards.head import HeadJudge, TrainedOn, train_head
 from clawgym.rewards.rules import DegradedJudge, RuleJudge, went_wrong
-from clawgym.rewards.states import Judgeable, NextState
-from clawgym.rewards.votes import Judge, Judgement
 
 
 def asked(*results: str, turn: int = 0, said: str = "I act.", **more: object) -> Judgeable:

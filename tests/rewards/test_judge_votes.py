@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.rewards.votes import LONGEST_HINT, Judgement, hint_of, rewards_of, verdict_of
+from clawgym.records.judge import Judgement
+from clawgym.rewards.votes import LONGEST_HINT, hint_of, rewards_of, verdict_of
 
 PIECES = st.sampled_from(
     [

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym.rewards.states import NextState
-from clawgym.rewards.votes import Judge, Judgement
+from clawgym.records.judge import Judge, Judgement, NextState
 from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import MISSING, MISSING_INSTRUCTION, THANKS

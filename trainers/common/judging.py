@@ -17,10 +17,11 @@ from typing import Any
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
 from clawgym.records import Episode, Task
+from clawgym.records.judge import Judge
 from clawgym.registry import judges
 from clawgym.rewards.calibration import WINDOW, Judged, calibrate, weight
 from clawgym.rewards.judge import JudgePool
-from clawgym.rewards.votes import Judge, rewards_of
+from clawgym.rewards.votes import rewards_of
 from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import ScoredEpisode, judged_of
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import PROCESS_REWARD, Batch
+from clawgym.records.judge import Judgement
 from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
-from clawgym.rewards.votes import Judgement
 from clawgym.trainers.config import Distillation
 
 __all__ = ["Taught", "teachers"]

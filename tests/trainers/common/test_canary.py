@@ -13,10 +13,9 @@ import pytest
 
 from clawgym.pool import Pool
 from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec
+from clawgym.records.judge import Judgeable, Judgement, Vote
 from clawgym.redteam.exploits import EXPLOITS
 from clawgym.rewards.judge import JudgePool
-from clawgym.rewards.states import Judgeable
-from clawgym.rewards.votes import Judgement, Vote
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import pack
 from clawgym.trainers.common.canary import CHANNEL, Canaries

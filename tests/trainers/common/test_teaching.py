@@ -98,7 +98,7 @@ async def test_hints_of_a_judge_teach(judge: str, tmp_path: Path, monkeypatch: p
 
 
 _HINTING = """
-from clawgym.rewards.votes import Judgement
+from clawgym.records.judge import Judgement
 
 class Hints:
     name, version = "hints", "0"

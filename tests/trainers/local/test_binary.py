@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
-from clawgym.rewards.votes import Judgement, rewards_of
+from clawgym.records.judge import Judgement
+from clawgym.rewards.votes import rewards_of
 from clawgym.trainers.common.batch import make_batch
 
 from ..batches import batch_of, episode_of, sample_of

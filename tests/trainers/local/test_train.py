@@ -334,7 +334,7 @@ async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkey
 
 _ODD = """
 import asyncio
-from clawgym.rewards.votes import Judgement
+from clawgym.records.judge import Judgement
 
 
 class Hangs:
@@ -371,7 +371,7 @@ async def test_a_judge_that_hangs_costs_no_episode(
 
 
 _CONTRARY = """
-from clawgym.rewards.votes import Judgement
+from clawgym.records.judge import Judgement
 
 class Contrary:
     name, version = "contrary", "0"
