@@ -352,9 +352,9 @@ class Marks:
             )
             self._phases.clear()
 
-    def stop(self, hopeless: str | None) -> None:
-        if hopeless:
-            print(f"stopped: {hopeless}")
+    def stop(self, aborted: str | None) -> None:
+        if aborted:
+            print(f"stopped: {aborted}")
 
 
 def resident(pid: int) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from clawgym.evaluation.floors import measure_floors
+from clawgym.evaluation.baselines import measure_baselines
 from clawgym.sandbox import backend
 from clawgym.tasks import load
 from clawgym.verifiers import floors as room
@@ -33,7 +33,7 @@ async def measure() -> dict[str, float]:
             task_set = load(name)
             with Progress(console=Console(stderr=True)) as progress:
                 bar = progress.add_task(name, total=None)
-                floors = await measure_floors(
+                floors = await measure_baselines(
                     task_set, boxes, lambda done, total, bar=bar: progress.update(bar, completed=done, total=total)
                 )
             found |= {room.key_of(task): round(floors[task.id], 6) for task in task_set.tasks if task.id in floors}

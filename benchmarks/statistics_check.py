@@ -73,7 +73,7 @@ def false_positives(runs: int, tasks: int, k: int, p: float, spread: float) -> f
     for _ in range(runs):
         each = chances(generator, tasks, p, spread)[:, None]
         one, other = ((generator.random((tasks, k)) < each).mean(axis=1) for _ in range(2))
-        found += difference((other - one).tolist()).told_apart
+        found += difference((other - one).tolist()).significant
     return found / runs
 
 
@@ -81,7 +81,7 @@ def false_positives_partial(runs: int, tasks: int) -> float:
     """The same for two agents with partial scores, independent of each other."""
     generator = np.random.default_rng(tasks)
     pairs = ((partial_scores(generator, tasks), partial_scores(generator, tasks)) for _ in range(runs))
-    return sum(difference((b - a).tolist()).told_apart for a, b in pairs) / runs
+    return sum(difference((b - a).tolist()).significant for a, b in pairs) / runs
 
 
 def power(runs: int, tasks: int, discordant: float) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def power(runs: int, tasks: int, discordant: float) -> tuple[float, float]:
     for _ in range(runs):
         draw = generator.random(tasks)
         deltas = np.where(draw < (total + least) / 2, 1.0, np.where(draw < total, -1.0, 0.0))
-        found += difference(deltas.tolist()).told_apart
+        found += difference(deltas.tolist()).significant
     return least, found / runs
 
 
@@ -103,7 +103,7 @@ def power_partial(runs: int, tasks: int, deviation: float = 0.3) -> tuple[float,
     generator = np.random.default_rng(tasks)
     width = deviation * np.sqrt(3)
     draws = (generator.uniform(least - width, least + width, tasks) for _ in range(runs))
-    return least, sum(difference(d.tolist()).told_apart for d in draws) / runs
+    return least, sum(difference(d.tolist()).significant for d in draws) / runs
 
 
 def _fixed_point(function: Callable[[float], float], start: float = 0.1) -> float:

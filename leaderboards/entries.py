@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clawgym.evaluation.integrity import belongs, edited, results_digest
 from clawgym.evaluation.summary import READS_FILES, GroupScores, Summary, summarize
-from clawgym.evaluation.verify_record import read_verification
+from clawgym.evaluation.verification import read_verification
 from clawgym.records.run_folder import RunFolder
 from clawgym.statistics import Estimate
 

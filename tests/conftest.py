@@ -40,14 +40,14 @@ CHECK = (
     "agents/openclaw/test_real_tasks.py",
     "cli/test_cli.py::test_the_demo_ranks_three_agents_and_trains_a_model",
     "cli/test_openclaw.py",
-    "cli/test_verify.py",
+    "cli/test_runs_verify.py",
     "engines/test_folders.py::test_wrong_sizes_in_settings_take_no_memory",
     "engines/test_transformers.py::test_it_ends_with_the_interpreter",
     "engines/test_transformers.py::test_no_memory_fails_one_request_not_the_engine",
     "engines/test_vllm_real.py",
     "envs/test_many.py",
     "envs/test_openclaw.py",
-    "evaluation/test_shown_on_real_input.py",
+    "evaluation/test_public_tasks.py",
     "fuzz/test_fuzz.py::test_new_inputs_find_nothing",
     "gateway/test_inside.py",
     "gateway/test_openclaw",
@@ -158,7 +158,7 @@ SLOW_MACHINE = (
 """Tests on browsers, OpenClaw, trainings and other whole programs: on a slow machine one of thousands runs out of time.
 Such a test gets one second chance, which the summary shows with its cause."""
 SECURITY = re.compile(
-    r"/tests/(invariants|verifiers|fuzz)/|attack|/test_(escape|exploits|inside|verify|conformance_\w+|hostile_\w+)\.py$"
+    r"/tests/(invariants|verifiers|fuzz)/|attack|/test_(escape|exploits|inside|regrade|runs_verify|conformance_\w+|hostile_\w+)\.py$"
 )
 """Of these, tests of what must never happen: not even once."""
 
@@ -177,7 +177,7 @@ LONGEST = (
     "tasks/packs/test_terminal_basic.py",
     "tasks/packs/test_toolcall_basic.py",
     "evaluation/test_audit.py",
-    "evaluation/test_verify.py",
+    "evaluation/test_regrade.py",
     "engines/test_transformers.py",
 )
 """These begin first: what begins last is waited for alone."""

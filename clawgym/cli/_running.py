@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clawgym.console import Console
-    from clawgym.evaluation.progress import Ledger
+    from clawgym.evaluation.progress import ResultStore
 
 __all__ = ["TaskProgress", "resume_command", "stop_on_signals"]
 
@@ -58,11 +58,11 @@ class TaskProgress:
         self._done = self._total = self._infra = 0
         self._began = time.monotonic()
 
-    def start(self, folder: Ledger, to_run: int) -> None:
-        self._done = sum(key in folder.done for key in folder.latest)
+    def start(self, store: ResultStore, to_run: int) -> None:
+        self._done = sum(key in store.done for key in store.latest)
         self._total = self._done + to_run
         if self._done:
-            self._console.say(f"Resuming: {self._done} of {self._total} {self._unit} are already there.")
+            self._console.say(f"Resuming: {self._done} of {self._total} {self._unit} are done.")
         self._bar.update(self._task, total=self._total, completed=self._done)
         if self._console.is_terminal:
             self._bar.start()
@@ -81,9 +81,9 @@ class TaskProgress:
             seconds = time.monotonic() - self._began
             self._console.say(f"{self._doing}: {self._done}/{self._total} {self._unit}, {seconds:.0f} s{errors}")
 
-    def stop(self, hopeless: str | None) -> None:
+    def stop(self, aborted: str | None) -> None:
         self._bar.stop()
-        if hopeless:
+        if aborted:
             from clawgym.evaluation.progress import stopped_text
 
-            self._console.say(stopped_text(hopeless), style="bold red")
+            self._console.say(stopped_text(aborted), style="bold red")

@@ -25,7 +25,7 @@ def demo(
 ) -> None:
     """Run a tour of a few minutes on this machine.
 
-    Grades three agents on `terminal-basic` in real sandboxes: one that knows the answers, one that is careless, one
+    Grades three agents on `terminal-basic` in real sandbackend: one that knows the answers, one that is careless, one
     that does nothing. Then trains a small new model, first by imitation of demonstrations, then from rewards. Shows the
     ranking, the curve and the paths of the reports. Results go to runs/demo if --out is left out.
     """
@@ -70,7 +70,7 @@ def _learn(out: Path, sandbox: str, console: Console) -> None:
 
 async def _run(plan: list[tuple[str, Path]], sandbox: str) -> None:
     from clawgym.agents import make_agent
-    from clawgym.cli.eval import floors_with_progress
+    from clawgym.cli.eval import baselines_with_progress
     from clawgym.console import Console
     from clawgym.evaluation.progress import RichProgress
     from clawgym.evaluation.runner import EvalConfig, evaluate
@@ -79,15 +79,15 @@ async def _run(plan: list[tuple[str, Path]], sandbox: str) -> None:
 
     console = Console(stderr=True)
     task_set = sets.load("terminal-basic")
-    boxes = make_backend(sandbox)
+    backend = make_backend(sandbox)
     try:
-        await boxes.probe()
-        floors = await floors_with_progress(task_set, boxes, console)
+        await backend.probe()
+        baselines = await baselines_with_progress(task_set, backend, console)
         for name, run in plan:
             agent = make_agent(name)
-            config = EvalConfig(task_set, agent, boxes, run, floors=floors)
+            config = EvalConfig(task_set, agent, backend, run, baselines=baselines)
             console.say(f"{name} on {task_set.name} ({len(task_set)} tasks)")
             await evaluate(config, progress=RichProgress(console))
             await agent.aclose()
     finally:
-        await boxes.aclose()
+        await backend.aclose()

@@ -170,11 +170,11 @@ async def _run(configs: Sequence[EvalConfig]) -> int:
         for config in configs:
             await check_model(config)
         await configs[0].backend.probe()
-        floors = await floors_with_progress(configs[0].task_set, configs[0].backend, console)
+        baselines = await baselines_with_progress(configs[0].task_set, configs[0].backend, console)
         for config in configs:
             if len(configs) > 1:
                 console.say(f"run folder: {config.out}")
-            code = max(code, await _run_one(dataclasses.replace(config, floors=floors), console, stop))
+            code = max(code, await _run_one(dataclasses.replace(config, baselines=baselines), console, stop))
             await open_agents.pop(0).aclose()
             if stop.is_set():
                 return 130
@@ -243,14 +243,14 @@ def _compare(runs: Sequence[Path]) -> None:
             console.say(f"{other} against {runs[0]}: not compared: {error}")
 
 
-async def floors_with_progress(task_set: TaskSet, backend: Backend, console: Console) -> dict[str, float]:
-    """The floors of ``task_set``; those not known yet are measured under a progress bar."""
+async def baselines_with_progress(task_set: TaskSet, backend: Backend, console: Console) -> dict[str, float]:
+    """The no-model baselines of ``task_set``; shows a progress bar while unknown ones are measured."""
     from clawgym.console import progress
-    from clawgym.evaluation.floors import measure_floors
+    from clawgym.evaluation.baselines import measure_baselines
 
     with progress(console) as shown:
-        bar = shown.add_task("what doing nothing pays", total=None)
-        return await measure_floors(
+        bar = shown.add_task("no-model baselines", total=None)
+        return await measure_baselines(
             task_set, backend, lambda done, total: shown.update(bar, completed=done, total=total)
         )
 

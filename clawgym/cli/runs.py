@@ -13,7 +13,7 @@ import typer
 from clawgym.cli._options import Concurrency, JsonFlag, RunPath
 
 if TYPE_CHECKING:
-    from clawgym.evaluation.verify import Verification
+    from clawgym.evaluation.verification import Verification
     from clawgym.records import TaskSet
     from clawgym.records.run_folder import RunFolder
 
@@ -89,7 +89,7 @@ def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
 async def _verify(run: RunFolder, tasks: TaskSet, sandbox: str | None, concurrency: int | None, as_json: bool) -> int:
     from clawgym.cli._running import TaskProgress, stop_on_signals
     from clawgym.console import Console
-    from clawgym.evaluation.verify import verify
+    from clawgym.evaluation.regrade import regrade
     from clawgym.sandbox import backend as make_backend
 
     console = Console(stderr=True)
@@ -98,7 +98,7 @@ async def _verify(run: RunFolder, tasks: TaskSet, sandbox: str | None, concurren
     made = make_backend(sandbox or str(run.manifest.isolation.get("backend") or "auto"))
     try:
         progress = TaskProgress(console, "grading again", "episodes")
-        record = await verify(run, tasks, made, concurrency=concurrency, progress=progress, stop=stop)
+        record = await regrade(run, tasks, made, concurrency=concurrency, progress=progress, stop=stop)
     finally:
         await made.aclose()
     _show(record, as_json)

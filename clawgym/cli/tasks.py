@@ -16,7 +16,7 @@ from clawgym.cli import make
 from clawgym.cli._options import Concurrency, JsonFlag, Limit, SandboxName, TaskIds, TaskSetName
 from clawgym.cli.audit import audit_command
 from clawgym.console import Console, progress
-from clawgym.evaluation.validate import LEAST_WRONG, TIMES, WRONG_BELOW, Finding, validate_task
+from clawgym.evaluation.validate import MAX_WRONG_SCORE, MIN_WRONG_SOLUTIONS, RUNS, Finding, validate_task
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import available, load, names, read, write
 from clawgym.tasks.scaffold import new_python, new_task
@@ -153,8 +153,9 @@ def validate(
     summary = ", ".join(f"{what} {count}" for what, count in counts.items())
     out.say(f"{len(tasks)} readable, {len(tasks.problems)} unreadable; {summary}")
     out.say(
-        f"Required: the solution scores 1; no-op and wrong solutions fail, with an official score below {WRONG_BELOW} "
-        f"({TIMES} runs each of the solution and no-op, with the same scores; {LEAST_WRONG} wrong solutions at least)."
+        f"Required: the solution scores 1 in {RUNS} runs. The no-op agent ({RUNS} runs) and at least "
+        f"{MIN_WRONG_SOLUTIONS} wrong solutions fail, with an official score below {MAX_WRONG_SCORE}. "
+        "Repeated runs have the same scores."
     )
     if bad or tasks.problems:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Evaluation: run a task set, make numbers of the results, show them (see ``docs/evaluation.md``)."""
+"""Evaluation: run a task set, summarize the results and show them (see ``docs/evaluation.md``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""``audit``: can a task's reward be trusted? Every task of a set is graded on work that nobody did.
+"""Audit the rewards of a task set: grade every task on no-model baselines, and look for flaws in its verifier.
 
-Invariants: what is said of a verifier was seen by running it, or is read from its source and said to be; the verifier
-runs as it does in an episode; a failure of the host is retried and never a finding.
+Invariants:
+
+- A finding about a verifier was observed by running it, or is marked as read from its source.
+- The verifier runs as it does in an episode.
+- Infrastructure errors are retried and are never findings.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, RunFolderError, SandboxUnavailable
-from clawgym.evaluation._watch import WatchedBackend
+from clawgym.evaluation._recording import RecordingBackend
 from clawgym.evaluation.findings import Audit, TaskAudit, read_sources
 from clawgym.evaluation.progress import NoProgress, ProgressView
 from clawgym.evaluation.schedule import Schedule, finished_writing
@@ -42,14 +45,15 @@ __all__ = ["AUDIT", "CLEAN", "audit", "observe", "sample"]
 
 AUDIT, CLEAN = "audit.json", "clean.csv"
 _OBSERVATIONS = 1
-"""Goes up when :func:`observe` sees something else; a folder never mixes two."""
+"""Version of what :func:`observe` records. An audit folder holds observations of one version only."""
 _REPEATED = ("touch", "echo")
-"""Graded twice: where the outputs are there, most of a verifier is reached."""
+"""Policies that are graded twice. They create the outputs, so that most of a verifier runs."""
 _MARK = "/tmp/.clawgym-audit-ran"
+"""The file in the sandbox to which the programs of :func:`_marking` append their paths."""
 
 
 def sample(task_set: TaskSet, n: int, seed: int = 0) -> TaskSet:
-    """``n`` tasks of the set, drawn with ``seed``, in the set's order; the whole set if it has no more."""
+    """Draw ``n`` tasks of the set with ``seed``, in the set's order; the whole set if it has at most ``n``."""
     if n >= len(task_set):
         return task_set
     chosen = sorted(random.Random(seed).sample(range(len(task_set)), n))
@@ -65,12 +69,12 @@ async def audit(
     progress: ProgressView | None = None,
     stop: asyncio.Event | None = None,
 ) -> Audit:
-    """Observe what is missing from the run folder ``out``, then write ``audit.json`` and ``clean.csv`` there.
+    """Observe the tasks that the folder ``out`` lacks, then write ``audit.json`` and ``clean.csv`` there.
 
-    ``results.jsonl`` holds what was observed; the flaws are made of it anew at each end. Setting ``stop`` cancels what
-    is in flight; the same call goes on from there.
+    ``results.jsonl`` holds the observations. The flaws are computed from all of them at the end of each call. Setting
+    ``stop`` cancels the tasks in flight; the same call resumes.
 
-    Raises :class:`~clawgym.errors.RunFolderError` if the folder belongs to another audit or a run, and
+    Raises :class:`~clawgym.errors.RunFolderError` if the folder belongs to another audit or to a run, and
     :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
     """
     isolation = await backend.probe()
@@ -110,7 +114,7 @@ async def _row(task: Task, backend: Backend) -> dict[str, Any]:
         row["observed"] = await observe(task, backend)
     except (SandboxUnavailable, RunFolderError):
         raise
-    except Exception as error:  # one task's accident is data, not the end of the audit
+    except Exception as error:  # recorded as an infrastructure error of this task; the audit continues
         row["outcome"], row["fault"] = Outcome.INFRA, str(fault_of(error))
         known = isinstance(error, InfraError)
         row["cause"] = str(error) if known else "".join(traceback.format_exception(error))[-4000:]
@@ -118,26 +122,28 @@ async def _row(task: Task, backend: Backend) -> dict[str, Any]:
 
 
 async def observe(task: Task, backend: Backend) -> dict[str, Any]:
-    """Grade ``task`` on every cheap policy (``touch`` and ``echo`` twice), on programs that leave a mark, and on its
-    reference solution (twice).
+    """Grade ``task`` on every no-model policy (``touch`` and ``echo`` twice), on programs that record that they ran,
+    and on its reference solution (twice).
 
-    Returns what :class:`~clawgym.evaluation.findings.TaskAudit` holds of it, JSON-ready.
-    Raises :class:`~clawgym.errors.InfraError` if the host fails.
+    Returns the observations that :meth:`TaskAudit.of <clawgym.evaluation.findings.TaskAudit.of>` reads, JSON-ready.
+    Raises :class:`~clawgym.errors.InfraError` on an infrastructure error.
     """
-    watch = WatchedBackend(backend)
+    recorder = RecordingBackend(backend)
     policies: dict[str, dict[str, Any]] = {}
     varies: dict[str, list[str]] = {}
     for policy in CHEAP_POLICIES:
         workspace = cheap_workspace(task, policy)
-        grade = await grade_cheaply(task, workspace, watch)
+        grade = await grade_cheaply(task, workspace, recorder)
         policies[policy] = dataclasses.asdict(grade)
-        if policy in _REPEATED and (names := _differences(grade, await grade_cheaply(task, workspace, watch))):
+        if policy in _REPEATED and (names := _differences(grade, await grade_cheaply(task, workspace, recorder))):
             varies[policy] = names
     solution = None
     if task.solution:
-        for finding in await validate_solution(task, watch):
+        for finding in await validate_solution(task, recorder):
             if finding.status == "infra":
-                raise InfraError(f"task {task.id}: its solution could not be tried ({finding.detail}): try again")
+                raise InfraError(
+                    f"task {task.id}: the reference solution could not be run ({finding.detail}): try again"
+                )
             if finding.rule == "oracle":
                 solution = "pass" if finding.status == "pass" else finding.detail
             elif finding.status == "fail":
@@ -145,29 +151,32 @@ async def observe(task: Task, backend: Backend) -> dict[str, Any]:
     return {
         "policies": policies,
         "varies": varies,
-        "writes": sorted(watch.writes),
+        "writes": sorted(recorder.writes),
         "solution": solution,
         "ran": await _programs_run(task, backend),
-        # Not in a thread: CPython 3.11's parser, entered by two at once, ends with a SystemError.
+        # Not in a thread: the parser of CPython 3.11 raises a SystemError when two threads use it at once.
         **read_sources(task),
     }
 
 
 def _differences(one: CheapGrade, two: CheapGrade) -> list[str]:
-    """The checks in which two gradings of one workspace differ; ``official`` and ``cause`` for the whole."""
+    """Names of the checks in which two gradings of one workspace differ; ``official`` and ``cause`` if those differ."""
     names = sorted(n for n in {*one.checks, *two.checks} if one.checks.get(n) != two.checks.get(n))
     return names + [name for name in ("official", "cause") if getattr(one, name) != getattr(two, name)]
 
 
 async def _programs_run(task: Task, backend: Backend) -> list[str] | None:
-    """Which programs the grading starts or imports, of those that the agent may write: every ``.py`` and ``.sh`` among
-    the inputs and the named outputs is replaced by one that leaves a mark. ``None`` if there is none."""
+    """Paths of the agent's programs that the grading starts or imports.
+
+    Every ``.py`` and ``.sh`` file among the inputs and the named outputs is replaced by a program that records that it
+    ran. ``None`` if there is no such file.
+    """
     workspace = _marking_workspace(task)
     if workspace is None:
         return None
-    watch = WatchedBackend(backend, _MARK)
-    await grade_cheaply(task, workspace, watch)
-    return sorted(watch.marks)
+    recorder = RecordingBackend(backend, _MARK)
+    await grade_cheaply(task, workspace, recorder)
+    return sorted(recorder.marks)
 
 
 def _marking_workspace(task: Task) -> Archive | None:
@@ -180,7 +189,7 @@ def _marking_workspace(task: Task) -> Archive | None:
 
 
 def _marking(path: str) -> bytes:
-    """A program that appends its own path to the mark; empty for anything but Python and shell."""
+    """A program that appends its own path to the file :data:`_MARK`; empty if ``path`` is not Python or shell."""
     if path.endswith(".py"):
         return f'with open({_MARK!r}, "a") as mark:\n    mark.write({json.dumps(path)} + "\\n")\n'.encode()
     if path.endswith(".sh"):

@@ -1,9 +1,11 @@
-"""``clawgym runs compare``: two runs over the same tasks, paired by task, and no more said than the tasks show.
+"""Compare two runs over the same tasks, paired by task (``clawgym runs compare``).
 
-Invariants: a task counts only if both runs attempted the same content and graded it with the same verifier; tasks
-left out are named with the reason; two runs are called different only where :attr:`Difference.told_apart`; where
-infrastructure errors (or too few common tasks) would make the answer a guess there is none
-(:class:`ComparisonRefused`).
+Invariants:
+
+- A task is compared only if both runs attempted the same content and graded it with the same verifier. The tasks that
+  are left out are listed with the reason.
+- Two runs are called different only if :attr:`Difference.significant`.
+- Too many infrastructure errors, or too few common tasks, raise :class:`ComparisonRefused`.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from clawgym.evaluation.paired import ALPHA, Difference, difference
 from clawgym.evaluation.summary import Summary, graded_by_task, summarize_rows, task_means
 from clawgym.records.run_folder import RunFolder
 
-__all__ = ["LEAST_TASKS", "MOST_INFRA", "Comparison", "Side", "compare"]
+__all__ = ["MAX_INFRA_SHARE", "MIN_TASKS", "Comparison", "Side", "compare"]
 
-MOST_INFRA = 0.02
-"""Above this share of episodes without a result through infrastructure errors, what is missing may not be chance."""
-LEAST_TASKS = 6
-"""Fewer tasks cannot differ significantly, whatever their results: 2 * 0.5**5 > 0.05."""
+MAX_INFRA_SHARE = 0.02
+"""Largest share of episodes that may lack a result because of infrastructure errors. Above it, the missing episodes
+may bias the comparison."""
+MIN_TASKS = 6
+"""With fewer tasks no difference can be significant, whatever the results: 2 * 0.5**5 > 0.05."""
 SCORES = ("strict", "official", "corrected")
 
 
@@ -34,15 +37,16 @@ class Side:
     """One of the two runs."""
 
     name: str
-    """Agent, and model if there is one."""
+    """Agent, and the model if the agent uses one."""
     run: str
-    """The run folder's own name."""
+    """Name of the run folder."""
     samples: int
     means: Mapping[str, float]
-    """By score, over the compared tasks."""
+    """By score: the mean over the compared tasks."""
     infra_share: float
+    """Share of the attempted episodes whose last attempt ended by an infrastructure error."""
     missing: int
-    """Episodes without a result, of the whole run."""
+    """Number of episodes of the whole run that have no result."""
 
 
 @dataclass(frozen=True)
@@ -53,33 +57,33 @@ class Comparison:
     b: Side
     tasks: int
     scores: Mapping[str, Difference]
-    """By score; ``corrected`` only where floors are known."""
+    """By score. ``corrected``, the baseline-adjusted score, only over tasks with a known no-model baseline."""
     left_out: Mapping[str, tuple[str, ...]]
-    """Why -> task ids."""
+    """Reason -> ids of the tasks that were not compared."""
     notes: tuple[str, ...]
-    """What else differs between the two runs."""
+    """Other differences between the two runs that a reader should know."""
 
     def verdict(self, score: str) -> str:
-        """``better``, ``worse``, ``not told apart`` (of ``b``)."""
+        """Whether ``b`` is ``better``, ``worse`` or ``not told apart`` (no significant difference)."""
         found = self.scores[score]
-        if not found.told_apart:
+        if not found.significant:
             return "not told apart"
         return "better" if found.value > 0 else "worse"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
+        """JSON-ready data."""
         raw = dataclasses.asdict(self)
         for name, found in self.scores.items():
-            raw["scores"][name] |= {"told_apart": found.told_apart, "verdict": self.verdict(name)}
+            raw["scores"][name] |= {"told_apart": found.significant, "verdict": self.verdict(name)}
         return raw | {"alpha": round(ALPHA, 10), "power": 0.8}
 
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare two run folders.
 
-    Raises :class:`~clawgym.errors.ComparisonRefused` if more than 2% of either run's episodes ended ``infra``, if
-    under six tasks can be paired, or if results were not graded by the verifier that the run manifest names; and
-    :class:`~clawgym.errors.RunFolderError` if one of them is no run folder.
+    Raises :class:`~clawgym.errors.ComparisonRefused` if more than 2% of either run's episodes ended by an
+    infrastructure error, if fewer than six tasks can be paired, or if results were not graded by the verifier that the
+    run manifest names. Raises :class:`~clawgym.errors.RunFolderError` if ``a`` or ``b`` is not a run folder.
     """
     runs = RunFolder.read(a), RunFolder.read(b)
     names = _names(*runs)
@@ -88,10 +92,10 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         _check_infra(name, summary)
         _check_verifiers(name, run)
     kept, left_out = _pairs(*runs)
-    if len(kept) < LEAST_TASKS:
+    if len(kept) < MIN_TASKS:
         raise ComparisonRefused(
-            f"{names[0]} and {names[1]} have {len(kept)} tasks in common that both graded, and fewer than "
-            f"{LEAST_TASKS} never show a difference{_why(left_out)}: run both on the same version of the same tasks"
+            f"{names[0]} and {names[1]} share {len(kept)} graded tasks; a significant difference needs at least "
+            f"{MIN_TASKS}{_why(left_out)}: run both on the same version of the same tasks"
         )
     graded = [
         {task: rows for task, rows in graded_by_task(run.manifest, run.rows).items() if task in kept} for run in runs
@@ -102,8 +106,8 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         pair = [task_means(rows, score) for rows in graded]
         tasks = [task for task in kept if task in pair[0] and task in pair[1]]
         if score == "corrected":
-            tasks = [task for task in tasks if _same(runs, task, "floor")]
-        if len(tasks) < LEAST_TASKS:
+            tasks = [task for task in tasks if _same_baseline(runs, task)]
+        if len(tasks) < MIN_TASKS:
             continue
         scores[score] = difference([pair[1][task] - pair[0][task] for task in tasks])
         for side in (0, 1):
@@ -117,20 +121,19 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
 
 
 def _names(a: RunFolder, b: RunFolder) -> tuple[str, str]:
-    """The folders' own names, or as much of the paths as tells them apart."""
+    """The names of the folders, or their paths if the names are equal."""
     one, other = a.path.resolve(), b.path.resolve()
     return (one.name, other.name) if one.name != other.name else (str(a.path), str(b.path))
 
 
 def _check_infra(name: str, summary: Summary) -> None:
-    if summary.infra_share > MOST_INFRA:
+    if summary.infra_share > MAX_INFRA_SHARE:
         attempted = summary.scores.episodes + summary.infra_episodes
         raise ComparisonRefused(
             f"{name}: {summary.infra_episodes} of {attempted} episodes ({100 * summary.infra_share:.1f}%) ended by an "
-            f"infrastructure error, and above {100 * MOST_INFRA:g}% those missing may not be a matter of chance: "
-            f"repair the cause ({next(iter(summary.infra_causes), 'unknown')[:80]}) and give the same `clawgym eval` "
-            "command again, "
-            "which runs them again"
+            f"infrastructure error; above {100 * MAX_INFRA_SHARE:g}% the missing episodes may bias the comparison: "
+            f"fix the cause ({next(iter(summary.infra_causes), 'unknown')[:80]}), then run the same `clawgym eval` "
+            "command again to run these episodes again"
         )
 
 
@@ -141,13 +144,13 @@ def _check_verifiers(name: str, run: RunFolder) -> None:
             used = (row["result"] or {}).get("verifier_hash")
             if row.get("task_hash") != about["hash"] or (used and used != about.get("verifier")):
                 raise ComparisonRefused(
-                    f"{name}: the result of {row['key']} was graded by another verifier, or on another task, than the "
-                    f"run manifest says: see `clawgym runs verify {run.path}`, or run it again in another folder"
+                    f"{name}: the result of {row['key']} was graded by a verifier, or on a task, that the run manifest "
+                    f"does not list: check it with `clawgym runs verify {run.path}`, or run it again in another folder"
                 )
 
 
 def _pairs(a: RunFolder, b: RunFolder) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """The tasks to compare, and why the others are not among them."""
+    """The ids of the tasks to compare, and the others by the reason why they are left out."""
     graded = [graded_by_task(run.manifest, run.rows) for run in (a, b)]
     kept: list[str] = []
     out: dict[str, list[str]] = defaultdict(list)
@@ -171,8 +174,8 @@ def _why(left_out: Mapping[str, tuple[str, ...]]) -> str:
     return f" ({'; '.join(f'{why}: {len(tasks)}' for why, tasks in left_out.items())})" if left_out else ""
 
 
-def _same(runs: tuple[RunFolder, RunFolder], task: str, what: str) -> bool:
-    return runs[0].manifest.tasks[task].get(what) == runs[1].manifest.tasks[task].get(what)
+def _same_baseline(runs: tuple[RunFolder, RunFolder], task: str) -> bool:
+    return runs[0].manifest.tasks[task].get("floor") == runs[1].manifest.tasks[task].get("floor")
 
 
 def _notes(
@@ -195,14 +198,14 @@ def _notes(
     for name, summary in zip(names, summaries, strict=True):
         if summary.missing:
             notes.append(f"{name}: {len(summary.missing)} of {summary.planned} episodes have no result")
-        if summary.infra_rate > MOST_INFRA:
+        if summary.infra_rate > MAX_INFRA_SHARE:
             rate = f"{100 * summary.infra_rate:.1f}%"
-            notes.append(f"{name}: {rate} of attempts ended by an infrastructure error and were repeated")
+            notes.append(f"{name}: {rate} of the attempts ended by an infrastructure error and were retried")
         if summary.tampered:
-            notes.append(f"{name}: tampered episodes: {len(summary.tampered)}")
-    floors = sum(not _same(runs, task, "floor") for task in kept)
-    if floors:
-        notes.append(f"corrected leaves out {floors} tasks whose floors differ between the runs")
-    if "corrected" in scores and scores["corrected"].tasks < len(kept) - floors:
-        notes.append(f"corrected covers the {scores['corrected'].tasks} tasks with a known floor")
+            notes.append(f"{name}: {len(summary.tampered)} episodes with tampered inputs")
+    changed = sum(not _same_baseline(runs, task) for task in kept)
+    if changed:
+        notes.append(f"baseline-adjusted: {changed} tasks left out, whose no-model baselines differ between the runs")
+    if "corrected" in scores and scores["corrected"].tasks < len(kept) - changed:
+        notes.append(f"baseline-adjusted: only the {scores['corrected'].tasks} tasks with a known no-model baseline")
     return notes

@@ -1,6 +1,6 @@
-"""What an audit says of a task, which of it is a flaw, and what a set adds up to.
+"""The result of an audit: observations of each task, the flaws found in them, and totals of the set.
 
-Invariant: the flaws are computed from :class:`TaskAudit` alone, so anybody can apply other limits to ``audit.json``.
+Invariant: flaws are computed from :class:`TaskAudit` alone, so other limits can be applied to a stored ``audit.json``.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from clawgym.verifiers.effects import Effects, effects_of
 from clawgym.verifiers.scan import third_party_imports
 from clawgym.verifiers.scores import COMPOSITE_KEYS
 
-__all__ = ["CHEAP", "FLAWS", "Audit", "Flaw", "TaskAudit"]
+__all__ = ["FLAWS", "HIGH_BASELINE", "Audit", "Flaw", "TaskAudit"]
 
-CHEAP = 0.5
-"""A floor of so much is a flaw: half of the checks are had without the work."""
+HIGH_BASELINE = 0.5
+"""A no-model baseline of at least this is a flaw: half of the checks pass without doing the task."""
 _HELPER = "clawgym_checks.py"
 
 
 @dataclass(frozen=True)
 class TaskAudit:
-    """One task's record in ``audit.json``. Entries of lists from the verifier's source are ``file: line N: what``."""
+    """One task's record in ``audit.json``. Findings in the verifier's source have the form ``file: line N: what``."""
 
     task: str
     hash: str
     policies: Mapping[str, CheapGrade]
-    """``nothing``, ``empty``, ``touch``, ``echo`` -> ``official`` (``None``: the verifier gave no score), ``mean`` of
-    the non-composite checks, ``strict``, ``checks``, ``cause``, ``seconds``; of the first of two gradings."""
+    """The grade of each no-model policy (``nothing``, ``empty``, ``touch``, ``echo``); of the first of two gradings."""
     floor: float
-    """The best ``mean``."""
+    """The no-model baseline: the best ``mean`` of the policies, in [0, 1]."""
     outputs: tuple[str, ...]
     """The output paths that the prompt names."""
     composite: tuple[str, ...]
-    """Checks that repeat the others in one number."""
+    """Checks that combine other checks into one number."""
     varies: Mapping[str, tuple[str, ...]]
     """Policy, or ``solution`` -> the checks in which two gradings of the same workspace differed."""
     writes: tuple[str, ...]
-    """What the verifier ``added``, ``changed`` or ``removed`` in the workspace, over all gradings; Python's byte
-    code is not counted."""
+    """Paths that the verifier ``added``, ``changed`` or ``removed`` in the workspace, over all gradings; without
+    Python's byte code."""
     solution: str | None
-    """``pass``, why it did not, or ``None`` without a reference solution."""
+    """``pass``, the reason why the reference solution fails, or ``None`` without a reference solution."""
     agent_code: str | None
-    """How the verifier may execute what the agent wrote: ``in_process``, ``subprocess``, ``None``, as the task says."""
+    """How the verifier may execute files of the agent, as the task declares: ``in_process``, ``subprocess`` or
+    ``None``."""
     ran: tuple[str, ...] | None
-    """Files that the agent may write and that grading was seen to execute; ``None`` where there is none to try."""
+    """Files of the agent that grading executed; ``None`` if the task has no program to try."""
     effects: Effects
     """``clock``, ``file_times``, ``network``, ``unbounded``, ``bad_patterns``, from the verifier's source."""
     packages: tuple[str, ...]
-    """Imported modules, guarded or not, beyond the standard library, the verifier's own and the workspace's."""
+    """Third-party modules that the verifier imports, also inside ``try``."""
     unread: tuple[str, ...]
-    """Files of the verifier that are neither Python nor the standard script: nothing above was read from them."""
+    """Files of the verifier that are neither Python nor the standard ``reward.sh``; their source was not analysed."""
     web: tuple[str, ...]
     """The sentences of the prompt that ask for the live internet."""
     missing: tuple[str, ...]
-    """The inputs that the prompt speaks of and that are not there."""
+    """Input files that the prompt mentions and that the task does not contain."""
 
     @classmethod
     def of(cls, task: Task, observed: Mapping[str, Any]) -> Self:
-        """From the task and what was observed of it (:func:`~clawgym.evaluation.audit.observe`)."""
+        """Make the record from the task and its observations (:func:`~clawgym.evaluation.audit.observe`)."""
         policies = {policy: CheapGrade(**observed["policies"][policy]) for policy in CHEAP_POLICIES}
         checks = {name for grade in policies.values() for name in grade.checks}
         return cls(
@@ -90,23 +90,23 @@ class TaskAudit:
 
     @property
     def flaws(self) -> dict[str, str]:
-        """Name of the flaw -> what was found, in the order of :data:`FLAWS`."""
+        """Name of the flaw -> description of what was found, in the order of :data:`FLAWS`."""
         found = ((flaw.name, flaw.found(self)) for flaw in FLAWS)
         return {name: what for name, what in found if what}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, ``effects`` flattened, ``flaws`` added."""
+        """JSON-ready data, with ``effects`` flattened and ``flaws`` added."""
         plain = dataclasses.asdict(self)
         effects = plain.pop("effects")
         return plain | effects | {"flaws": self.flaws}
 
 
 def read_sources(task: Task) -> dict[str, Any]:
-    """``effects``, ``packages`` and ``unread`` of a task's verifier, JSON-ready. Nothing is run."""
+    """Analyse the source of a task's verifier: ``effects``, ``packages`` and ``unread``, JSON-ready. Runs nothing."""
     effects: dict[str, list[str]] = {kind: [] for kind in Effects.__slots__}
     packages: set[str] = set()
     unread = []
-    # Modules that come with the verifier, or are the workspace's own.
+    # Modules that come with the verifier or belong to the workspace.
     paths = [f.path for f in (*task.verifier.files, *task.inputs)] + output_paths(task)
     own = {name for path in paths if path.endswith(".py") for name in path.removesuffix(".py").split("/")}
     for file in task.verifier.files:
@@ -132,20 +132,21 @@ def _is_standard(script: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Flaw:
-    """Something that keeps a task out of a cleaned subset."""
+    """A reason to leave a task out of the cleaned subset."""
 
     name: str
     breaks: bool
-    """The reward itself is wrong: ``clawgym tasks audit`` ends with exit status 1."""
+    """Whether the flaw makes the reward itself wrong; ``clawgym tasks audit`` then ends with exit status 1."""
     about: str
+    """What the flaw means, for reports."""
     found: Callable[[TaskAudit], str]
-    """What was found; empty: nothing."""
+    """Describes the flaw in one task; the empty string if the task does not have it."""
 
 
-def _over(
-    grades: Mapping[str, CheapGrade], which: Callable[[CheapGrade], bool], say: Callable[[CheapGrade], str]
+def _list_policies(
+    grades: Mapping[str, CheapGrade], matches: Callable[[CheapGrade], bool], text: Callable[[CheapGrade], str]
 ) -> str:
-    return ", ".join(f"{policy} {say(grade)}" for policy, grade in grades.items() if which(grade))
+    return ", ".join(f"{policy} {text(grade)}" for policy, grade in grades.items() if matches(grade))
 
 
 def _broken(a: TaskAudit) -> str:
@@ -154,7 +155,9 @@ def _broken(a: TaskAudit) -> str:
 
 def _unearned(a: TaskAudit) -> str:
     idle = {policy: a.policies[policy] for policy in ("nothing", "empty")}
-    return _over(idle, lambda g: g.mean > 0 or (g.official or 0) > 0, lambda g: f"{max(g.mean, g.official or 0):.3f}")
+    return _list_policies(
+        idle, lambda g: g.mean > 0 or (g.official or 0) > 0, lambda g: f"{max(g.mean, g.official or 0):.3f}"
+    )
 
 
 FLAWS: tuple[Flaw, ...] = (
@@ -168,14 +171,16 @@ FLAWS: tuple[Flaw, ...] = (
     Flaw(
         "free",
         True,
-        "a cheap policy gets full marks",
-        lambda a: _over(a.policies, lambda g: g.strict >= 1 or (g.official or 0) >= 1, lambda g: "1"),
+        "a no-model policy gets the full score",
+        lambda a: _list_policies(a.policies, lambda g: g.strict >= 1 or (g.official or 0) >= 1, lambda g: "1"),
     ),
     Flaw(
         "crash",
         True,
-        "a cheap policy makes the verifier crash, hang or print no result, so that the whole score is 0",
-        lambda a: _over(a.policies, lambda g: g.official is None, lambda g: str(g.cause)) if not _broken(a) else "",
+        "a no-model policy makes the verifier crash, hang or print no result, so that the whole score is 0",
+        lambda a: (
+            _list_policies(a.policies, lambda g: g.official is None, lambda g: str(g.cause)) if not _broken(a) else ""
+        ),
     ),
     Flaw(
         "varies",
@@ -190,10 +195,15 @@ FLAWS: tuple[Flaw, ...] = (
         "a regular expression of the verifier does not compile",
         lambda a: "; ".join(a.effects.bad_patterns),
     ),
-    Flaw("cheap", False, f"the floor is at least {CHEAP}", lambda a: f"{a.floor:.3f}" if a.floor >= CHEAP else ""),
-    Flaw("unearned", False, "doing nothing, or deleting the inputs, is paid", _unearned),
+    Flaw(
+        "cheap",
+        False,
+        f"the no-model baseline is at least {HIGH_BASELINE}",
+        lambda a: f"{a.floor:.3f}" if a.floor >= HIGH_BASELINE else "",
+    ),
+    Flaw("unearned", False, "doing nothing, or deleting the inputs, earns a reward", _unearned),
     Flaw("clock", False, "the verifier reads the current date or time", lambda a: "; ".join(a.effects.clock)),
-    Flaw("file-times", False, "the verifier reads when files were written", lambda a: "; ".join(a.effects.file_times)),
+    Flaw("file-times", False, "the verifier reads modification times", lambda a: "; ".join(a.effects.file_times)),
     Flaw("network", False, "the verifier imports network modules", lambda a: "; ".join(a.effects.network)),
     Flaw(
         "packages",
@@ -204,8 +214,8 @@ FLAWS: tuple[Flaw, ...] = (
     Flaw(
         "in-process",
         False,
-        "the agent's code may run in the verifier's process, and forge the result",
-        lambda a: "executes in its own process" if a.agent_code == "in_process" else "",
+        "the agent's code may run in the verifier's process and forge the result",
+        lambda a: "executes agent code in its own process" if a.agent_code == "in_process" else "",
     ),
     Flaw(
         "unbounded",
@@ -214,53 +224,54 @@ FLAWS: tuple[Flaw, ...] = (
         lambda a: "; ".join(a.effects.unbounded),
     ),
     Flaw("web", False, "the prompt asks for the live internet", lambda a: a.web[0] if a.web else ""),
-    Flaw("missing", False, "an input that the prompt speaks of is not there", lambda a: ", ".join(a.missing)),
+    Flaw("missing", False, "an input that the prompt mentions is missing", lambda a: ", ".join(a.missing)),
 )
 """In the order in which they are reported."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit of a set, as far as it got."""
+    """The audit of a task set; incomplete if it was interrupted."""
 
     task_set: TaskSet
     tasks: tuple[TaskAudit, ...]
+    """The tasks that were audited, in the order of the set."""
     infra: Mapping[str, str] = field(default_factory=dict)
-    """Task id -> the host's failure; the same command tries again."""
+    """Task id -> infrastructure error. The same call tries these tasks again."""
 
     @property
     def unsupported(self) -> dict[str, str]:
-        """Task id -> why it cannot run here."""
+        """Task id -> why the task cannot run here."""
         return {task.id: task.unsupported for task in self.task_set.tasks if task.unsupported}
 
     @property
     def complete(self) -> bool:
-        """Every task that can run here was observed."""
+        """Whether every task that can run here was audited."""
         return len(self.tasks) + len(self.unsupported) == len(self.task_set)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Flaw -> tasks that have it."""
+        """Name of the flaw -> number of tasks that have it."""
         found = [task.flaws for task in self.tasks]
         return {flaw.name: sum(flaw.name in flaws for flaws in found) for flaw in FLAWS}
 
     @property
     def broken(self) -> bool:
-        """A task has a flaw that breaks its reward, or could not be read."""
+        """Whether a task has a flaw that makes its reward wrong, or could not be read."""
         counts = self.counts
         return bool(self.task_set.problems) or any(counts[flaw.name] for flaw in FLAWS if flaw.breaks)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """``median``, ``p95`` and ``max`` wall time of a grading, over the cheap policies."""
+        """``median``, ``p95`` and ``max`` wall time of a grading in seconds, over the no-model policies."""
         times = sorted(grade.seconds for task in self.tasks for grade in task.policies.values())
         if not times:
             return {}
         return {"median": statistics.median(times), "p95": times[int(0.95 * (len(times) - 1))], "max": times[-1]}
 
     def earned(self, policy: str) -> dict[str, float]:
-        """What one cheap policy earns: ``mean`` and ``max`` official score (no score: 0), tasks ``above_0``,
-        ``above_half`` and without a score (``crashed``)."""
+        """What one no-model policy earns: ``mean`` and ``max`` official score (0 without a score), and the number of
+        tasks with a score ``above_0``, of at least 0.5 (``above_half``) and without a score (``crashed``)."""
         scores = [task.policies[policy].official for task in self.tasks]
         given = [score or 0.0 for score in scores]
         return {
@@ -272,11 +283,11 @@ class Audit:
         }
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The cleaned subset: every flaw is a reason to leave a task out."""
+        """The cleaned subset: a task with any flaw is left out, with its flaws as the reasons."""
         return tuple(Verdict(task.task, task.hash[:HASH_DIGITS], tuple(task.flaws)) for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """``audit.json``: the set, the sums, one record a task."""
+        """The content of ``audit.json``: the set, the totals, and one record per task."""
         return {
             "task_set": {
                 "name": self.task_set.name,

@@ -1,7 +1,7 @@
-"""What grades, beside the verifier of a task: ClawGym's grading code and the programs of the images.
+"""Fingerprint what grading depends on besides a task's verifier: ClawGym's grading code and the images' programs.
 
-Invariant: two equal records mean that the same code ran the same interpreters; a difference is a possible reason, never
-a proof, that a grading came out otherwise.
+Invariant: two equal fingerprints mean that the same code ran with the same interpreters. A difference is a possible
+reason for another grade, not a proof.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from clawgym.sandbox.protocol import Backend, SandboxSpec
 
 __all__ = ["changes_of_image", "describe_grader"]
 
-# Names and sizes of programs and of Python's library, in the image itself: works with busybox, takes 0.1 s. Compiled
-# files come and go with use.
+# Lists names and sizes of the programs and the Python libraries of an image. Works with busybox and takes 0.1 s.
+# Skips byte code, which is written whenever a module is first imported.
 _LIST = (
     "for d in /bin /sbin /usr/bin /usr/sbin /usr/local/bin /usr/lib/python3* /usr/local/lib/python3*; do "
     "[ -d $d ] && [ ! -L $d ] && find $d -xdev -type f ! -name '*.pyc' -exec stat -c '%n %s' {} +; done "
     "2>/dev/null | LC_ALL=C sort"
 )
-# A package of Python's, or else the folder of the list that a file is in.
+# Groups files by Python package, or else by folder.
 _PART = re.compile(r"/usr/(local/)?lib/python3[^/]*/(dist|site)-packages/[^/ ]+|/usr/(local/)?lib/[^/]+|(/[^/]+)+(?=/)")
-_MOST = 16 * 2**20
-_NAMED = 8
-"""How many differences are named."""
-_AT_ONCE = 8
+_MAX_LISTING = 16 * 2**20
+_MAX_NAMED = 8
+"""How many differences a message names."""
+_CONCURRENCY = 8
 
 
 async def describe_grader(tasks: Iterable[Task], backend: Backend) -> dict[str, Any]:
-    """``code``, a digest of ClawGym's grading code; ``images``, image -> fingerprint of its programs; ``contents``,
-    image -> folder -> fingerprint of what is below it, with a folder for each Python package.
+    """Fingerprint the grading code and the images of ``tasks``, JSON-ready.
 
-    One sandbox is made for each image; an image that has none (or no ``find``) is left out.
+    Returns ``code``, a digest of ClawGym's grading code; ``images``, image -> fingerprint of its programs; and
+    ``contents``, image -> folder -> fingerprint of the files in it, where each Python package counts as a folder.
+
+    Creates one sandbox per image. An image that cannot start, or has no ``find``, is left out.
     """
-    turn = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(image: str) -> bytes | None:
-        async with turn:
+        async with slots:
             return await _listing(image, backend)
 
     images = sorted({task.sandbox_image for task in tasks if task.unsupported is None})
@@ -58,44 +60,44 @@ async def describe_grader(tasks: Iterable[Task], backend: Backend) -> dict[str, 
 
 
 def changes_of_image(task: Task, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What is known to differ between the image that graded a task ``then`` and ``now``, two answers of
-    :func:`describe_grader`; None if nothing is."""
+    """Describe how the image that grades ``task`` changed between ``then`` and ``now``, two results of
+    :func:`describe_grader`; None if no change is known."""
     image = task.sandbox_image
     used = image if image in (then.get("images") or {}) else task.image
     digest = (then.get("images") or {}).get(used)
     if digest is None or digest == now["images"].get(image):
         return None
-    said = f"image {image} changed"
+    change = f"image {image} changed"
     if used != image:
-        said += f" (it was {used})"
+        change += f" (it was {used})"
     old, new = (then.get("contents") or {}).get(used), now["contents"].get(image)
     if new is None:
-        return f"{said}: it is not here"
+        return f"{change}: the image is missing here"
     if not isinstance(old, Mapping):
         return (
-            f"{said}: the run was made when sandboxes showed all of the machine's /usr, with every Python package in "
-            "it, and did not record which"
+            f"{change}: the run is from a version whose sandboxes saw all of the machine's /usr, with its Python "
+            "packages, and did not record them"
         )
     parts = [
-        *(f"{folder} is gone" for folder in sorted(old.keys() - new.keys())),
+        *(f"{folder} was removed" for folder in sorted(old.keys() - new.keys())),
         *(f"{folder} is new" for folder in sorted(new.keys() - old.keys())),
         *(f"{folder} differs" for folder in sorted(old.keys() & new.keys()) if old[folder] != new[folder]),
     ]
-    more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f"{said}: {', '.join(parts[:_NAMED])}{more}"
+    more = f", and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else ""
+    return f"{change}: {', '.join(parts[:_MAX_NAMED])}{more}"
 
 
 async def _listing(image: str, backend: Backend) -> bytes | None:
     try:
-        box = await backend.create(SandboxSpec(image, Limits()))
+        sandbox = await backend.create(SandboxSpec(image, Limits()))
     except ClawGymError:
         return None
     try:
-        done = await box.exec(["sh", "-c", _LIST], cwd="/", max_output=_MOST, stdout_only=True)
+        done = await sandbox.exec(["sh", "-c", _LIST], cwd="/", max_output=_MAX_LISTING, stdout_only=True)
     except ClawGymError:
         return None
     finally:
-        await box.close()
+        await sandbox.close()
     return done.output if done.output and not done.omitted_bytes else None
 
 
@@ -113,7 +115,7 @@ def _by_folder(listing: bytes) -> dict[str, str]:
 
 
 def _code() -> str:
-    """A digest of the Python files of ``verifiers``, subfolders included, with their paths below it."""
+    """A digest of the paths and contents of all Python files below ``verifiers``."""
     folder = Path(verifiers.__file__).parent
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""Do the lines of a run folder agree with their run manifest, their seals, their files, and each other?
+"""Check that the results of a run folder are consistent: with the run manifest, their checksums, files and each other.
 
-Invariant: everything here is found without running anything. A seal shows that a line was edited by somebody who did
-not seal it again; against one who did, only grading again helps (:mod:`clawgym.evaluation.verify`).
+Nothing is executed. The checksum of a line (its key ``seal``) detects edits, unless the checksum was recomputed. Then
+only grading again finds them (:mod:`clawgym.evaluation.regrade`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from clawgym.errors import TaskError
 from clawgym.evaluation.summary import summarize
 from clawgym.records import Outcome
 from clawgym.records.atif import PICTURES, picture_name, steps_from_atif
-from clawgym.records.run_folder import RESULTS, SUMMARY, RunFolder, seal_of
+from clawgym.records.run_folder import RESULTS, SUMMARY, RunFolder, checksum_of
 from clawgym.verifiers.scores import corrected, plain_mean
 
 __all__ = ["belongs", "discrepancies", "edited", "picture_damage", "results_digest", "unpacked"]
 
 Row = Mapping[str, Any]
-_LARGEST = 320 * 2**20
-"""A frozen workspace is at most 256 MiB; the rest is for headers."""
+_MAX_UNPACKED = 320 * 2**20
+"""Bytes. A frozen workspace has at most 256 MiB; the rest is for tar headers."""
 
 
 def belongs(run: RunFolder, row: Row) -> bool:
-    """Whether a row is a sample of a task of the run manifest, graded by that task's verifier."""
+    """Whether a row is a sample of a task in the run manifest, graded by that task's verifier."""
     about = run.manifest.tasks.get(row.get("task_id", ""))
     if about is None or row.get("task_hash") != about["hash"]:
         return False
@@ -41,38 +41,41 @@ def belongs(run: RunFolder, row: Row) -> bool:
 
 
 def edited(run: RunFolder, row: Row) -> bool:
-    """Whether a line does not match its seal, or has lost it (folders of before there were seals have none)."""
+    """Whether a line does not match its checksum, or lacks one although other lines have it.
+
+    The first versions wrote no checksums.
+    """
     if "seal" not in row:
         return any("seal" in other for other in run.rows)
-    return row["seal"] != seal_of(row)
+    return row["seal"] != checksum_of(row)
 
 
 def discrepancies(run: RunFolder) -> dict[str, tuple[str, ...]]:
-    """What does not fit, by episode key; under the empty key, what is about the folder."""
+    """The inconsistencies found, by episode key; those of the whole folder under the empty key."""
     out: dict[str, list[str]] = {}
     graded: set[str] = set()
     for number, row in enumerate(run.rows, 1):
         found = out.setdefault(row["key"], [])
         if edited(run, row):
-            found.append(f"line {number} of {RESULTS} was edited: it does not match its seal")
+            found.append(f"line {number} of {RESULTS} was edited: it does not match its checksum")
         if not belongs(run, row) and row["outcome"] != Outcome.UNSUPPORTED:
-            found.append(f"line {number} of {RESULTS} does not fit the run manifest")
+            found.append(f"line {number} of {RESULTS} contradicts the run manifest")
         if row["key"] in graded:
-            found.append(f"line {number} of {RESULTS} replaces a result that was final")
+            found.append(f"line {number} of {RESULTS} replaces a final result")
         if row["outcome"] != Outcome.INFRA:
             graded.add(row["key"])
         if row["outcome"] not in (Outcome.INFRA, Outcome.UNSUPPORTED):
             try:
                 found += _contradictions(run, row)
             except (AttributeError, TypeError, ValueError):
-                found.append(f"line {number} of {RESULTS} holds no result that can be read")
+                found.append(f"line {number} of {RESULTS} has no readable result")
     if not _summary_fits(run):
-        out[""] = [f"{SUMMARY} does not say what the lines of {RESULTS} say"]
+        out[""] = [f"the scores in {SUMMARY} differ from those of {RESULTS}"]
     return {key: tuple(dict.fromkeys(found)) for key, found in out.items() if found}
 
 
 def _contradictions(run: RunFolder, row: Row) -> list[str]:
-    """What cannot be in one row together."""
+    """The contradictions between the fields of one row."""
     result = row["result"]
     checks, strict = result.get("checks") or {}, result.get("strict") or 0.0
     found = []
@@ -80,25 +83,25 @@ def _contradictions(run: RunFolder, row: Row) -> list[str]:
         found.append(f"outcome {row['outcome']} and strict {strict:g} contradict each other")
     if (strict >= 1) != (bool(checks) and not result.get("cause") and min(checks.values()) >= 1):
         found.append(f"strict {strict:g} and the checks contradict each other")
-    floor = result.get("floor")
-    if floor is not None:
-        if floor != run.manifest.tasks.get(row["task_id"], {}).get("floor"):
-            found.append("its floor is not that of the run manifest")
-        if abs(corrected(plain_mean(checks), floor) - (result.get("corrected") or 0.0)) > 1e-9:
-            found.append("corrected does not follow from the checks and the floor")
+    baseline = result.get("floor")
+    if baseline is not None:
+        if baseline != run.manifest.tasks.get(row["task_id"], {}).get("floor"):
+            found.append("its no-model baseline (floor) differs from the run manifest's")
+        if abs(corrected(plain_mean(checks), baseline) - (result.get("corrected") or 0.0)) > 1e-9:
+            found.append("its baseline-adjusted score (corrected) contradicts the checks and the baseline")
     return found
 
 
 def _summary_fits(run: RunFolder) -> bool:
-    """Whether ``summary.json`` says the scores of these lines; one of fewer lines, or none at all, is none."""
+    """Whether ``summary.json`` has the scores of these rows. True if it is missing or covers fewer rows."""
     try:
         stored = json.loads((run.path / SUMMARY).read_bytes())
         now = summarize(run)
         if stored["attempts"] != now.attempts:
             return True
         for name in ("strict", "official", "corrected"):
-            told, true = stored["scores"][name], getattr(now.scores, name)
-            if (told is None) != (true is None) or (told and abs(told["value"] - true.value) > 1e-9):
+            old, new = stored["scores"][name], getattr(now.scores, name)
+            if (old is None) != (new is None) or (old and abs(old["value"] - new.value) > 1e-9):
                 return False
     except FileNotFoundError:
         return True
@@ -108,43 +111,46 @@ def _summary_fits(run: RunFolder) -> bool:
 
 
 def results_digest(run: RunFolder) -> str:
-    """Hex SHA-256 of ``results.jsonl`` as it is."""
+    """Hex SHA-256 of ``results.jsonl``; empty if there is none."""
     try:
         return hashlib.sha256((run.path / RESULTS).read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
 
 
-def picture_damage(run: RunFolder, transcript: Path, sound: set[str]) -> str | None:
-    """What ails the pictures that a transcript names, whose names are their digests; those in order join ``sound``."""
+def picture_damage(run: RunFolder, transcript: Path, intact: set[str]) -> str | None:
+    """Describe the first damaged picture that a transcript refers to; None if all match the digests in their names.
+
+    The names of undamaged pictures are added to ``intact`` and are not read again.
+    """
     data = transcript.read_bytes()
     if f"/{PICTURES}/".encode() not in data:
         return None
     try:
         seen = [seen.image for step in steps_from_atif(json.loads(data)) for seen in step.observations]
     except (ValueError, TaskError):
-        return None  # found where it is read
+        return None  # reported where the transcript is read
     for image in seen:
         name = picture_name(image) if image is not None else None
-        if image is None or name is None or name in sound:
+        if image is None or name is None or name in intact:
             continue
         try:
             digest = hashlib.sha256((run.path / PICTURES / name).read_bytes()).hexdigest()
         except OSError:
             return f"{PICTURES}/{name} is missing"
         if digest != image.sha256:
-            return f"{PICTURES}/{name} is not the file that was written with this result"
-        sound.add(name)
+            return f"{PICTURES}/{name} changed after this result was written"
+        intact.add(name)
     return None
 
 
 def unpacked(path: Path) -> bytes:
-    """The content of a gzip file of at most 320 MiB. Raises ValueError if it is damaged or larger."""
+    """The content of a gzip file, at most 320 MiB. Raises ValueError if it is damaged or larger."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        data = unpacker.decompress(path.read_bytes(), _LARGEST)
+        data = unpacker.decompress(path.read_bytes(), _MAX_UNPACKED)
     except zlib.error as error:
-        raise ValueError(f"it is no gzip file ({error})") from error
+        raise ValueError(f"not a gzip file ({error})") from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("it is cut off, too large, or has something after its end")
+        raise ValueError("the file is truncated, too large, or has data after its end")
     return data

@@ -1,6 +1,6 @@
-"""Live progress of a run: a small panel on a terminal, a line now and then elsewhere.
+"""Show the progress of a run: a live panel on a terminal, a line from time to time elsewhere.
 
-Invariant: shows what the rows say and never changes the run; task ids and causes are printed as plain text.
+Invariant: showing progress never changes the run. Task ids and causes are printed as plain text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clawgym import statistics
-from clawgym.evaluation.summary import cause, fault, faults_text, strict
+from clawgym.evaluation.summary import cause, error_origin, errors_text, strict
 from clawgym.records import Outcome
 from clawgym.visible import visible
 
@@ -20,62 +20,66 @@ if TYPE_CHECKING:
 
     from clawgym.console import Console
 
-__all__ = ["Ledger", "NoProgress", "ProgressView", "RichProgress", "duration", "stopped_text"]
+__all__ = ["NoProgress", "ProgressView", "ResultStore", "RichProgress", "duration", "stopped_text"]
 
 
 _CAUSE = 200
-"""Characters of the newest infrastructure error that are shown."""
+"""How many characters of the newest infrastructure error are shown."""
 
 
-class Ledger(Protocol):
-    """What a long run over a task set is kept in; a :class:`~clawgym.records.run_folder.RunFolder` is one."""
+class ResultStore(Protocol):
+    """Holds the result rows of a run over a task set, such as a :class:`~clawgym.records.run_folder.RunFolder`."""
 
     @property
-    def rows(self) -> Sequence[Mapping[str, Any]]: ...
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """All rows, one per attempt, in the order in which they were written."""
+        ...
 
     @property
     def latest(self) -> Mapping[str, Mapping[str, Any]]:
-        """The last row of each job, by key."""
+        """The last row of each episode, by key."""
         ...
 
     @property
     def done(self) -> Container[str]:
-        """Keys of the jobs that need no further attempt."""
+        """Keys of the episodes that need no further attempt."""
         ...
 
 
 class ProgressView(Protocol):
-    """What the runner tells."""
+    """Receives the progress of a run from :class:`~clawgym.evaluation.schedule.Schedule`."""
 
-    def start(self, folder: Ledger, to_run: int) -> None:
-        """``to_run`` episodes are missing; the others of the run are in ``folder``."""
+    def start(self, store: ResultStore, to_run: int) -> None:
+        """The run starts: ``to_run`` episodes are missing, the others are in ``store``."""
         ...
 
-    def running(self, now: int, limit: int) -> None: ...
+    def running(self, now: int, limit: int) -> None:
+        """``now`` episodes are running; at most ``limit`` may."""
+        ...
 
     def finished(self, row: Mapping[str, Any]) -> None:
-        """One attempt is on disk."""
+        """One attempt ended, and its row is stored."""
         ...
 
-    def stop(self, hopeless: str | None) -> None:
-        """The run ends; ``hopeless`` is the cause if too many errors of the host or the endpoint came in a row."""
+    def stop(self, aborted: str | None) -> None:
+        """The run ends. ``aborted`` is the cause if it ends early, after too many infrastructure errors in a row."""
         ...
 
 
 class NoProgress:
-    """Says nothing."""
+    """Shows nothing."""
 
-    def start(self, folder: Ledger, to_run: int) -> None: ...
+    def start(self, store: ResultStore, to_run: int) -> None: ...
 
     def running(self, now: int, limit: int) -> None: ...
 
     def finished(self, row: Mapping[str, Any]) -> None: ...
 
-    def stop(self, hopeless: str | None) -> None: ...
+    def stop(self, aborted: str | None) -> None: ...
 
 
 def duration(seconds: float) -> str:
-    """``95`` -> ``1m35s``."""
+    """Format a duration: ``95`` -> ``1m35s``."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds}s"
@@ -85,16 +89,17 @@ def duration(seconds: float) -> str:
 
 
 def stopped_text(cause: str) -> str:
-    """What is said of a run that stopped by itself; ``cause`` may have several lines, of which the last is shown."""
+    """The message for a run that aborted itself; shows the last line of ``cause``."""
     last = (cause.strip().splitlines() or ["unknown"])[-1]
     return (
-        f"Stopped: too many infrastructure errors in a row ({last}). Repair the cause, then run the same command to "
-        "continue."
+        f"Stopped: too many infrastructure errors in a row ({last}). Fix the cause, then run the same command again "
+        "to resume."
     )
 
 
 class RichProgress:
-    """For people: live on a terminal, else a line every tenth of the run or ``every`` seconds."""
+    """Shows a live panel on a terminal; elsewhere prints a line for every tenth of the run, or every ``every``
+    seconds."""
 
     def __init__(self, console: Console, *, every: float = 15.0) -> None:
         self._console = console
@@ -102,24 +107,25 @@ class RichProgress:
         self._live = None
         self._by_task: dict[str, list[float]] = defaultdict(list)
         self._causes: Counter[str] = Counter()
-        self._faults: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        """Infrastructure errors by origin."""
         self._newest = ""
         """The last infrastructure error."""
         self._attempts = self._unsupported = self._ran = self._running = self._limit = 0
         self._total = self._to_run = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
 
-    def start(self, folder: Ledger, to_run: int) -> None:
-        for row in folder.latest.values():
+    def start(self, store: ResultStore, to_run: int) -> None:
+        for row in store.latest.values():
             if row["outcome"] != Outcome.INFRA:
                 self._count(row)
         self._attempts = 0
         self._ran = 0
         self._to_run = to_run
         self._total = to_run + self._done
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
         if self._done:
-            self._console.say(f"Resuming: {self._done} of {self._total} episodes are already there.")
+            self._console.say(f"Resuming: {self._done} of {self._total} episodes are done.")
         if self._console.is_terminal and to_run:
             from rich.live import Live
 
@@ -133,19 +139,16 @@ class RichProgress:
         self._count(row)
         if self._live is None:
             now, step = time.monotonic(), max(1, self._total // 10)
-            if self._ran == self._to_run or self._ran % step == 0 or now - self._said > self._every:
-                self._said = now
+            if self._ran == self._to_run or self._ran % step == 0 or now - self._printed > self._every:
+                self._printed = now
                 self._console.say(self._line())
 
-    def stop(self, hopeless: str | None) -> None:
+    def stop(self, aborted: str | None) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if hopeless:
-            self._console.say(
-                stopped_text(hopeless),
-                style="bold red",
-            )
+        if aborted:
+            self._console.say(stopped_text(aborted), style="bold red")
 
     @property
     def _done(self) -> int:
@@ -158,8 +161,8 @@ class RichProgress:
             return
         self._attempts += 1
         if row["outcome"] == Outcome.INFRA:
-            self._faults[fault(row)] += 1
-            self._newest = f"{fault(row)}: {row.get('cause') or 'unknown'}"
+            self._errors[error_origin(row)] += 1
+            self._newest = f"{error_origin(row)}: {row.get('cause') or 'unknown'}"
             return
         self._ran += 1
         self._by_task[row["task_id"]].append(strict(row))
@@ -179,8 +182,8 @@ class RichProgress:
 
     def _line(self) -> str:
         parts = [f"{self._done}/{self._total}", self._score(), f"{self._running} running", f"{self._left()} left"]
-        if self._faults:
-            parts.append(f"{faults_text(self._faults)}, newest: {visible(self._newest[:_CAUSE])}")
+        if self._errors:
+            parts.append(f"{errors_text(self._errors)}, newest: {visible(self._newest[:_CAUSE])}")
         if self._causes:
             parts.append("not solved: " + self._top_causes())
         return "  ".join(parts)
@@ -205,8 +208,8 @@ class RichProgress:
         if self._unsupported:
             facts += f" · {self._unsupported} unsupported"
         lines = [bar, Text(facts, style="dim")]
-        if self._faults:
-            lines.append(Text(f"{faults_text(self._faults)} in {self._attempts} attempts; the newest:", style="red"))
+        if self._errors:
+            lines.append(Text(f"{errors_text(self._errors)} in {self._attempts} attempts; the newest:", style="red"))
             lines.append(Text(f"  {visible(self._newest[:_CAUSE])}", style="red"))
         if self._causes:
             lines.append(Text(f"not solved: {self._top_causes()}", style="yellow"))

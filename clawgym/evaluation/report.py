@@ -1,9 +1,11 @@
-"""``report.html``: one file that shows a whole run, without a server or a network.
+"""Render ``report.html``: one file that shows a whole run, without a server or a network.
 
-Invariants: nothing is loaded from anywhere (its Content-Security-Policy allows exactly the one style and
-the one script it carries, by hash); every text of a task, an agent or a verifier is hostile and reaches the
-page only escaped or through ``textContent``, its control and format characters as visible escapes; its size is
-bounded: long texts are cut with a note that says where the whole is.
+Invariants:
+
+- The page loads nothing. Its Content-Security-Policy allows only its own style and script, by hash.
+- Texts of tasks, agents and verifiers are untrusted. They reach the page escaped or through ``textContent``, with
+  control and format characters as visible escapes.
+- The size is bounded. Long texts are cut, with a note that names the file with the full text.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ __all__ = ["render_report", "write_report"]
 
 _HERE = Path(__file__).parent
 _TOTAL = 20 * 2**20
-"""About how large the embedded transcripts may be together."""
+"""Approximate limit of the embedded transcripts together, in bytes."""
 _TEXT_CAPS = (16_000, 4_000, 1_000, 240)
-_LARGEST_TRANSCRIPT = 64 * 2**20
+"""Characters per text. The first that makes a transcript fit its budget is used."""
+_MAX_TRANSCRIPT = 64 * 2**20
+_OUTCOME_LABELS = {Outcome.INFRA: "infrastructure error"}
 
 
 def write_report(path: str | Path) -> Path:
-    """Render ``report.html`` of the run folder at ``path`` again, and return where it is."""
+    """Write ``report.html`` into the run folder at ``path`` and return its path."""
     run = RunFolder.read(path)
     target = run.path / "report.html"
     target.write_text(render_report(run), encoding="utf-8")
@@ -48,7 +52,7 @@ def write_report(path: str | Path) -> Path:
 
 
 def render_report(run: RunFolder, *, total: int = _TOTAL) -> str:
-    """The page for a run folder."""
+    """Render the page of a run folder. ``total``: approximate limit of the embedded transcripts, in bytes."""
     environment = _environment()
     css = (_HERE / "report.css.j2").read_text(encoding="utf-8")
     rows = _shown(run)
@@ -93,6 +97,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"pct": _percent, "interval": _interval, "count": _count, "duration": duration}
+    environment.filters["outcome"] = lambda outcome: _OUTCOME_LABELS.get(outcome, outcome)
+    environment.globals["labels"] = summary.SCORE_LABELS
     return environment
 
 
@@ -115,7 +121,7 @@ def _csp_hash(text: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON that cannot leave its ``<script>`` element."""
+    """JSON that cannot close its ``<script>`` element."""
     text = json.dumps(visible_value(value), separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -139,7 +145,7 @@ def _shown(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _about(run: RunFolder) -> list[tuple[str, str]]:
-    """The run manifest in a few words."""
+    """The main fields of the run manifest, as (label, value)."""
     manifest = run.manifest
     task_set, agent, engine = manifest.task_set, manifest.agent, manifest.engine
     facts = [
@@ -180,7 +186,7 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tiles(scores: summary.Summary, graded: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """(label, value, note) of cost, tokens and time."""
+    """Cost, tokens and time as (label, value, note)."""
     usage = scores.usage
     episodes = max(1, len(graded))
     tiles = []
@@ -188,26 +194,29 @@ def _tiles(scores: summary.Summary, graded: list[dict[str, Any]]) -> list[tuple[
         cached = f"{100 * usage.cached_tokens / usage.prompt_tokens:.0f}% cached" if usage.prompt_tokens else ""
         tiles.append(("Tokens in", _count(usage.prompt_tokens), cached))
         tiles.append(
-            ("Tokens out", _count(usage.completion_tokens), f"{_count(usage.completion_tokens / episodes)} an episode")
+            ("Tokens out", _count(usage.completion_tokens), f"{_count(usage.completion_tokens / episodes)} per episode")
         )
     if scores.tokens_per_solved is not None:
-        tiles.append(("Tokens per solved", _count(scores.tokens_per_solved), "in and out, of all episodes"))
+        note = "in and out, over all episodes"
+        tiles.append(("Tokens per solved episode", _count(scores.tokens_per_solved), note))
     if usage.cost_usd is not None:
-        each = "" if scores.cost_per_solved is None else f"${scores.cost_per_solved:.4f} per solved episode"
-        tiles.append(("Cost", f"${usage.cost_usd:,.2f}", each))
+        note = "" if scores.cost_per_solved is None else f"${scores.cost_per_solved:.4f} per solved episode"
+        tiles.append(("Cost", f"${usage.cost_usd:,.2f}", note))
     totals = sorted(sum((row.get("seconds") or {}).values()) for row in graded)
     if totals:
-        tiles.append(("Box time", duration(sum(totals)), f"median {duration(statistics.median(totals))} an episode"))
-        tiles.append(("Slowest", duration(totals[-1]), f"95% within {duration(totals[int(0.95 * (len(totals) - 1))])}"))
+        note = f"median {duration(statistics.median(totals))} per episode"
+        tiles.append(("Sandbox time", duration(sum(totals)), note))
+        p95 = totals[int(0.95 * (len(totals) - 1))]
+        tiles.append(("Slowest episode", duration(totals[-1]), f"95% within {duration(p95)}"))
     for phase, label in (("agent", "Agent"), ("verify", "Grading")):
         if scores.seconds.get(phase):
             seconds = scores.seconds[phase]
-            tiles.append((label, duration(seconds), f"{seconds / episodes:.2g} s an episode"))
+            tiles.append((label, duration(seconds), f"{seconds / episodes:.2g} s per episode"))
     return tiles
 
 
 def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, Any]:
-    """What a click on one episode shows, in at most about ``budget`` bytes of JSON."""
+    """The details of one episode, shown on a click; about ``budget`` bytes of JSON at most."""
     name = f"episodes/{safe_name(row['task_id'], row['sample'])}"
     result = row.get("result") or {}
     facts: dict[str, Any] = {
@@ -217,11 +226,11 @@ def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, An
             [label, _cut(str(value), 400, name)]
             for label, value in (
                 ("Cause", row.get("cause")),
-                ("Verifier", result.get("cause")),
-                ("Grading", result.get("mode")),
-                ("Floor", result.get("floor")),
+                ("Verifier error", result.get("cause")),
+                ("Grading mode", result.get("mode")),
+                ("No-model baseline", result.get("floor")),
                 ("Changed inputs", ", ".join(result.get("changed_inputs") or ())),
-                ("Not kept", "; ".join(row.get("dropped") or ())),
+                ("Not stored", "; ".join(row.get("dropped") or ())),
                 ("Seed", row.get("seed")),
                 ("Attempt", row.get("attempt") or None),
                 ("Seconds", ", ".join(f"{k} {v:.2f}" for k, v in (row.get("seconds") or {}).items())),
@@ -245,7 +254,7 @@ def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, An
     else:
         keep = max(1, budget // 1_500)
         if len(shown) > 2 * keep:
-            facts["note"] = f"{len(shown) - 2 * keep} steps in the middle are left out; the whole is in {where}."
+            facts["note"] = f"{len(shown) - 2 * keep} steps in the middle are left out; see {where} for all."
             shown = shown[:keep] + shown[-keep:]
     facts["steps"] = shown
     return facts
@@ -253,11 +262,11 @@ def _detail(run: RunFolder, row: Mapping[str, Any], budget: int) -> dict[str, An
 
 def _steps(path: Path) -> tuple[tuple[Step, ...], str]:
     try:
-        if path.stat().st_size > _LARGEST_TRANSCRIPT:
+        if path.stat().st_size > _MAX_TRANSCRIPT:
             return (), f"The transcript is too large to show; see {path.parent.name}/{path.name}."
         return steps_from_atif(json.loads(path.read_bytes())), ""
     except FileNotFoundError:
-        return (), "No transcript was kept."
+        return (), "No transcript was stored."
     except (OSError, ValueError, TaskError) as error:
         return (), f"The transcript cannot be read ({type(error).__name__})."
 
@@ -286,7 +295,7 @@ def _shown_step(step: Step, cap: int, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
-    """One text argument as it is, anything else as JSON."""
+    """A single string argument unchanged, anything else as JSON."""
     if len(arguments) == 1 and isinstance(only := next(iter(arguments.values())), str):
         return only
     return json.dumps(dict(arguments), ensure_ascii=False, indent=1)
@@ -301,9 +310,9 @@ def _read_text(path: Path) -> str:
 
 
 def _cut(text: str, cap: int, where: str) -> str:
-    """Both ends of a long text, with a note between them."""
+    """Keep both ends of a text longer than ``cap`` characters, with a note between them."""
     if len(text) <= cap:
         return text
     half = cap // 2
-    note = f"\n[... {len(text) - 2 * half:,} characters are left out here; the whole is in {where} ...]\n"
+    note = f"\n[... {len(text) - 2 * half:,} characters left out; see {where} for the full text ...]\n"
     return text[:half] + note + text[len(text) - half :]

@@ -1,8 +1,11 @@
-"""``evaluate``: a task set times k samples through one agent, into a run folder.
+"""Run one agent on every task of a set, k samples each, and write a run folder.
 
-Invariants: an episode depends on its seed (run seed, task, sample) and on nothing that ran beside it; the
-order of starting is fixed; stopping at any moment loses at most the episodes in flight, and the same call
-goes on from there; an infrastructure error is retried and never scored.
+Invariants:
+
+- An episode depends on its seed (run seed, task, sample), not on the episodes that run at the same time.
+- Episodes start in a fixed order.
+- Stopping at any moment loses at most the episodes in flight. The same call resumes.
+- Infrastructure errors are retried and never scored.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from clawgym.agents.protocol import Agent
 from clawgym.errors import AgentError, RunFolderError, SandboxUnavailable, UnsupportedTask, traceback_of
 from clawgym.evaluation.grader import describe_grader
 from clawgym.evaluation.progress import NoProgress, ProgressView
-from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
+from clawgym.evaluation.schedule import MAX_ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.records.run_folder import SUMMARY, RunFolder, RunManifest, make_manifest, now
@@ -27,38 +30,40 @@ from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.graders import judged_by
 
-__all__ = ["ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
+__all__ = ["MAX_ATTEMPTS", "EpisodeFunction", "EvalConfig", "episode_seed", "evaluate"]
 
 
 class EpisodeFunction(Protocol):
-    """The shape of :func:`clawgym.rollout.run_episode`."""
+    """The signature of :func:`clawgym.rollout.run_episode`."""
 
     async def __call__(self, request: EpisodeRequest, agent: Agent, backend: Backend) -> Ended: ...
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """What to evaluate, and where the results go."""
+    """What :func:`evaluate` runs, and where the results go."""
 
     task_set: TaskSet
     agent: Agent
     backend: Backend
     out: Path
-    """The run folder; an existing one of the same configuration is continued."""
+    """The run folder. If it exists with the same configuration, the run is resumed."""
     samples: int = 1
-    """Episodes per task. A run folder that has fewer gets the others; one that has more is refused."""
+    """Episodes per task. May be larger than in an existing run folder, but not smaller."""
     seed: int = 0
     concurrency: int | None = None
-    """Most episodes at once; ``None``: as many as the machine carries."""
+    """Most episodes at once; ``None``: as many as the machine can run."""
     keep_workspaces: bool = True
-    floors: Mapping[str, float] = field(default_factory=dict)
-    """Floor by task id, for the corrected score; :func:`~clawgym.verifiers.floors.known_floor` where it is not here."""
+    """Store the final workspace of each episode in the run folder."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """No-model baseline by task id, in [0, 1], for the baseline-adjusted score. For other tasks
+    :func:`~clawgym.verifiers.floors.known_floor` is used."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings that change results; they go into the run manifest and its identity."""
+    """Further settings that change results. Stored in the run manifest as part of its identity."""
 
 
 def episode_seed(run_seed: int, task_hash: str, sample: int) -> int:
-    """The seed of one episode: 31 bits of SHA-256 over the run's seed, the task's content and the sample."""
+    """The seed of one episode: the first 31 bits of SHA-256 over the run's seed, the task hash and the sample."""
     digest = hashlib.sha256(f"{run_seed}:{task_hash}:{sample}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -71,16 +76,17 @@ async def evaluate(
     stop: asyncio.Event | None = None,
     retry_seconds: float = 1.0,
 ) -> Summary:
-    """Run what is missing from the run folder, then write ``summary.json`` and ``report.html``.
+    """Run the episodes that the run folder lacks, then write ``summary.json`` and ``report.html``.
 
-    The agent and the backend stay open; who made them closes them. Setting ``stop`` cancels what is in
-    flight and returns an incomplete summary; so do many infrastructure errors in a row.
+    The caller closes the agent and the backend. Setting ``stop`` cancels the episodes in flight and returns an
+    incomplete summary; so do many infrastructure errors in a row. ``retry_seconds``: pause before the first retry of
+    an episode that ended by an infrastructure error.
 
     Raises :class:`~clawgym.errors.RunFolderError` if the folder belongs to another configuration, and
     :class:`~clawgym.errors.SandboxUnavailable` if the backend cannot work here.
     """
     isolation = await config.backend.probe()
-    floors = _floors(config)
+    baselines = _baselines(config)
     manifest = make_manifest(
         "eval",
         config.task_set,
@@ -89,12 +95,12 @@ async def evaluate(
         samples=config.samples,
         config=config.settings,
         isolation=isolation.as_dict(),
-        floors=floors,
+        baselines=baselines,
         grader=await describe_grader(config.task_set.tasks, config.backend),
         judged={task.id: judged_by(task.verifier) for task in config.task_set.tasks},
     )
     with RunFolder.open(config.out, manifest) as folder:
-        run = _Run(config, folder, floors, run_episode or _default_episode())
+        run = _Run(config, folder, baselines, run_episode or _default_episode())
         schedule = Schedule(
             folder,
             config.task_set.tasks,
@@ -112,12 +118,12 @@ async def evaluate(
     return summary
 
 
-def _floors(config: EvalConfig) -> dict[str, float]:
-    """The floors of the tasks that have one."""
+def _baselines(config: EvalConfig) -> dict[str, float]:
+    """The no-model baselines that are known, by task id."""
     from clawgym.verifiers.floors import known_floor
 
-    known = {task.id: known_floor(task) for task in config.task_set.tasks if task.id not in config.floors}
-    return {task: floor for task, floor in (known | dict(config.floors)).items() if floor is not None}
+    known = {task.id: known_floor(task) for task in config.task_set.tasks if task.id not in config.baselines}
+    return {task: value for task, value in (known | dict(config.baselines)).items() if value is not None}
 
 
 def _default_episode() -> EpisodeFunction:
@@ -133,18 +139,18 @@ def _report(folder: RunFolder) -> None:
 
 
 class _Run:
-    """One call of :func:`evaluate`: how an attempt is made and recorded."""
+    """One call of :func:`evaluate`: runs and records the attempts."""
 
     def __init__(
-        self, config: EvalConfig, folder: RunFolder, floors: Mapping[str, float], run_episode: EpisodeFunction
+        self, config: EvalConfig, folder: RunFolder, baselines: Mapping[str, float], run_episode: EpisodeFunction
     ) -> None:
         self._config = config
         self._folder = folder
-        self._floors = floors
+        self._baselines = baselines
         self._run_episode = run_episode
 
     async def attempt(self, task: Task, sample: int, attempt: int) -> Mapping[str, Any]:
-        """See :class:`~clawgym.evaluation.schedule.JobFunction`."""
+        """See :class:`~clawgym.evaluation.schedule.AttemptFunction`."""
         episode, row = await self._episode(task, sample)
         if row is not None:
             return self._folder.append(row)
@@ -160,7 +166,7 @@ class _Run:
                 task=task,
                 seed=seed,
                 sample=sample,
-                baseline=self._floors.get(task.id),
+                baseline=self._baselines.get(task.id),
                 keep_workspace=config.keep_workspaces,
             )
             ended = await self._run_episode(request, config.agent, config.backend)
@@ -177,7 +183,7 @@ class _Run:
             }
         except (SandboxUnavailable, RunFolderError):
             raise
-        except Exception as error:  # one episode's accident is data, not the end of the run
+        except Exception as error:  # recorded as an infrastructure error of this episode; the run continues
             trace = traceback_of(error)
             cause = f"{type(error).__name__}: {error}"[:300]
             name = config.agent.name

@@ -1,8 +1,10 @@
-"""The loop of every long run over a task set: what is missing from its ledger is attempted, at the machine's pace.
+"""Run the missing episodes of a task set concurrently, with retries; used by evaluation, audit and regrading.
 
-Invariants: the order of starting is fixed; stopping at any moment loses at most the attempts in flight, and the
-same call goes on from there; an infrastructure error is retried, and many in a row of the host or the endpoint end the
-run.
+Invariants:
+
+- Episodes start in a fixed order.
+- Stopping at any moment loses at most the attempts in flight. The same call resumes.
+- Infrastructure errors are retried. Many in a row from the host or the endpoint end the run.
 """
 
 from __future__ import annotations
@@ -12,38 +14,38 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from clawgym.evaluation.pacing import Pace
-from clawgym.evaluation.progress import Ledger, ProgressView
+from clawgym.evaluation.concurrency import ConcurrencyLimit
+from clawgym.evaluation.progress import ProgressView, ResultStore
 from clawgym.records import Fault, Outcome, Task
 from clawgym.sandbox.machine import Machine
 
-__all__ = ["ATTEMPTS", "Schedule", "finished_writing"]
+__all__ = ["MAX_ATTEMPTS", "AttemptFunction", "Schedule", "finished_writing"]
 
-ATTEMPTS = 3
-"""Tries per job while it ends ``infra``."""
-_HOPELESS = 12
-"""So many attempts in a row that end by an error of the host or the endpoint, and as many as three rounds, stop the
-run: something is down."""
+MAX_ATTEMPTS = 3
+"""Attempts at one episode, as long as it ends by an infrastructure error."""
+_ABORT_AFTER = 12
+"""The run aborts after this many consecutive infrastructure errors of the host or the endpoint, but not before three
+times as many as may run at once: the host or the endpoint is down."""
 
 Row = Mapping[str, Any]
 
 
-class JobFunction(Protocol):
-    """One try at one job; ``attempt`` counts from 0, those of earlier runs included."""
+class AttemptFunction(Protocol):
+    """Makes one attempt at one episode."""
 
     async def __call__(self, task: Task, sample: int, attempt: int) -> Row:
-        """Returns its row, which is in the folder by then."""
+        """Run the attempt, store its row and return it. ``attempt`` counts from 0, including earlier calls."""
         ...
 
 
 class Schedule:
-    """The jobs of one run: every task once, then every task's second sample, ..."""
+    """The episodes of one run: the first sample of every task, then the second sample of every task, and so on."""
 
     def __init__(
         self,
-        folder: Ledger,
+        store: ResultStore,
         tasks: Sequence[Task],
-        attempt: JobFunction,
+        attempt: AttemptFunction,
         progress: ProgressView,
         *,
         samples: int = 1,
@@ -51,30 +53,31 @@ class Schedule:
         machine: Machine | None = None,
         retry_seconds: float = 1.0,
     ) -> None:
-        self._folder = folder
+        self._store = store
         self._tasks = tasks
         self._attempt = attempt
         self._progress = progress
         self._samples = samples
         self._retry_seconds = retry_seconds
-        self._pace = Pace(max((task.limits.memory_mb for task in tasks), default=1), concurrency, machine)
-        self._earlier = Counter(row["key"] for row in folder.rows)
-        self._infra_in_a_row = 0
-        self._hopeless: str | None = None
+        memory_mb = max((task.limits.memory_mb for task in tasks), default=1)
+        self._concurrency = ConcurrencyLimit(memory_mb, concurrency, machine)
+        self._earlier = Counter(row["key"] for row in store.rows)
+        self._consecutive_errors = 0
+        self._aborted: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run what is missing. Setting ``stop`` cancels what is in flight; so does cancelling this call."""
+        """Run the missing episodes. Setting ``stop`` cancels those in flight; so does cancelling this call."""
         pending = deque(self._missing())
         running: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(stop.wait())
-        self._progress.start(self._folder, len(pending))
+        self._progress.start(self._store, len(pending))
         try:
             while (pending or running) and not stop.is_set():
-                if self._hopeless:
+                if self._aborted:
                     pending.clear()
-                while pending and len(running) < self._pace.limit:
-                    running.add(asyncio.create_task(self._job(*pending.popleft())))
-                self._progress.running(len(running), self._pace.limit)
+                while pending and len(running) < self._concurrency.limit:
+                    running.add(asyncio.create_task(self._run_episode(*pending.popleft())))
+                self._progress.running(len(running), self._concurrency.limit)
                 if not running:
                     break
                 finished, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,39 +89,39 @@ class Schedule:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self._progress.stop(self._hopeless)
+            self._progress.stop(self._aborted)
 
     def _missing(self) -> Iterator[tuple[Task, int]]:
-        done = self._folder.done
+        done = self._store.done
         for sample in range(self._samples):
             for task in self._tasks:
                 if task.unsupported is None and f"{task.id}#{sample}" not in done:
                     yield task, sample
 
-    async def _job(self, task: Task, sample: int) -> None:
+    async def _run_episode(self, task: Task, sample: int) -> None:
         earlier = self._earlier[f"{task.id}#{sample}"]
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(self._retry_seconds * 4 ** (attempt - 1))
-            round_ = self._pace.round
+            round_ = self._concurrency.round
             row = await self._attempt(task, sample, earlier + attempt)
             self._progress.finished(row)
             if row["outcome"] != Outcome.INFRA:
-                self._infra_in_a_row = 0
-                self._pace.succeeded()
+                self._consecutive_errors = 0
+                self._concurrency.succeeded()
                 return
             if row.get("fault") == Fault.TASK:
-                continue  # that task itself is broken: nothing is down, however many such tasks there are
-            self._pace.failed(round_)
-            self._infra_in_a_row += 1
-            if self._infra_in_a_row >= max(_HOPELESS, ATTEMPTS * self._pace.limit):
-                self._hopeless = f"{row.get('fault') or 'unknown'}: {row.get('cause') or 'unknown'}"
-            if self._hopeless:
+                continue  # only this task is broken, so it does not count towards the abort
+            self._concurrency.failed(round_)
+            self._consecutive_errors += 1
+            if self._consecutive_errors >= max(_ABORT_AFTER, MAX_ATTEMPTS * self._concurrency.limit):
+                self._aborted = f"{row.get('fault') or 'unknown'}: {row.get('cause') or 'unknown'}"
+            if self._aborted:
                 return
 
 
 async def finished_writing(writing: asyncio.Future[Any]) -> Row:
-    """The row of a write that, once begun, is carried to its end also when the run is being stopped."""
+    """Wait for a write and return its row. A write that has begun is completed even if this call is cancelled."""
     try:
         return await asyncio.shield(writing)
     except asyncio.CancelledError:

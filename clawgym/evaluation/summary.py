@@ -1,7 +1,10 @@
-"""From a run manifest and result rows to the numbers of a run.
+"""Summarize a run: compute its scores and totals from the run manifest and the result rows.
 
-Invariants: computed from the rows alone, so anybody can recompute it from the folder; ``infra`` and
-unsupported episodes never enter a score and are always counted beside it; row order does not matter.
+Invariants:
+
+- Everything is computed from the stored rows, so it can be recomputed from the run folder.
+- Infrastructure errors and unsupported tasks never enter a score. They are counted separately.
+- The order of the rows does not matter.
 """
 
 from __future__ import annotations
@@ -22,20 +25,23 @@ from clawgym.statistics import Estimate
 __all__ = [
     "JUDGED",
     "READS_FILES",
+    "SCORE_LABELS",
     "GroupScores",
     "Scores",
     "Summary",
-    "fault",
-    "faults_text",
+    "error_origin",
+    "errors_text",
     "graded_by_task",
     "summarize",
     "task_means",
 ]
 
 READS_FILES = "reads files only"
-"""The group of the tasks whose grader is code that runs nothing that the agent wrote."""
+"""Name of the group of tasks whose grader is code that does not run the agent's code."""
 JUDGED = "judged by a model"
-"""The group of the tasks whose scores a model gave."""
+"""Name of the group of tasks that a model scored."""
+SCORE_LABELS = {"strict": "strict", "official": "official", "corrected": "baseline-adjusted"}
+"""Name of a score in stored files -> its label in reports and tables."""
 
 Row = Mapping[str, Any]
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3}
@@ -43,15 +49,15 @@ _LEVELS = {"easy": 1, "medium": 2, "hard": 3}
 
 @dataclass(frozen=True)
 class Scores:
-    """The three numbers, over the graded episodes of some tasks."""
+    """The three scores over the graded episodes of some tasks; each in [0, 1], ``None`` without episodes."""
 
     episodes: int
     strict: Estimate | None
-    """Share of episodes in which every check passed with the inputs restored."""
+    """Share of episodes in which every check passes with the inputs restored."""
     official: Estimate | None
-    """What the format's own harness gives."""
+    """Mean score of the original grader."""
     corrected: Estimate | None
-    """Mean share of non-composite checks above the task's floor; over the tasks with a known floor."""
+    """Mean baseline-adjusted score, over the tasks with a known no-model baseline."""
 
 
 @dataclass(frozen=True)
@@ -63,73 +69,77 @@ class GroupScores(Scores):
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything ``clawgym eval`` reports; :meth:`to_dict` is ``summary.json``."""
+    """The results that ``clawgym eval`` reports; :meth:`to_dict` is the content of ``summary.json``."""
 
     scores: Scores
     planned: int
-    """Tasks that can run here, times samples."""
+    """Number of episodes: tasks that can run here, times samples."""
     complete: bool
-    """Every planned episode has a result that is not ``infra``."""
+    """Whether every planned episode is graded."""
     outcomes: Mapping[str, int]
+    """Outcome -> number of graded episodes."""
     causes: Mapping[str, int]
-    """Of the graded episodes that were not solved, commonest first."""
+    """Cause -> number of graded episodes that were not solved, most frequent first."""
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     pass_hat: Mapping[int, Estimate] = field(default_factory=dict)
     attempts: int = 0
     infra_attempts: int = 0
     infra_causes: Mapping[str, int] = field(default_factory=dict)
     infra_faults: Mapping[str, int] = field(default_factory=dict)
-    """Attempts that ended ``infra``, by where the error came from (:func:`fault`)."""
+    """Origin of the infrastructure error (:func:`error_origin`) -> number of attempts."""
     infra_newest: Mapping[str, str] = field(default_factory=dict)
-    """The cause of the last of them, by the same."""
+    """Origin -> cause of the newest infrastructure error from there."""
     missing: tuple[str, ...] = ()
-    """Keys without a result: not run, or ``infra`` to the last."""
+    """Keys of the episodes without a result: not run yet, or the last attempt ended by an infrastructure error."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
-    """Task id -> why."""
+    """Task id -> why the task cannot run here."""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Tasks that could not be read."""
+    """Task -> why it could not be read."""
     tampered: tuple[str, ...] = ()
+    """Keys of the graded episodes in which restoring changed inputs changed the checks."""
     judged: Mapping[str, int] = field(default_factory=dict)
-    """Grader and model -> graded episodes whose scores a model gave."""
+    """Grader and model -> number of graded episodes that a model scored."""
     groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
-    """``category``, ``level``, ``grader``: those that divide the set; ``grader`` also where no task's grader
-    is code that reads files only."""
+    """Scores by ``category``, ``level`` and ``grader``. A dimension with one group is left out, except ``grader`` if
+    no task's grader is code that reads files only."""
     usage: Usage = field(default_factory=Usage)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Summed over the graded episodes, by phase."""
+    """Phase -> seconds, summed over the graded episodes."""
     cost_per_solved: float | None = None
-    """US dollars of all graded episodes over the solved ones; ``None`` where no price is known or nothing is solved."""
+    """US dollars of all graded episodes divided by the number of solved ones; ``None`` if no price is known or nothing
+    is solved."""
     tokens_per_solved: float | None = None
-    """Likewise of tokens, in and out together."""
+    """Prompt and completion tokens of all graded episodes divided by the number of solved ones."""
     infra_episodes: int = 0
-    """Episodes whose last attempt ended ``infra``."""
+    """Number of episodes whose last attempt ended by an infrastructure error."""
     scores_infra_zero: Scores | None = None
-    """The scores if those episodes counted 0: the least they can be. ``None`` where there are none."""
+    """The scores if those episodes counted as 0, a lower bound. ``None`` if there are none."""
     detectable: Mapping[str, float] = field(default_factory=dict)
-    """By score: the smallest true difference to a second run over these tasks that is found with 80% power."""
+    """By score: the minimum detectable difference to a second run over these tasks, with 80% power."""
 
     @property
     def infra_share(self) -> float:
-        """Episodes whose last attempt ended ``infra``, of those attempted."""
+        """Share of the attempted episodes whose last attempt ended by an infrastructure error."""
         attempted = self.scores.episodes + self.infra_episodes
         return self.infra_episodes / attempted if attempted else 0.0
 
     @property
     def infra_rate(self) -> float:
-        """Attempts that ended ``infra``, of all attempts."""
+        """Share of all attempts that ended by an infrastructure error."""
         return self.infra_attempts / self.attempts if self.attempts else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
         return dataclasses.asdict(self) | {"infra_rate": self.infra_rate, "infra_share": self.infra_share}
 
 
 def summarize(run: RunFolder) -> Summary:
-    """The numbers of a run folder."""
+    """Summarize a run folder."""
     return summarize_rows(run.manifest, run.rows)
 
 
 def summarize_rows(manifest: RunManifest, rows: Iterable[Row]) -> Summary:
-    """The numbers of the rows that belong to ``manifest``'s tasks and samples."""
+    """Summarize the rows that belong to the tasks and samples of ``manifest``; other rows are ignored."""
     rows = list(rows)
     attempts = [row for row in rows if row["outcome"] != Outcome.UNSUPPORTED]
     latest = {row["key"]: row for row in rows}
@@ -161,8 +171,8 @@ def summarize_rows(manifest: RunManifest, rows: Iterable[Row]) -> Summary:
         attempts=len(attempts),
         infra_attempts=len(infra),
         infra_causes=_counted(row.get("cause") or "unknown" for row in infra),
-        infra_faults=_counted(map(fault, infra)),
-        infra_newest={fault(row): row.get("cause") or "unknown" for row in infra},
+        infra_faults=_counted(map(error_origin, infra)),
+        infra_newest={error_origin(row): row.get("cause") or "unknown" for row in infra},
         missing=missing,
         unsupported=unsupported,
         problems=dict(manifest.task_set.get("problems") or {}),
@@ -176,16 +186,16 @@ def summarize_rows(manifest: RunManifest, rows: Iterable[Row]) -> Summary:
         infra_episodes=len(down),
         scores_infra_zero=_with_zeros(manifest, [*graded.values(), *down]) if down else None,
         detectable={
-            name: least
-            for name in ("strict", "official", "corrected")
-            if (least := detectable_for_one(list(task_means(by_task, name).values()))) is not None
+            name: value
+            for name in SCORE_LABELS
+            if (value := detectable_for_one(list(task_means(by_task, name).values()))) is not None
         },
     )
 
 
 def graded_by_task(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Task id -> the rows that count: of the run manifest's tasks and samples, the last of each, neither ``infra`` nor
-    unsupported."""
+    """Task id -> its graded rows: the last row of each planned episode, without infrastructure errors and unsupported
+    tasks."""
     latest = {row["key"]: row for row in rows}
     planned = [f"{task}#{sample}" for task in manifest.tasks for sample in range(manifest.samples)]
     return _by_task(
@@ -196,52 +206,55 @@ def graded_by_task(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, list
 
 
 def task_means(by_task: Mapping[str, Sequence[Row]], score: str) -> dict[str, float]:
-    """Task id -> mean of ``strict``, ``official`` or ``corrected`` over its rows; without a floor, no corrected one."""
+    """Task id -> mean of the score ``strict``, ``official`` or ``corrected`` over its rows.
+
+    Tasks without a known no-model baseline are left out of ``corrected``.
+    """
     of = {"strict": strict, "official": official, "corrected": lambda row: corrected(row) or 0.0}[score]
-    rows = by_task if score != "corrected" else _with_floor(by_task)
+    rows = by_task if score != "corrected" else _with_baseline(by_task)
     return {task: math.fsum(map(of, group)) / len(group) for task, group in rows.items()}
 
 
 def strict(row: Row) -> float:
-    """The strict score of a graded row; 0 where the verifier was never reached."""
+    """The strict score of a graded row, 0 or 1; 0 if the verifier did not run."""
     return float((row["result"] or {}).get("strict") or 0.0)
 
 
 def official(row: Row) -> float:
-    """The official score of a graded row, likewise; held to [0, 1], whatever a verifier printed."""
+    """The official score of a graded row, clipped to [0, 1]; 0 if the verifier did not run or printed NaN."""
     value = float((row["result"] or {}).get("official") or 0.0)
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
 def corrected(row: Row) -> float | None:
-    """The corrected score; ``None`` where no floor is known."""
+    """The baseline-adjusted score of a graded row; ``None`` if no no-model baseline is known."""
     value = (row["result"] or {}).get("corrected")
     return None if value is None else float(value)
 
 
 def cause(row: Row) -> str:
-    """Why a graded episode was not solved, in a word or two."""
+    """A short text why a graded episode was not solved."""
     why = row.get("cause") or (row["result"] or {}).get("cause")
     if row["outcome"] == Outcome.TRUNCATED:
         return f"truncated: {why}" if why else "truncated"
     return why or "checks failed"
 
 
-def fault(row: Row) -> str:
-    """Where the infrastructure error of an ``infra`` row came from: ``host``, ``endpoint`` or ``task``; ``unknown`` in
-    the rows of earlier versions."""
+def error_origin(row: Row) -> str:
+    """The origin of a row's infrastructure error: ``host``, ``endpoint`` or ``task``; ``unknown`` in rows of early
+    versions."""
     return str(row.get("fault") or "unknown")
 
 
-def faults_text(counts: Mapping[str, int]) -> str:
-    """``3 infrastructure errors (2 endpoint, 1 host)``."""
+def errors_text(counts: Mapping[str, int]) -> str:
+    """Format counts by origin: ``3 infrastructure errors (2 endpoint, 1 host)``."""
     total = sum(counts.values())
     parts = ", ".join(f"{count} {where}" for where, count in _counted(Counter(counts).elements()).items())
     return f"{total} infrastructure error{'s' if total != 1 else ''} ({parts})"
 
 
 def judged_by(manifest: RunManifest, row: Row) -> str:
-    """The grader and the model that gave the scores of a row, empty where code did: as the row says, or the run."""
+    """The grader and the model that scored a row; empty if code did. Taken from the row, else from the manifest."""
     about = manifest.tasks.get(row["task_id"]) or {}
     return str((row.get("result") or {}).get("judged_by") or about.get("judged_by") or "")
 
@@ -253,8 +266,8 @@ def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return out
 
 
-def _with_floor(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    # An episode without a result scores 0 whatever the floor of its task is.
+def _with_baseline(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    # An episode without a result scores 0 whatever the baseline of its task is.
     kept = {
         task: rows
         for task, rows in by_task.items()
@@ -264,24 +277,24 @@ def _with_floor(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]
 
 
 def _with_zeros(manifest: RunManifest, rows: Iterable[Row]) -> Scores:
-    """The scores with each ``infra`` row counted 0 in all three."""
+    """The scores with each infrastructure error counted as 0."""
     zero = {"strict": 0.0, "official": 0.0}
     counted = []
     for row in rows:
         if row["outcome"] == Outcome.INFRA:
-            floor = manifest.tasks[row["task_id"]].get("floor")
-            row = {**row, "result": zero | {"corrected": None if floor is None else 0.0}}
+            baseline = manifest.tasks[row["task_id"]].get("floor")
+            row = {**row, "result": zero | {"corrected": None if baseline is None else 0.0}}
         counted.append(row)
     return _scores(list(_by_task(counted).values()))
 
 
 def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
-    with_floor = _with_floor({str(n): group for n, group in enumerate(groups)}).values()
+    with_baseline = _with_baseline({str(n): group for n, group in enumerate(groups)}).values()
     return Scores(
         episodes=sum(map(len, groups)),
         strict=statistics.rate([[strict(row) for row in group] for group in groups]),
         official=statistics.mean([[official(row) for row in group] for group in groups]),
-        corrected=statistics.mean([[corrected(row) or 0.0 for row in group] for group in with_floor]),
+        corrected=statistics.mean([[corrected(row) or 0.0 for row in group] for group in with_baseline]),
     )
 
 
@@ -314,7 +327,7 @@ def _groups(manifest: RunManifest, by_task: Mapping[str, list[Row]]) -> dict[str
 
 
 def _pass_k(by_task: Mapping[str, list[Row]]) -> tuple[dict[int, Estimate], dict[int, Estimate]]:
-    """pass@k and pass^k for k = 1, 2, 4, ... and the largest; each over the tasks that have k samples."""
+    """pass@k and pass^k for k = 1, 2, 4, ... and the largest k, each over the tasks that have k samples."""
     counts = [(len(rows), sum(strict(row) == 1 for row in rows)) for rows in by_task.values()]
     largest = max((n for n, _ in counts), default=0)
     at: dict[int, Estimate] = {}

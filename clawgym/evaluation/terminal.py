@@ -1,4 +1,4 @@
-"""The summary of a run, the comparison of two, and a verification, for the terminal."""
+"""Format summaries, comparisons and verifications for the terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
-from clawgym.evaluation.summary import Scores, Summary, faults_text
-from clawgym.evaluation.verify_record import NOT_GRADABLE, SAME, Verification
+from clawgym.evaluation.summary import SCORE_LABELS, Scores, Summary, errors_text
+from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
+from clawgym.records import Outcome
 from clawgym.statistics import Estimate
 from clawgym.visible import visible
 
@@ -25,7 +26,7 @@ def _cell(estimate: Estimate | None) -> str:
 
 
 def summary_view(summary: Summary, title: str) -> RenderableType:
-    """Scores in percent with 95% intervals, per category where there are several, and what to know beside them."""
+    """A table of the scores in percent with 95% intervals, overall and by group, and notes below it."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -33,8 +34,8 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
 
     table = Table(title=Text(visible(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
-    for name in ("episodes", "strict", "official", "corrected"):
-        table.add_column(name, justify="right")
+    for name in ("episodes", *SCORE_LABELS.values()):
+        table.add_column(_wrapped(name), justify="right")
 
     def add(name: str, scores: Scores, *, last: bool = False, bold: bool = False) -> None:
         table.add_row(
@@ -63,12 +64,12 @@ def _lines(summary: Summary) -> list[str]:
         top = list(summary.causes.items())[:5]
         lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
     if summary.infra_attempts:
-        lines.append(f"{faults_text(summary.infra_faults)} in {summary.attempts} attempts, left out of the scores")
-        lines += [f"  newest of the {where}: {why[:200]}" for where, why in summary.infra_newest.items()]
+        lines.append(f"{errors_text(summary.infra_faults)} in {summary.attempts} attempts, left out of the scores")
+        lines += [f"  newest {origin} error: {why[:200]}" for origin, why in summary.infra_newest.items()]
     if zero := summary.scores_infra_zero:
-        parts = ("strict", zero.strict), ("official", zero.official), ("corrected", zero.corrected)
-        shown = ", ".join(f"{name} {100 * e.value:.1f}" for name, e in parts if e is not None)
-        lines.append(f"if the {summary.infra_episodes} episodes that ended by infrastructure errors counted 0: {shown}")
+        parts = ((label, getattr(zero, name)) for name, label in SCORE_LABELS.items())
+        shown = ", ".join(f"{label} {100 * e.value:.1f}" for label, e in parts if e is not None)
+        lines.append(f"with the {summary.infra_episodes} infrastructure errors counted as 0: {shown}")
     if summary.unsupported:
         lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
     if summary.problems:
@@ -76,23 +77,30 @@ def _lines(summary: Summary) -> list[str]:
     for by, count in summary.judged.items():
         lines.append(f"judged by a model, not by code: {count} episodes, {by[:100]}")
     if summary.tampered:
-        lines.append(f"tampered: {len(summary.tampered)} episodes")
+        lines.append(f"tampered inputs: {len(summary.tampered)} episodes")
     if summary.usage.prompt_tokens or summary.usage.completion_tokens:
         cost = "" if summary.usage.cost_usd is None else f", ${summary.usage.cost_usd:.2f}"
         lines.append(f"tokens: {summary.usage.prompt_tokens:,} in, {summary.usage.completion_tokens:,} out{cost}")
     if summary.tokens_per_solved is not None:
         cost = "" if summary.cost_per_solved is None else f", ${summary.cost_per_solved:.4f}"
-        lines.append(f"for each solved episode: {summary.tokens_per_solved:,.0f} tokens{cost}")
+        lines.append(f"per solved episode: {summary.tokens_per_solved:,.0f} tokens{cost}")
     if summary.detectable:
-        shown = ", ".join(f"{name} {100 * least:.1f}" for name, least in summary.detectable.items())
-        lines.append(f"smallest difference that this many tasks show (80% power), in points, at most: {shown}")
+        lines.append(f"minimum detectable difference (80% power), in points, at most: {_points(summary.detectable)}")
     if summary.seconds:
         lines.append("time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in summary.seconds.items()))
     return lines
 
 
+def _wrapped(label: str) -> str:
+    return label.replace("-", "-\n")
+
+
+def _points(by_score: Mapping[str, float]) -> str:
+    return ", ".join(f"{SCORE_LABELS[name]} {100 * value:.1f}" for name, value in by_score.items())
+
+
 def comparison_view(comparison: Comparison) -> RenderableType:
-    """Two runs side by side, in percent and points, with what may be said of the difference."""
+    """A table of two runs side by side in percent, their difference in points, and notes below it."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -100,23 +108,26 @@ def comparison_view(comparison: Comparison) -> RenderableType:
 
     a, b = comparison.a, comparison.b
     title = f"{b.name} ({b.run}) against {a.name} ({a.run}): {comparison.tasks} tasks, paired"
-    table = Table(title=Text(visible(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("", no_wrap=True, min_width=9)
+    table = Table(title=Text(visible(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
     for name in ("first", "second", "change", "95% interval", "p"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("the second is", no_wrap=True)
+    table.add_column("second is", no_wrap=True)
     for score, found in comparison.scores.items():
         table.add_row(
-            score,
+            _wrapped(SCORE_LABELS[score]),
             f"{100 * a.means[score]:.1f}",
             f"{100 * b.means[score]:.1f}",
             f"{100 * found.value:+.1f}",
             f"{100 * found.low:+.1f} to {100 * found.high:+.1f}",
             f"{found.p:.3f}" if found.p >= 0.001 else "<0.001",
-            Text(comparison.verdict(score), style="bold" if found.told_apart else "dim"),
+            Text(
+                comparison.verdict(score) if found.significant else "not different",
+                style="bold" if found.significant else "dim",
+            ),
         )
-    least = ", ".join(f"{score} {100 * found.detectable:.1f}" for score, found in comparison.scores.items())
-    lines = [f"smallest difference that this many tasks show (80% power), in points: {least}", *comparison.notes]
+    detectable = _points({score: found.detectable for score, found in comparison.scores.items()})
+    lines = [f"minimum detectable difference (80% power), in points: {detectable}", *comparison.notes]
     for why, tasks in comparison.left_out.items():
         shown = ", ".join(task[:60] for task in tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")
         lines.append(f"left out, {why}: {shown}")
@@ -124,13 +135,13 @@ def comparison_view(comparison: Comparison) -> RenderableType:
 
 
 def verification_lines(record: Verification, shown: int = 20) -> list[str]:
-    """What ``clawgym runs verify`` says: a line per finding, at most ``shown`` of a kind, and the verdict last."""
+    """The output of ``clawgym runs verify``: a line per finding, at most ``shown`` of a kind, then the verdict."""
     out: list[str] = []
 
     def some(lines: list[str]) -> None:
         out.extend(lines[:shown])
         if len(lines) > shown:
-            out.append(f"  and {len(lines) - shown} more of these in verification.json")
+            out.append(f"  and {len(lines) - shown} more in verification.json")
 
     some([f"{key or 'the folder'}: {'; '.join(found)}" for key, found in record.discrepancies.items()])
     some(list(record.images))
@@ -143,17 +154,32 @@ def verification_lines(record: Verification, shown: int = 20) -> list[str]:
             for why, keys in by_why.items():
                 some([f"{key}: {outcome}: {why}" for key in keys])
         elif outcome == SAME:
-            some([f"{key}: same, but {'; '.join(entry['why'])}" for key, entry in entries.items() if entry["why"]])
+            some(
+                [f"{key}: reproduced, but {'; '.join(entry['why'])}" for key, entry in entries.items() if entry["why"]]
+            )
         else:
-            some([f"{key}: {outcome}: {'; '.join(entry['why'])}{_change(entry)}" for key, entry in entries.items()])
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in record.counts.items()) or "no graded episode"
-    rest = "" if record.complete else "; unfinished: the same command goes on"
-    verdict = "agrees" if record.agrees else "unfinished" if not record.complete else "does not agree"
-    return [*out, f"{verdict}: {counted}{rest}"]
+            label = _outcome_label(outcome)
+            some([f"{key}: {label}: {'; '.join(entry['why'])}{_change(entry)}" for key, entry in entries.items()])
+    return [*out, _verdict(record)]
+
+
+def _verdict(record: Verification) -> str:
+    """``verified: 47 of 47 results reproduced, 1 not re-gradable``."""
+    counts = record.counts
+    gradable = sum(counts.values()) - counts.get(NOT_GRADABLE, 0)
+    parts = [f"{counts.pop(SAME, 0)} of {gradable} results reproduced"]
+    parts += [f"{count} {_outcome_label(outcome)}" for outcome, count in counts.items()]
+    if not record.complete:
+        return f"unfinished: {', '.join(parts)}; run the same command again to resume"
+    return f"{'verified' if record.agrees else 'not verified'}: {', '.join(parts)}"
+
+
+def _outcome_label(outcome: str) -> str:
+    return "infrastructure error" if outcome == Outcome.INFRA else outcome
 
 
 def _change(entry: Mapping[str, Any]) -> str:
-    """`` (strict 1 -> 0, official 1 -> 0.5; checks: a 1 -> 0)``."""
+    """Format old and new scores: `` (strict 1 -> 0, official 1 -> 0.5; checks: a 1 -> 0)``."""
     old, new = entry.get("old"), entry.get("new")
     if not old or not new:
         return ""

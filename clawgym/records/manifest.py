@@ -132,7 +132,7 @@ def make_manifest(
     samples: int = 1,
     config: Mapping[str, Any] | None = None,
     isolation: Mapping[str, Any] | None = None,
-    floors: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] | None = None,
     grader: Mapping[str, Any] | None = None,
     judged: Mapping[str, str] | None = None,
 ) -> RunManifest:
@@ -156,7 +156,7 @@ def make_manifest(
             "level": task.metadata.get("level") or task.metadata.get("difficulty") or None,
             "executes_agent_code": task.verifier.executes_agent_code,
             "judged_by": (judged or {}).get(task.id) or None,
-            "floor": (floors or {}).get(task.id),
+            "floor": (baselines or {}).get(task.id),
             "unsupported": task.unsupported and _FOLDERS.sub("", task.unsupported),
         }
         tasks[task.id] = {key: value for key, value in entry.items() if value is not None}

@@ -39,7 +39,7 @@ __all__ = [
     "repair_tail",
     "result_row",
     "safe_name",
-    "seal_of",
+    "checksum_of",
     "write_atomic",
     "writer_of",
 ]
@@ -93,7 +93,7 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
     )
 
 
-def seal_of(row: Mapping[str, Any]) -> str:
+def checksum_of(row: Mapping[str, Any]) -> str:
     """Hex SHA-256 over a row without its ``seal``: shows that a line was edited, not who did it."""
     plain = {key: value for key, value in row.items() if key != "seal"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -296,7 +296,7 @@ class RunFolder:
         """Append one row; on return it is on disk. A failed append leaves the file as it was."""
         self._check_writable()
         line: dict[str, Any] = json_safe(row)
-        line["seal"] = seal_of(line)
+        line["seal"] = checksum_of(line)
         data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         results = self.path / RESULTS
         with self._append, _writing(results), results.open("ab", buffering=0) as file:

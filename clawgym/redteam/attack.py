@@ -24,7 +24,7 @@ from typing import Any
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import InfraError, RunFolderError, SandboxUnavailable
 from clawgym.evaluation.progress import NoProgress, ProgressView
-from clawgym.evaluation.schedule import ATTEMPTS, Schedule, finished_writing
+from clawgym.evaluation.schedule import MAX_ATTEMPTS, Schedule, finished_writing
 from clawgym.records import Outcome, Task, TaskSet
 from clawgym.records.run_folder import RunFolder, make_manifest, now
 from clawgym.redteam import exploits as library
@@ -173,7 +173,7 @@ async def _score(task: Task, script: str, backend: Backend, harness: str) -> dic
         full = stock.score is not None and stock.score >= 1
         return {"score": stock.score, "official": stock.score, "full": full, "cause": stock.cause}
     episode = None
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         request = EpisodeRequest(task=task, seed=0, keep_workspace=False)
         episode = (await run_episode(request, ScriptAgent(script.encode()), backend)).episode
         if episode.outcome != Outcome.INFRA:

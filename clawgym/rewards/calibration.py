@@ -191,7 +191,7 @@ def risen(moved: Mapping[str, Difference]) -> tuple[str, ...]:
 
     The interval is above 0, and p is below 0.05 divided by the number of policies (Bonferroni).
     """
-    return tuple(policy for policy, d in moved.items() if d.value > 0 and d.told_apart and d.p < ALPHA / len(moved))
+    return tuple(policy for policy, d in moved.items() if d.value > 0 and d.significant and d.p < ALPHA / len(moved))
 
 
 def _pair(a: Sequence[float], b: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

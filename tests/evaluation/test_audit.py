@@ -1,4 +1,4 @@
-"""``audit`` finds what is wrong with a task, in real boxes, and nothing where nothing is wrong."""
+"""``audit`` finds each flaw of a task, in real sandboxes, and none in a correct task."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FLAWED = {
 
 
 @pytest.mark.parametrize("flaw", FLAWED)
-async def test_each_flaw_of_a_verifier_is_found_and_is_the_only_one(backend: Backend, tmp_path: Path, flaw: str):
+async def test_each_flaw_is_found_and_no_other(backend: Backend, tmp_path: Path, flaw: str):
     made = graded_by(FLAWED[flaw])
     if flaw == "in-process":  # what reading a task from a folder sets
         made = dataclasses.replace(
@@ -74,11 +74,11 @@ async def test_each_flaw_of_a_verifier_is_found_and_is_the_only_one(backend: Bac
     assert list(found.flaws) == [flaw, *more]
 
 
-async def test_every_flaw_has_a_task_here():
+async def test_every_flaw_is_tested():
     assert {*FLAWED, "solution", "web", "missing"} == {flaw.name for flaw in FLAWS}
 
 
-async def test_a_sound_task_has_no_flaw(backend: Backend, tmp_path: Path):
+async def test_correct_task_has_no_flaw(backend: Backend, tmp_path: Path):
     check = CHECK.replace(b'"made": float', b'"a": 0 * float')
     (found,) = await audited(backend, tmp_path / "audit", task(check))
     assert found.flaws == {}
@@ -87,7 +87,7 @@ async def test_a_sound_task_has_no_flaw(backend: Backend, tmp_path: Path):
     assert (found.solution, found.ran, found.agent_code) == (None, None, None)
 
 
-async def test_the_reference_solution_is_tried(backend: Backend, tmp_path: Path):
+async def test_failing_reference_solution_is_a_flaw(backend: Backend, tmp_path: Path):
     wrong = TaskFile("solve.sh", b"mkdir -p output && echo 7 > output/sum.txt\n")
     # Its checker varies only where the sum is right, which no cheap policy reaches.
     lucky = graded_by(
@@ -108,7 +108,7 @@ async def test_the_reference_solution_is_tried(backend: Backend, tmp_path: Path)
     assert "luck" in varying.flaws["varies"]
 
 
-async def test_what_the_verifier_writes_is_named(backend: Backend, tmp_path: Path):
+async def test_files_written_by_the_verifier_are_listed(backend: Backend, tmp_path: Path):
     check = (
         "os.makedirs(root + '/logs'); open(root + '/input/numbers.txt', 'a').write('9')\n"
         "os.path.exists(out) and os.remove(out)\nopen('/tmp/scratch', 'w').write('x')\nprint('{\"ok\": 0}')"
@@ -118,7 +118,7 @@ async def test_what_the_verifier_writes_is_named(backend: Backend, tmp_path: Pat
     assert not any("scratch" in entry or "reward" in entry for entry in found.writes)
 
 
-async def test_programs_that_grading_runs_are_seen_to_run(backend: Backend, tmp_path: Path):
+async def test_agent_programs_run_by_the_verifier_are_listed(backend: Backend, tmp_path: Path):
     runs = graded_by(
         "for name in ('output/tool.py', 'input/old.sh'):\n"
         "    path = root + '/' + name\n"
@@ -134,23 +134,23 @@ async def test_programs_that_grading_runs_are_seen_to_run(backend: Backend, tmp_
     assert second.ran == ()
 
 
-async def test_the_prompt_is_read(backend: Backend, tmp_path: Path):
+async def test_prompt_that_asks_for_the_web_is_a_flaw(backend: Backend, tmp_path: Path):
     (found,) = await audited(backend, tmp_path / "audit", task(CHECK, instruction="Use a web search engine. Write a."))
     assert found.flaws == {"web": "Use a web search engine."}
 
 
-async def test_an_input_that_is_not_there_is_missed(backend: Backend, tmp_path: Path):
+async def test_missing_input_is_a_flaw(backend: Backend, tmp_path: Path):
     (found,) = await audited(backend, tmp_path / "audit", task(CHECK, instruction="Parse logs/build.log."))
     assert found.flaws == {"missing": "logs/build.log"}
 
 
-async def test_a_pack_with_its_solutions_is_sound(backend: Backend, tmp_path: Path):
+async def test_pack_with_solutions_has_no_flaw(backend: Backend, tmp_path: Path):
     found = await audit(sample(load("terminal-basic"), 2), backend, tmp_path / "audit")
     assert [one.solution for one in found.tasks] == ["pass", "pass"]
     assert not found.broken
 
 
-async def test_a_harbor_task_is_audited_like_its_original(backend: Backend, tmp_path: Path):
+async def test_exported_harbor_task_has_the_same_audit(backend: Backend, tmp_path: Path):
     write([task(solution=(SOLVE,))], tmp_path / "tasks", "harbor")
     found = await audit(load(str(tmp_path / "tasks")), backend, tmp_path / "audit")
     (one,) = found.tasks
@@ -159,7 +159,7 @@ async def test_a_harbor_task_is_audited_like_its_original(backend: Backend, tmp_
     assert (one.unread, one.writes) == ((), ())
 
 
-async def test_a_shell_verifier_is_run_and_said_to_be_unread(backend: Backend, tmp_path: Path):
+async def test_shell_verifier_is_run_and_reported_as_unread(backend: Backend, tmp_path: Path):
     script = (
         b"mkdir -p /logs/verifier\nif [ -s output/sum.txt ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     )
@@ -184,7 +184,7 @@ class Stopping(NoProgress):
             self.stop_now.set()
 
 
-async def test_an_interrupted_audit_goes_on_where_it_was(backend: Backend, tmp_path: Path):
+async def test_interrupted_audit_resumes(backend: Backend, tmp_path: Path):
     tasks = TaskSet("demo", tuple(dataclasses.replace(task(), id=f"t{i}") for i in range(4)))
     view = Stopping(2)
     first = await audit(tasks, backend, tmp_path / "a", concurrency=1, progress=view, stop=view.stop_now)
@@ -202,14 +202,14 @@ async def test_an_interrupted_audit_goes_on_where_it_was(backend: Backend, tmp_p
     assert [verdict.left_out for verdict in verdicts] == [("cheap",)] * 4
 
 
-async def test_a_folder_holds_one_audit(backend: Backend, tmp_path: Path):
+async def test_folder_of_another_audit_is_refused(backend: Backend, tmp_path: Path):
     await audited(backend, tmp_path / "a", task())
     with pytest.raises(RunFolderError, match="another configuration"):
         await audited(backend, tmp_path / "a", task(b"print('{}')"))
 
 
-async def test_a_host_failure_is_no_finding(backend: Backend, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("clawgym.evaluation.schedule.ATTEMPTS", 1)
+async def test_infrastructure_error_is_not_a_flaw(backend: Backend, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("clawgym.evaluation.schedule.MAX_ATTEMPTS", 1)
 
     async def full(spec):
         raise InfraError("no memory left: free some")
@@ -224,13 +224,13 @@ async def test_a_host_failure_is_no_finding(backend: Backend, tmp_path: Path, mo
     assert (await audit(tasks, backend, tmp_path / "a")).complete
 
 
-async def test_what_cannot_run_here_is_counted_apart(backend: Backend, tmp_path: Path):
+async def test_unsupported_tasks_are_counted_separately(backend: Backend, tmp_path: Path):
     found = await audit(TaskSet("demo", (task(unsupported="needs a printer"),)), backend, tmp_path / "a")
     assert found.complete
     assert found.unsupported == {"sum": "needs a printer"}
 
 
-def test_a_sample_is_drawn_by_its_seed_and_keeps_the_order():
+def test_sample_depends_on_the_seed_and_keeps_the_order():
     tasks = TaskSet("demo", tuple(task(id=f"t{i:02}") for i in range(30)))
     ids = [one.id for one in sample(tasks, 9, 1).tasks]
     assert len(set(ids)) == 9
@@ -240,7 +240,7 @@ def test_a_sample_is_drawn_by_its_seed_and_keeps_the_order():
 
 
 @pytest.mark.parametrize(("check", "status"), [(CHECK, 0), (b"print('{\"ok\": 1}')", 1)])
-def test_the_command_and_its_exit_status(tmp_path: Path, check: bytes, status: int):
+def test_audit_command_exit_status(tmp_path: Path, check: bytes, status: int):
     write([task(check)], tmp_path / "tasks", "clawgym")
     argv = [sys.executable, "-c", "from clawgym.cli import main; main()", "tasks", "audit", "./tasks"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -250,13 +250,13 @@ def test_the_command_and_its_exit_status(tmp_path: Path, check: bytes, status: i
     assert (tmp_path / "audits" / "tasks" / CLEAN).exists()
 
 
-def test_the_shipped_list_names_flaws_that_there_are():
+def test_shipped_clean_list_uses_known_flaws():
     assert {name for verdict in shipped() for name in verdict.left_out} <= {flaw.name for flaw in FLAWS}
 
 
 @pytest.mark.data
 @pytest.mark.timeout(900)
-async def test_public_tasks_earn_what_they_are_known_to_earn(clawgym_data, backend: Backend, tmp_path: Path):
+async def test_no_model_policies_on_public_tasks_earn_the_known_scores(clawgym_data, backend: Backend, tmp_path: Path):
     """All of them with CLAWGYM_SOAK, which takes an hour; else those where something is special, and a few more."""
     known = json.loads(gzip.decompress((DATA / "train_cheap.json.gz").read_bytes()))["tasks"]
     # Its check compares with the prompt in the harness's payload, which the known figure was measured without.
@@ -272,7 +272,7 @@ async def test_public_tasks_earn_what_they_are_known_to_earn(clawgym_data, backe
 
 @pytest.mark.data
 @pytest.mark.timeout(600)
-async def test_checkers_that_try_packages_score_as_they_are_known_to(clawgym_data, backend: Backend, tmp_path: Path):
+async def test_checkers_with_optional_packages_give_the_known_scores(clawgym_data, backend: Backend, tmp_path: Path):
     """Without the packages that their image asks for, six of these tasks would score otherwise."""
     asked = subprocess.run(
         ["dpkg-query", "-L", "python3-yaml", "python3-cryptography"], capture_output=True, check=False

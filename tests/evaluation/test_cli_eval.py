@@ -44,7 +44,7 @@ async def clawgym(*words: str | Path, cwd: Path, **env: str) -> tuple[int, str, 
 # -- the folder
 
 
-def test_the_same_options_lead_to_the_same_folder() -> None:
+def test_same_options_give_the_same_run_folder() -> None:
     assert out() == out() == Path("runs/terminal-basic_noop_seed0")
 
 
@@ -64,26 +64,26 @@ def test_the_same_options_lead_to_the_same_folder() -> None:
         {"about": [f"text={'x' * 201}"]},
     ],
 )
-def test_other_options_lead_elsewhere(change) -> None:
+def test_other_options_give_another_run_folder(change) -> None:
     assert out(**change) != out()
     assert out(about=[f"text={'x' * 200}"]) != out(about=[f"text={'x' * 201}"])
 
 
 @pytest.mark.parametrize("taskset", ["a/b/c", "../..", "x y:z", "/abs/bench.jsonl", "pack@1:train"])
-def test_the_folder_is_directly_below_runs(taskset: str) -> None:
+def test_run_folder_is_directly_below_runs(taskset: str) -> None:
     path = out(taskset=taskset, model="org/model: v1")
     assert path.parent == Path("runs")
     assert path.name not in ("", "..", ".")
     assert " " not in path.name
 
 
-def test_several_models_have_a_folder_each() -> None:
+def test_each_model_has_its_own_folder() -> None:
     assert folder_of(Path("run"), "org/m", several=False) == Path("run")
     assert folder_of(Path("run"), "org/m", several=True) == Path("run/org-m")
     assert folder_of(None, "org/m", several=True) is None
 
 
-def test_limits_change_no_task_hash() -> None:
+def test_limits_do_not_change_the_task_hash() -> None:
     tasks = TaskSet("demo", (task(),))
     assert limited(tasks, None, None) == (tasks, {})
     changed, settings = limited(tasks, 7, 60.0)
@@ -95,7 +95,7 @@ def test_limits_change_no_task_hash() -> None:
 # -- before anything starts
 
 
-async def test_wrong_model_key_and_url_are_found_by_one_call(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
+async def test_wrong_model_key_or_url_is_found_with_one_call(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
     def words(url: str) -> list[str]:
         return [*TASK, "--agent", "tool-loop", "--model", "modle", "--base-url", url]
 
@@ -118,7 +118,7 @@ async def test_wrong_model_key_and_url_are_found_by_one_call(tmp_path: Path, fak
     assert list(tmp_path.iterdir()) == [], "nothing is left of what did not start"
 
 
-async def test_agents_without_a_model_make_no_call(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
+async def test_agent_without_a_model_makes_no_call(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
     env = {"OPENAI_BASE_URL": fake_openai.base_url, "OPENAI_API_KEY": KEY}
     code, _, errors = await clawgym(*TASK, "--agent", "noop", "--out", "run", cwd=tmp_path, **env)
     assert code == 0, errors
@@ -140,7 +140,7 @@ async def test_agents_without_a_model_make_no_call(tmp_path: Path, fake_openai: 
         ),
     ],
 )
-async def test_options_that_do_not_fit_are_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+async def test_invalid_options_are_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     code, _, errors = await clawgym(*TASK, *words, cwd=tmp_path, OPENAI_BASE_URL="http://127.0.0.1:9/v1")
     assert code == 2
     assert said in " ".join(errors.replace("│", " ").split())
@@ -150,7 +150,7 @@ async def test_options_that_do_not_fit_are_refused(tmp_path: Path, words: tuple[
 # -- a run
 
 
-async def test_options_reach_the_model_and_are_pinned(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
+async def test_options_reach_the_model_and_the_run_manifest(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
     url = fake_openai.base_url.replace("http://", "http://me:pass@")
     words = [
         *TASK,
@@ -188,7 +188,7 @@ async def test_options_reach_the_model_and_are_pinned(tmp_path: Path, fake_opena
     assert "sampling.temperature: 0.25 there, 0.5 asked for" in errors
 
 
-async def test_a_folder_never_mixes_two_endpoints(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
+async def test_resuming_with_another_endpoint_is_refused(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
     words = [*TASK, "--agent", "tool-loop", "--model", "m", "--out", "run"]
     code, _, errors = await clawgym(*words, "--base-url", fake_openai.base_url, cwd=tmp_path, OPENAI_API_KEY=KEY)
     assert code == 0, errors
@@ -204,7 +204,7 @@ async def test_a_folder_never_mixes_two_endpoints(tmp_path: Path, fake_openai: F
     assert f"give --base-url {fake_openai.base_url} to continue it, or choose another --out" in said
 
 
-async def test_samples_are_raised_and_never_lowered(tmp_path: Path) -> None:
+async def test_samples_can_be_raised_but_not_lowered(tmp_path: Path) -> None:
     words = [*TASK, "--agent", "oracle"]
     for samples in ("1", "3"):
         code, _, errors = await clawgym(*words, "-k", samples, cwd=tmp_path)

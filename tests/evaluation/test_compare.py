@@ -41,13 +41,13 @@ def make_run(
     *,
     task_set: TaskSet | None = None,
     samples: int = 1,
-    floors: dict[str, float] | None = None,
+    baselines: dict[str, float] | None = None,
     infra: int = 0,
 ) -> Path:
     """A run with these official scores (solved at 1, ``None``: not run), of which the first ``infra`` ended so."""
     task_set = task_set or tasks(len(scores) // samples)
     manifest = make_manifest(
-        "eval", task_set, agent={"name": path.name, "version": "1"}, samples=samples, floors=floors
+        "eval", task_set, agent={"name": path.name, "version": "1"}, samples=samples, baselines=baselines
     )
     jobs = [(task, sample) for sample in range(samples) for task in task_set.tasks]
     with RunFolder.open(path, manifest) as run:
@@ -55,14 +55,14 @@ def make_run(
             if score is None:
                 continue
             solved = float(score >= 1)
-            floor = (floors or {}).get(task.id)
+            baseline = (baselines or {}).get(task.id)
             result = VerifierResult(
                 {"a": score},
                 score,
                 solved,
-                None if floor is None else max(0.0, (score - floor) / (1 - floor)),
+                None if baseline is None else max(0.0, (score - baseline) / (1 - baseline)),
                 verifier_hash=task.verifier.digest,
-                floor=floor,
+                floor=baseline,
             )
             outcome = Outcome.INFRA if n < infra else Outcome.SOLVED if solved else Outcome.FAILED
             cause = "engine: refused" if n < infra else None
@@ -77,7 +77,7 @@ def passes(count: int, of: int = 40) -> list[float]:
     return [1.0] * count + [0.0] * (of - count)
 
 
-def test_a_clear_difference_is_told_and_its_direction(tmp_path: Path):
+def test_clear_difference_is_reported_with_its_direction(tmp_path: Path):
     low, high = make_run(tmp_path / "low", passes(5)), make_run(tmp_path / "high", passes(30))
     there, back = compare(low, high), compare(high, low)
     assert there.verdict("strict") == "better"
@@ -89,15 +89,15 @@ def test_a_clear_difference_is_told_and_its_direction(tmp_path: Path):
     assert mirrored.p == found.p
 
 
-def test_a_run_is_never_different_from_itself(tmp_path: Path):
+def test_run_does_not_differ_from_itself(tmp_path: Path):
     run = make_run(tmp_path / "a", passes(13))
     found = compare(run, run).scores["strict"]
-    assert not found.told_apart
+    assert not found.significant
     assert found.low < 0 < found.high, "equal results on 40 tasks do not prove equal runs"
     assert found.p == 1
 
 
-def test_pairing_sees_what_two_intervals_do_not(tmp_path: Path):
+def test_pairing_finds_a_difference_despite_overlapping_intervals(tmp_path: Path):
     """Eight of forty more, all else equal: the two runs' own intervals overlap widely."""
     a, b = make_run(tmp_path / "a", passes(16)), make_run(tmp_path / "b", passes(24))
     assert compare(a, b).verdict("strict") == "better"
@@ -105,15 +105,15 @@ def test_pairing_sees_what_two_intervals_do_not(tmp_path: Path):
     assert compare(a, shuffled).verdict("strict") == "not told apart"
 
 
-def test_four_against_none_is_not_enough_though_resampling_leaves_out_zero(tmp_path: Path):
+def test_no_difference_if_the_interval_excludes_zero_but_the_test_does_not_reject(tmp_path: Path):
     a, b = make_run(tmp_path / "a", passes(16)), make_run(tmp_path / "b", passes(20))
     found = compare(a, b).scores["strict"]
     assert found.low > 0
     assert found.p == pytest.approx(0.125)
-    assert not found.told_apart
+    assert not found.significant
 
 
-def test_host_faults_above_two_percent_are_refused_with_the_remedy(tmp_path: Path):
+def test_more_than_two_percent_infrastructure_errors_are_refused(tmp_path: Path):
     fine = make_run(tmp_path / "fine", passes(20, 100))
     two = make_run(tmp_path / "two", passes(20, 100), infra=2)
     three = make_run(tmp_path / "three", passes(20, 100), infra=3)
@@ -126,7 +126,7 @@ def test_host_faults_above_two_percent_are_refused_with_the_remedy(tmp_path: Pat
         assert "engine: refused" in str(caught.value)
 
 
-def test_a_host_fault_that_was_repeated_is_no_reason_to_refuse(tmp_path: Path):
+def test_retried_infrastructure_errors_are_not_refused(tmp_path: Path):
     path = make_run(tmp_path / "a", passes(20, 100), infra=10)
     task_set = tasks(100)
     manifest = make_manifest("eval", task_set, agent={"name": "a", "version": "1"})
@@ -136,10 +136,10 @@ def test_a_host_fault_that_was_repeated_is_no_reason_to_refuse(tmp_path: Path):
             run.record(Episode(task.id, task.content_hash, 0, n, "a", Outcome.SOLVED, result=result), attempt=1)
     comparison = compare(path, make_run(tmp_path / "b", passes(20, 100)))
     assert comparison.tasks == 100
-    assert any("9.1% of attempts ended by an infrastructure error" in note for note in comparison.notes)
+    assert any("9.1% of the attempts ended by an infrastructure error" in note for note in comparison.notes)
 
 
-def test_tasks_that_differ_are_left_out_and_named(tmp_path: Path):
+def test_tasks_that_differ_are_left_out_and_listed(tmp_path: Path):
     a = make_run(tmp_path / "a", passes(20))
     other = tasks(41, checker="v2", changed=(3, 4), inputs="b")
     b = make_run(tmp_path / "b", [*passes(20)[:39], None, 0.0], task_set=other)
@@ -155,17 +155,17 @@ def test_tasks_that_differ_are_left_out_and_named(tmp_path: Path):
     assert "left out, verifiers differ: t3, t4" in printed
 
 
-def test_too_few_common_tasks_are_refused_and_the_reason_is_said(tmp_path: Path):
+def test_too_few_common_tasks_are_refused_with_the_reason(tmp_path: Path):
     a = make_run(tmp_path / "a", passes(20))
     b = make_run(tmp_path / "b", passes(20), task_set=tasks(40, checker="v2", changed=range(35)))
-    with pytest.raises(ComparisonRefused, match=r"5 tasks in common.*verifiers differ: 35.*same version"):
+    with pytest.raises(ComparisonRefused, match=r"share 5 graded tasks.*verifiers differ: 35.*same version"):
         compare(a, b)
     six = make_run(tmp_path / "c", passes(20), task_set=tasks(40, checker="v2", changed=range(34)))
     assert compare(a, six).tasks == 6
 
 
 @pytest.mark.parametrize("change", [{"task_hash": "0" * 64}, {"result": {"verifier_hash": "0" * 64, "strict": 1.0}}])
-def test_results_graded_by_something_else_are_refused(tmp_path: Path, change):
+def test_results_of_another_verifier_or_task_are_refused(tmp_path: Path, change):
     a, b = make_run(tmp_path / "a", passes(20)), make_run(tmp_path / "b", passes(20))
     file = b / "results.jsonl"
     lines = file.read_text().splitlines()
@@ -174,28 +174,28 @@ def test_results_graded_by_something_else_are_refused(tmp_path: Path, change):
         compare(a, b)
 
 
-def test_sequences_of_one_task_count_as_one_task(tmp_path: Path):
+def test_samples_of_one_task_count_as_one_task(tmp_path: Path):
     """Sixteen copies of four tasks more: what was not told apart on the tasks is not on the copies either."""
     a = make_run(tmp_path / "a", passes(16) * 16, samples=16)
     b = make_run(tmp_path / "b", passes(20) * 16, samples=16)
     found = compare(a, b).scores["strict"]
     assert found.tasks == 40
     assert found.p == pytest.approx(0.125)
-    assert not found.told_apart
+    assert not found.significant
 
 
-def test_corrected_leaves_out_tasks_whose_floors_differ(tmp_path: Path):
+def test_tasks_with_different_baselines_are_left_out_of_the_adjusted_score(tmp_path: Path):
     same = {f"t{i}": 0.25 for i in range(40)}
-    a = make_run(tmp_path / "a", passes(20), floors=same)
-    b = make_run(tmp_path / "b", passes(20), floors=same | {"t1": 0.5, "t2": 0.5})
+    a = make_run(tmp_path / "a", passes(20), baselines=same)
+    b = make_run(tmp_path / "b", passes(20), baselines=same | {"t1": 0.5, "t2": 0.5})
     comparison = compare(a, b)
     assert comparison.scores["corrected"].tasks == 38
     assert comparison.scores["official"].tasks == 40
-    assert any("2 tasks whose floors differ" in note for note in comparison.notes)
+    assert any("2 tasks left out, whose no-model baselines differ" in note for note in comparison.notes)
     assert "corrected" not in compare(make_run(tmp_path / "c", passes(1)), make_run(tmp_path / "d", passes(1))).scores
 
 
-def test_what_differs_between_the_runs_beside_their_results_is_said(tmp_path: Path):
+def test_other_differences_between_the_runs_are_noted(tmp_path: Path):
     a, b = (make_run(tmp_path / name, passes(20)) for name in "ab")
     assert compare(a, b).notes == ()
     for path, tier, library, code in ((a, "vm", "1.0", "c1"), (b, "container", "2.0", "c2")):
@@ -209,12 +209,12 @@ def test_what_differs_between_the_runs_beside_their_results_is_said(tmp_path: Pa
     )
 
 
-def test_not_a_run_folder(tmp_path: Path):
+def test_folder_without_run_manifest_is_refused(tmp_path: Path):
     with pytest.raises(RunFolderError, match="give a run folder"):
         compare(make_run(tmp_path / "a", passes(20)), tmp_path)
 
 
-def test_the_command_prints_what_it_may_and_exits_2_when_it_refuses(tmp_path: Path, capsys, monkeypatch):
+def test_compare_command_output_and_exit_status(tmp_path: Path, capsys, monkeypatch):
     a, b = make_run(tmp_path / "a", passes(5)), make_run(tmp_path / "b", passes(30))
     text = CliRunner().invoke(app, ["runs", "compare", str(a), str(b)]).output
     assert "better" in text
@@ -230,7 +230,7 @@ def test_the_command_prints_what_it_may_and_exits_2_when_it_refuses(tmp_path: Pa
     main_exit(0)
     monkeypatch.setattr("sys.argv", ["clawgym", "runs", "compare", str(a), str(make_run(tmp_path / "d", [1.0] * 3))])
     main_exit(2)
-    assert "in common" in capsys.readouterr().err
+    assert "share 3 graded tasks" in capsys.readouterr().err
 
 
 def main_exit(code: int) -> None:
@@ -240,17 +240,17 @@ def main_exit(code: int) -> None:
 
 
 @given(deltas)
-def test_a_difference_is_inside_its_interval_and_turns_with_the_order(values):
+def test_difference_is_inside_its_interval_and_changes_sign_with_the_order(values):
     found, back = difference(values), difference([-v for v in values])
     assert -1 <= found.low <= found.value <= found.high <= 1
     assert (back.low, back.high, back.p) == pytest.approx((-found.high, -found.low, found.p))
     assert 0 < found.p <= 1
-    assert found.told_apart == back.told_apart
-    assert not (found.told_apart and found.low <= 0 <= found.high)
+    assert found.significant == back.significant
+    assert not (found.significant and found.low <= 0 <= found.high)
 
 
 @given(deltas)
-def test_the_exact_test_equals_counting_every_pattern_of_signs(values):
+def test_exact_sign_flip_test_equals_enumeration(values):
     p, _ = sign_flip(values)
     seen = abs(sum(values)) - 1e-9
     moving = [abs(v) for v in values if v]
@@ -260,7 +260,7 @@ def test_the_exact_test_equals_counting_every_pattern_of_signs(values):
 
 
 @given(zero_one)
-def test_for_zeros_and_ones_it_is_mcnemars_exact_test(values):
+def test_sign_flip_of_binary_scores_is_mcnemars_exact_test(values):
     p, name = sign_flip(values)
     assert name == "mcnemar-exact"
     plus, minus = values.count(1.0), values.count(-1.0)
@@ -270,7 +270,7 @@ def test_for_zeros_and_ones_it_is_mcnemars_exact_test(values):
     assert doubled <= p + 1e-12, "the same evidence twice cannot be weaker"
 
 
-def test_drawn_patterns_come_close_to_all_of_them():
+def test_sampled_sign_flip_test_is_close_to_the_exact_one():
     generator = np.random.default_rng(3)
     values = list(generator.normal(0.1, 0.4, 14).clip(-1, 1))
     exact, name = sign_flip(values)
@@ -285,6 +285,6 @@ def test_more_tasks_detect_smaller_differences(deviation, n, binary):
     assert 0 < detectable(deviation, n + 1, binary) <= detectable(deviation, n, binary) <= 1
 
 
-def test_what_is_detectable_matches_published_figures():
+def test_detectable_matches_published_figures():
     """Miller 2024 (arXiv 2411.00640), section 5: z-quantiles 1.96 and 0.84; for many tasks t is z."""
     assert detectable(0.5, 10_000, False) == pytest.approx((1.95996 + 0.84162) * 0.5 / 100, rel=1e-3)

@@ -25,7 +25,7 @@ def row(task: str, outcome: str = "failed", strict: float = 0.0, cause: str | No
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59.6, "1m00s"), (95, "1m35s"), (7260, "2h01m")])
-def test_durations(seconds: float, text: str):
+def test_duration_format(seconds: float, text: str):
     assert duration(seconds) == text
 
 
@@ -51,7 +51,7 @@ def shown(terminal: bool, tmp_path: Path, done, finished) -> str:
     return out.getvalue()
 
 
-def test_plain_lines_off_a_terminal(tmp_path: Path):
+def test_prints_lines_without_a_terminal(tmp_path: Path):
     text = shown(
         False,
         tmp_path,
@@ -71,26 +71,26 @@ def test_plain_lines_off_a_terminal(tmp_path: Path):
     assert "\x1b" not in text
 
 
-def test_a_panel_on_a_terminal(tmp_path: Path):
+def test_shows_a_panel_on_a_terminal(tmp_path: Path):
     text = shown(True, tmp_path, [], [row("a", "solved", 1.0), row("b")])
     assert "2/2" in text
     assert "at most 4 now" in text
     assert "\x1b" in text
 
 
-def test_the_panel_tells_infrastructure_errors_apart_and_shows_the_newest(tmp_path: Path):
+def test_panel_counts_infrastructure_errors_by_origin_and_shows_the_newest(tmp_path: Path):
     finished = [row(f"t{n}", "infra", cause=f"[b]{n}", fault=where) for n, where in enumerate(("host", "endpoint"))]
     text = " ".join(shown(True, tmp_path, [], [*finished, row("a")]).split())
     assert "2 infrastructure errors (1 endpoint, 1 host) in 3 attempts; the newest:" in text
     assert "endpoint: [b]1" in text
 
 
-def test_a_continued_run_starts_from_what_is_there(tmp_path: Path):
+def test_resumed_run_starts_from_the_stored_results(tmp_path: Path):
     text = shown(False, tmp_path, [row("a", "solved", 1.0), row("z", "infra")], [row("b")])
-    assert "Resuming: 1 of 2 episodes are already there." in text
+    assert "Resuming: 1 of 2 episodes are done." in text
     assert "2/2" in text
 
 
-def test_off_a_terminal_a_tenth_of_a_run_is_a_line(tmp_path: Path):
+def test_prints_a_line_for_every_tenth_without_a_terminal(tmp_path: Path):
     text = shown(False, tmp_path, [], [row(f"t{n}") for n in range(25)])
     assert [line.split()[0] for line in text.splitlines()] == [f"{n}/25" for n in (*range(2, 25, 2), 25)]

@@ -104,7 +104,7 @@ def make_run(path: Path, *, text: str = "hello", task_id: str = "t0", steps: int
     return run
 
 
-def test_hostile_text_stays_text(tmp_path: Path):
+def test_untrusted_text_is_escaped(tmp_path: Path):
     page = Page(render_report(make_run(tmp_path / "run", text=ATTACK, task_id=ATTACK)))
     assert [attrs.get("type") for tag, attrs, _ in page.blocks if tag == "script"] == ["application/json", None]
     assert not [tag for tag, _ in page.elements if tag in ("img", "iframe", "object", "embed", "link", "base")]
@@ -120,7 +120,7 @@ def test_hostile_text_stays_text(tmp_path: Path):
     assert "1337" not in page.text, "a template inside the text was rendered"
 
 
-def test_the_policy_allows_exactly_what_the_page_carries(tmp_path: Path):
+def test_content_security_policy_allows_only_the_own_style_and_script(tmp_path: Path):
     page = Page(render_report(make_run(tmp_path / "run")))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -132,29 +132,29 @@ def test_the_policy_allows_exactly_what_the_page_carries(tmp_path: Path):
             assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_nothing_is_loaded_from_anywhere(tmp_path: Path):
+def test_page_loads_nothing(tmp_path: Path):
     text = render_report(make_run(tmp_path / "run"))
     assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttpRequest|innerHTML|eval\(", text)
 
 
-def test_long_texts_are_cut_with_a_note_that_says_where_the_whole_is(tmp_path: Path):
+def test_long_texts_are_cut_with_a_note_naming_the_file(tmp_path: Path):
     long = "A" * 300_000 + "END"
     text = render_report(make_run(tmp_path / "run", text=long))
     assert len(text) < 300_000
     shown = Page(text).data[0]["steps"][0]["seen"][0][0]
     assert shown.endswith("END")
     assert len(shown) < 20_000
-    assert "characters are left out here; the whole is in episodes/t0.0/transcript.json" in shown
+    assert "characters left out; see episodes/t0.0/transcript.json" in shown
 
 
-def test_very_many_steps_are_bounded(tmp_path: Path):
+def test_many_steps_are_cut(tmp_path: Path):
     run = make_run(tmp_path / "run", text="x" * 500, steps=3_000)
     detail = Page(render_report(run, total=60_000)).data[0]
     assert 2 <= len(detail["steps"]) < 100
     assert "steps in the middle are left out" in detail["note"]
 
 
-def test_damaged_or_missing_transcripts_do_not_hide_the_rest(tmp_path: Path):
+def test_page_renders_with_damaged_or_missing_transcripts(tmp_path: Path):
     run = make_run(tmp_path / "run")
     path = run.episode_folder("t0", 0) / "transcript.json"
     path.write_text("{")
@@ -164,7 +164,7 @@ def test_damaged_or_missing_transcripts_do_not_hide_the_rest(tmp_path: Path):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_outcome_has_a_row(tmp_path: Path, outcome: Outcome):
+def test_every_outcome_is_shown(tmp_path: Path, outcome: Outcome):
     page = Page(render_report(make_run(tmp_path / "run", outcome=outcome)))
     rows = [attrs for tag, attrs in page.elements if tag == "tr" and attrs.get("class") == "episode"]
     assert [row["data-outcome"] for row in rows] == [outcome, "unsupported"]
@@ -182,12 +182,12 @@ def test_episode_that_a_model_judged_is_marked(tmp_path: Path):
     assert not [tag for tag, _ in page.elements if tag == "img"]
 
 
-def test_an_empty_run_has_a_report(tmp_path: Path):
+def test_empty_run_has_a_report(tmp_path: Path):
     RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("none", ()))).close()
     assert write_report(tmp_path / "run").read_text().startswith("<!doctype html>")
 
 
-def test_a_histogram_is_as_tall_as_its_fullest_bin() -> None:
+def test_histogram_is_as_tall_as_its_fullest_bin() -> None:
     svg = str(histogram([("failed", [0.1] * 6), ("solved", [0.1, 0.1, 1.0])], bins=4))
     labels = re.findall(r'<text class="label" x="28" y="([\d.]+)" text-anchor="end">(\d+)</text>', svg)
     assert labels == [("162.0", "0"), ("87.0", "4"), ("12.0", "8")]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clawgym.errors import AgentError, EngineError, RunFolderError, SandboxError, SandboxUnavailable, UnsupportedTask
-from clawgym.evaluation.runner import ATTEMPTS, EvalConfig, episode_seed, evaluate
+from clawgym.evaluation.runner import MAX_ATTEMPTS, EvalConfig, episode_seed, evaluate
 from clawgym.records import Episode, Fault, Outcome, Task, TaskSet, VerifierResult, VerifierSpec
 from clawgym.records.run_folder import RunFolder
 from clawgym.rollout import Ended
@@ -36,7 +36,7 @@ class FakeBackend:
         return Isolation("fake", "none", {})
 
     async def create(self, spec):
-        raise SandboxError("no boxes here: use a real backend")
+        raise SandboxError("no sandboxes here: use a real backend")
 
 
 def tasks(n: int = 4, **kwargs) -> TaskSet:
@@ -65,7 +65,7 @@ def rows(out: Path) -> dict[str, tuple]:
     return {key: (row["seed"], row["outcome"], row["result"]["checks"]["a"]) for key, row in run.latest.items()}
 
 
-async def test_every_task_is_run_k_times_and_the_folder_is_complete(tmp_path: Path):
+async def test_every_task_runs_k_times_and_the_folder_is_complete(tmp_path: Path):
     summary = await evaluate(config(tmp_path / "run", samples=3), run_episode=attempt)
     assert summary.complete
     assert summary.scores.episodes == 12
@@ -74,7 +74,7 @@ async def test_every_task_is_run_k_times_and_the_folder_is_complete(tmp_path: Pa
     assert "demo" in (tmp_path / "run" / "report.html").read_text()
 
 
-async def test_results_do_not_depend_on_concurrency_nor_on_who_finishes_first(tmp_path: Path):
+async def test_results_do_not_depend_on_concurrency_or_finishing_order(tmp_path: Path):
     async def shuffled(request, *args):
         await asyncio.sleep(random.random() / 50)
         return await attempt(request, *args)
@@ -84,7 +84,7 @@ async def test_results_do_not_depend_on_concurrency_nor_on_who_finishes_first(tm
     assert rows(tmp_path / "1") == rows(tmp_path / "7")
 
 
-async def test_seeds_differ_by_run_task_and_sample_only(tmp_path: Path):
+async def test_seeds_depend_on_run_task_and_sample_only(tmp_path: Path):
     await evaluate(config(tmp_path / "run", samples=2), run_episode=attempt)
     seeds = [seed for seed, _, _ in rows(tmp_path / "run").values()]
     assert len(set(seeds)) == 8
@@ -95,7 +95,7 @@ async def test_seeds_differ_by_run_task_and_sample_only(tmp_path: Path):
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-async def test_starts_in_order_and_never_above_the_ceiling(tmp_path: Path):
+async def test_episodes_start_in_order_and_within_the_concurrency(tmp_path: Path):
     started, now, most = [], 0, 0
 
     async def watched(request, *args):
@@ -112,7 +112,7 @@ async def test_starts_in_order_and_never_above_the_ceiling(tmp_path: Path):
     assert 2 <= most <= 3
 
 
-async def test_infra_is_retried_recorded_and_not_scored(tmp_path: Path):
+async def test_infrastructure_errors_are_retried_recorded_and_not_scored(tmp_path: Path):
     calls: Counter[str] = Counter()
 
     async def flaky(request, *args):
@@ -125,7 +125,7 @@ async def test_infra_is_retried_recorded_and_not_scored(tmp_path: Path):
         return await attempt(request, *args)
 
     summary = await evaluate(config(tmp_path / "run"), run_episode=flaky, retry_seconds=0)
-    assert calls == {"t0": ATTEMPTS, "t1": 3, "t2": 2, "t3": 1}
+    assert calls == {"t0": MAX_ATTEMPTS, "t1": 3, "t2": 2, "t3": 1}
     assert summary.missing == ("t0#0",)
     assert not summary.complete
     assert summary.scores.episodes == 3
@@ -136,10 +136,10 @@ async def test_infra_is_retried_recorded_and_not_scored(tmp_path: Path):
     again = await evaluate(config(tmp_path / "run"), run_episode=attempt)
     assert again.complete
     assert calls["t3"] == 1
-    assert RunFolder.read(tmp_path / "run").latest["t0#0"]["attempt"] == ATTEMPTS
+    assert RunFolder.read(tmp_path / "run").latest["t0#0"]["attempt"] == MAX_ATTEMPTS
 
 
-async def test_a_bug_in_one_episode_is_data(tmp_path: Path):
+async def test_exception_in_one_episode_is_recorded_as_infrastructure_error(tmp_path: Path):
     async def buggy(request, *args):
         task = request.task
         if task.id == "t2":
@@ -149,11 +149,11 @@ async def test_a_bug_in_one_episode_is_data(tmp_path: Path):
     summary = await evaluate(config(tmp_path / "run"), run_episode=buggy, retry_seconds=0)
     assert summary.missing == ("t2#0",)
     assert summary.scores.episodes == 3
-    assert summary.infra_causes == {"KeyError: 'oops'": ATTEMPTS}
+    assert summary.infra_causes == {"KeyError: 'oops'": MAX_ATTEMPTS}
     assert "in buggy" in (tmp_path / "run" / "episodes" / "t2.0" / "error.log").read_text()
 
 
-async def test_when_everything_fails_the_run_stops_early(tmp_path: Path):
+async def test_run_aborts_after_many_infrastructure_errors_in_a_row(tmp_path: Path):
     calls = 0
 
     async def down(request, *args):
@@ -166,16 +166,16 @@ async def test_when_everything_fails_the_run_stops_early(tmp_path: Path):
     assert len(summary.missing) == 100
 
 
-async def test_broken_tasks_do_not_stop_the_run(tmp_path: Path):
+async def test_errors_of_tasks_do_not_abort_the_run(tmp_path: Path):
     async def broken(request, *args):
         ended = await attempt(request, *args, outcome=Outcome.INFRA, cause="task: gone")
         return dataclasses.replace(ended, episode=dataclasses.replace(ended.episode, fault=Fault.TASK))
 
     summary = await evaluate(config(tmp_path / "run", tasks(20)), run_episode=broken, retry_seconds=0)
-    assert summary.infra_faults == {"task": 20 * ATTEMPTS}
+    assert summary.infra_faults == {"task": 20 * MAX_ATTEMPTS}
 
 
-async def test_unsupported_is_apart_and_never_zero(tmp_path: Path):
+async def test_unsupported_tasks_are_not_scored(tmp_path: Path):
     async def picky(request, *args):
         task = request.task
         if task.id == "t1":
@@ -200,7 +200,7 @@ async def test_unsupported_is_apart_and_never_zero(tmp_path: Path):
     assert (await evaluate(config(tmp_path / "run", TaskSet("demo", marked)), run_episode=never)).complete
 
 
-async def test_a_backend_that_cannot_work_here_ends_the_run(tmp_path: Path):
+async def test_unavailable_backend_ends_the_run(tmp_path: Path):
     async def nowhere(*args, **kwargs):
         raise SandboxUnavailable("no user namespaces: enable them")
 
@@ -209,10 +209,10 @@ async def test_a_backend_that_cannot_work_here_ends_the_run(tmp_path: Path):
     assert not RunFolder.read(tmp_path / "run").rows
 
 
-async def test_floors_are_passed_on_and_pinned(tmp_path: Path, monkeypatch):
+async def test_baselines_reach_the_episodes_and_the_run_manifest(tmp_path: Path, monkeypatch):
     task_set = tasks(2)
     monkeypatch.setattr("clawgym.verifiers.floors.known_floor", lambda task: 0.25)
-    await evaluate(config(tmp_path / "run", task_set, floors={"t1": 0.5}), run_episode=attempt)
+    await evaluate(config(tmp_path / "run", task_set, baselines={"t1": 0.5}), run_episode=attempt)
     run = RunFolder.read(tmp_path / "run")
     assert {k: row["result"]["floor"] for k, row in run.latest.items()} == {"t0#0": 0.25, "t1#0": 0.5}
     assert run.manifest.tasks["t1"]["floor"] == 0.5
@@ -220,7 +220,7 @@ async def test_floors_are_passed_on_and_pinned(tmp_path: Path, monkeypatch):
         await evaluate(config(tmp_path / "run", task_set), run_episode=attempt)
 
 
-async def test_stopping_cancels_what_is_in_flight_and_the_same_call_continues(tmp_path: Path):
+async def test_stopping_cancels_running_episodes_and_the_same_call_resumes(tmp_path: Path):
     stop, ran, cancelled = asyncio.Event(), Counter(), []
 
     async def slow(request, *args):
@@ -246,7 +246,7 @@ async def test_stopping_cancels_what_is_in_flight_and_the_same_call_continues(tm
     assert set(ran.values()) == {1}, "an episode that was done was run again"
 
 
-async def test_cancelling_the_call_leaves_nothing_running(tmp_path: Path):
+async def test_cancelling_evaluate_leaves_nothing_running(tmp_path: Path):
     alive, started = 0, asyncio.Event()
 
     async def slow(*args, **kwargs):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clawgym.evaluation.summary import JUDGED, READS_FILES, faults_text, summarize_rows
+from clawgym.evaluation.summary import JUDGED, READS_FILES, errors_text, summarize_rows
 from clawgym.records import Outcome
 from clawgym.records.manifest import RunManifest
 
@@ -35,7 +35,7 @@ def solved(task: str, sample: int = 0, **kwargs) -> dict[str, Any]:
     return row(task, sample, "solved", 1.0, **kwargs)
 
 
-def test_infra_is_left_out_and_counted():
+def test_infrastructure_errors_are_not_scored_but_counted():
     summary = summarize_rows(manifest(3), [solved("t0"), row("t1", outcome="infra", cause="fork"), row("t2")])
     assert summary.scores.strict is not None
     assert summary.scores.strict.value == 0.5
@@ -44,41 +44,41 @@ def test_infra_is_left_out_and_counted():
     assert not summary.complete
 
 
-def test_infrastructure_errors_are_told_apart_with_the_newest_of_each():
+def test_infrastructure_errors_are_counted_by_origin():
     down = [("endpoint", "503"), ("host", "fork"), ("endpoint", "refused"), (None, "of an earlier version")]
     rows = [row(f"t{n}", outcome="infra", cause=cause, fault=fault) for n, (fault, cause) in enumerate(down)]
     summary = summarize_rows(manifest(5), [*rows, solved("t4")])
     assert summary.infra_faults == {"endpoint": 2, "host": 1, "unknown": 1}
     assert summary.infra_newest == {"endpoint": "refused", "host": "fork", "unknown": "of an earlier version"}
-    assert faults_text(summary.infra_faults) == "4 infrastructure errors (2 endpoint, 1 host, 1 unknown)"
+    assert errors_text(summary.infra_faults) == "4 infrastructure errors (2 endpoint, 1 host, 1 unknown)"
 
 
-def test_a_later_attempt_replaces_infra():
+def test_later_attempt_replaces_an_infrastructure_error():
     summary = summarize_rows(manifest(1), [row("t0", outcome="infra", cause="fork"), solved("t0")])
     assert summary.complete
     assert (summary.attempts, summary.infra_attempts) == (2, 1)
 
 
-def test_tasks_weigh_the_same_whatever_their_samples():
+def test_tasks_are_weighted_equally():
     rows = [solved("t0", 0), *(row("t1", s) for s in range(4))]
     summary = summarize_rows(manifest(2, samples=4), rows)
     assert summary.scores.strict is not None
     assert summary.scores.strict.value == 0.5
 
 
-def test_truncated_and_solved_counts_by_its_score():
+def test_truncated_episode_counts_with_its_score():
     summary = summarize_rows(manifest(1), [row("t0", outcome="truncated", strict=1.0)])
     assert summary.scores.strict is not None
     assert summary.scores.strict.value == 1
     assert summary.causes == {}
 
 
-def test_causes_name_truncation_and_failed_checks():
+def test_causes_include_truncation_and_failed_checks():
     rows = [row("t0", outcome="truncated", cause="steps"), row("t1"), row("t2", cause="oom")]
     assert summarize_rows(manifest(3), rows).causes == {"checks failed": 1, "oom": 1, "truncated: steps": 1}
 
 
-def test_corrected_covers_the_tasks_with_a_floor_and_zeroes_broken_boxes():
+def test_adjusted_score_covers_tasks_with_a_baseline_and_broken_sandboxes_as_zero():
     broken = row("t1", cause="oom") | {"result": None}
     rows = [row("t0", corrected=0.5), broken, row("t2", official=0.9)]
     summary = summarize_rows(manifest(3), rows)
@@ -88,7 +88,7 @@ def test_corrected_covers_the_tasks_with_a_floor_and_zeroes_broken_boxes():
     assert summarize_rows(manifest(3), rows[1:]).scores.corrected is None
 
 
-def test_unsupported_tasks_are_apart():
+def test_unsupported_tasks_are_listed_separately():
     about = {"t0": {}, "t1": {"unsupported": "network"}, "t2": {}}
     rows = [
         solved("t0"),
@@ -117,7 +117,7 @@ def test_groups_by_category_level_and_grader():
     assert "category" not in summarize_rows(manifest(2), [solved("t0")]).groups
 
 
-def test_episodes_that_a_model_judged_are_counted_and_grouped():
+def test_model_judged_episodes_are_counted_and_grouped():
     by = {"result": {"strict": 1.0, "official": 1.0, "judged_by": "rubric (judge-1)"}}
     rows = [solved("t0"), row("t1") | by, row("t2", outcome="infra")]
     summary = summarize_rows(manifest(3), rows)
@@ -125,7 +125,7 @@ def test_episodes_that_a_model_judged_are_counted_and_grouped():
     assert [(g.name, g.episodes) for g in summary.groups["grader"]] == [(JUDGED, 1), (READS_FILES, 1)]
 
 
-def test_pass_k_uses_the_tasks_that_have_k_samples():
+def test_pass_at_k_uses_tasks_with_k_samples():
     rows = [solved("t0", 0), row("t0", 1), solved("t1", 0), solved("t1", 1), solved("t2", 0)]
     summary = summarize_rows(manifest(3, samples=2), rows)
     assert {k: e.value for k, e in summary.pass_at.items()} == {1: pytest.approx(2.5 / 3), 2: 1.0}
@@ -133,7 +133,7 @@ def test_pass_k_uses_the_tasks_that_have_k_samples():
     assert summary.pass_at[2].tasks == 2
 
 
-def test_rows_of_other_tasks_and_surplus_samples_do_not_count():
+def test_rows_of_other_tasks_and_surplus_samples_are_ignored():
     summary = summarize_rows(manifest(1), [row("t0"), solved("elsewhere"), solved("t0", 5)])
     assert summary.scores.episodes == 1
     assert summary.scores.strict is not None
@@ -152,7 +152,7 @@ def test_cost_tokens_and_time_add_up():
     assert summary.seconds == {"agent": 3.5}
 
 
-def test_the_order_of_rows_does_not_matter_and_the_summary_is_json():
+def test_summary_ignores_row_order_and_is_json():
     rows = [
         row(f"t{i}", s, "solved" if (i + s) % 3 else "failed", float((i + s) % 3 > 0)) for i in range(9) for s in (0, 1)
     ]
@@ -163,13 +163,13 @@ def test_the_order_of_rows_does_not_matter_and_the_summary_is_json():
 
 
 @pytest.mark.parametrize(("printed", "counted"), [(7.0, 1.0), (-3.0, 0.0), ("nan", 0.0), ("inf", 0.0), (0.4, 0.4)])
-def test_an_official_score_out_of_range_cannot_lift_the_mean(printed, counted):
+def test_official_score_is_clipped(printed, counted):
     estimate = summarize_rows(manifest(1), [row("t0", official=printed)]).scores.official
     assert estimate is not None
     assert estimate.value == counted
 
 
-def test_host_faults_are_shown_beside_the_scores_and_as_zeros():
+def test_scores_with_infrastructure_errors_counted_as_zero():
     rows = [solved("t0"), solved("t1"), row("t2", outcome="infra", cause="fork"), row("t3", official=0.4)]
     summary = summarize_rows(manifest({f"t{i}": {"floor": 0.1} for i in range(4)}), rows)
     assert summary.scores.strict is not None
@@ -186,7 +186,7 @@ def test_host_faults_are_shown_beside_the_scores_and_as_zeros():
     assert again.infra_share == 0
 
 
-def test_tokens_of_all_episodes_are_shared_by_the_solved_ones():
+def test_tokens_per_solved_episode_count_all_episodes():
     usage = {"prompt_tokens": 100, "completion_tokens": 20}
     rows = [solved("t0", usage=usage), row("t1", usage=usage), row("t2", usage=usage)]
     assert summarize_rows(manifest(3), rows).tokens_per_solved == 360
@@ -194,7 +194,7 @@ def test_tokens_of_all_episodes_are_shared_by_the_solved_ones():
     assert summarize_rows(manifest(3), [solved("t0")]).tokens_per_solved is None
 
 
-def test_what_the_tasks_can_show_shrinks_with_their_number():
+def test_detectable_difference_shrinks_with_more_tasks():
     def least(n: int) -> float:
         rows = [solved(f"t{i}") if i % 2 else row(f"t{i}") for i in range(n)]
         return summarize_rows(manifest(n), rows).detectable["strict"]
@@ -204,7 +204,7 @@ def test_what_the_tasks_can_show_shrinks_with_their_number():
     assert summarize_rows(manifest(1), [solved("t0")]).detectable == {}
 
 
-def test_terminal_and_page_say_what_the_summary_says(tmp_path):
+def test_terminal_and_report_show_the_summary(tmp_path):
     from rich.console import Console
 
     from clawgym.evaluation.terminal import summary_view
@@ -215,7 +215,7 @@ def test_terminal_and_page_say_what_the_summary_says(tmp_path):
     console.print(summary_view(summarize_rows(manifest(9), rows), "title"))
     text = console.export_text()
     assert "120 tokens, $0.5000" in text
-    assert "counted 0: strict 88.9, official 88.9" in text
+    assert "counted as 0: strict 88.9, official 88.9" in text
     assert "80% power" in text
     grouped = summarize_rows(
         manifest({f"t{i}": {"category": "ab"[i % 2], "level": ("easy", "hard")[i % 2]} for i in range(9)}), rows

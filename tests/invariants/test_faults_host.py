@@ -100,7 +100,7 @@ def test_a_run_that_the_kernel_kills(tmp_path: Path) -> None:
     assert 2 <= len(before) < 8
     done = work.run()
     assert done.returncode == 0, done.stderr
-    assert f"Resuming: {len(before)} of 8 episodes are already there." in done.stderr
+    assert f"Resuming: {len(before)} of 8 episodes are done." in done.stderr
     check_whole(RunFolder.read(work.out), 8, before)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from clawgym.errors import RunFolderError
 from clawgym.records import Episode, Image, Observation, Outcome, Step, Task, TaskSet, VerifierResult, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_manifest, repair_tail, safe_name, seal_of
+from clawgym.records.run_folder import RunFolder, checksum_of, make_manifest, repair_tail, safe_name
 
 
 def task_set(n: int = 2, **kwargs) -> TaskSet:
@@ -327,8 +327,8 @@ def test_a_line_pins_its_files_and_itself(tmp_path: Path):
             "an earlier attempt's workspace would be taken for this one's"
         )
     for row in RunFolder.read(tmp_path / "run").rows:
-        assert row["seal"] == seal_of(row)
-        assert row["seal"] != seal_of(row | {"attempt": 9})
+        assert row["seal"] == checksum_of(row)
+        assert row["seal"] != checksum_of(row | {"attempt": 9})
 
 
 def test_a_workspace_over_the_cap_is_not_kept_and_that_is_said(tmp_path: Path, monkeypatch):

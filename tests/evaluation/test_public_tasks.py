@@ -43,14 +43,14 @@ async def two_scores(task: Task, backend: Backend) -> tuple[Outcome, float, floa
     return episode.outcome, episode.result.official, await real_tasks.by_hand(task, backend)
 
 
-async def test_an_episode_scores_what_the_shipped_script_scores(tasks: dict[str, Task], backend: Backend) -> None:
+async def test_episode_scores_equal_the_original_script(tasks: dict[str, Task], backend: Backend) -> None:
     rows = {task_id: await two_scores(real_tasks.with_solution(tasks[task_id]), backend) for task_id in IDS}
     assert [row[1] for row in rows.values()] == [1.0] * 10
     assert {task_id: row for task_id, row in rows.items() if row[1] != row[2]} == {}
     assert sum(row[0] is Outcome.SOLVED for row in rows.values()) >= LEAST_SOLVED, rows
 
 
-async def test_partial_scores_are_the_same_to_the_bit(tasks: dict[str, Task], backend: Backend) -> None:
+async def test_partial_scores_equal_the_original_exactly(tasks: dict[str, Task], backend: Backend) -> None:
     spoiled = {task_id: real_tasks.with_solution(tasks[task_id], spoiled=True) for task_id in IDS}
     rows = {task_id: await two_scores(task, backend) for task_id, task in spoiled.items()}
     assert {task_id: row for task_id, row in rows.items() if row[1] != row[2]} == {}
@@ -58,13 +58,13 @@ async def test_partial_scores_are_the_same_to_the_bit(tasks: dict[str, Task], ba
     assert sum(0 < row[1] < 1 for row in rows.values()) >= 8, rows
 
 
-async def test_without_its_solution_none_of_them_is_solved(tasks: dict[str, Task], backend: Backend) -> None:
+async def test_no_op_solves_no_public_task(tasks: dict[str, Task], backend: Backend) -> None:
     """The test above could not fail otherwise."""
     episodes = await real_tasks.attempt_all((tasks[task_id] for task_id in IDS), NoopAgent(), backend, 4)
     assert {episode.outcome for episode in episodes} == {Outcome.FAILED}
 
 
-async def test_doing_nothing_scores_what_it_is_known_to_score(tasks: dict[str, Task], backend: Backend) -> None:
+async def test_no_op_gets_the_known_scores(tasks: dict[str, Task], backend: Backend) -> None:
     chosen = sample(tasks)
     assert len(chosen) in (40, 2000)
     episodes = await real_tasks.attempt_all(chosen, NoopAgent(), backend, 6)

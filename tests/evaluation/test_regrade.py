@@ -1,4 +1,4 @@
-"""Grading again finds what it should, on real boxes."""
+"""Regrading finds edits, damage and changed graders, in real sandboxes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.script import ScriptAgent
 from clawgym.errors import SandboxUnavailable
+from clawgym.evaluation.regrade import regrade
 from clawgym.evaluation.runner import EvalConfig, evaluate
 from clawgym.evaluation.terminal import verification_lines
-from clawgym.evaluation.verify import verify
-from clawgym.evaluation.verify_record import Verification, read_verification
+from clawgym.evaluation.verification import Verification, read_verification
 from clawgym.leaderboards import load_entry, rank, to_markdown
 from clawgym.records import GradingMode, Image, Limits, Observation, Step, Task, TaskFile, TaskSet, VerifierSpec
-from clawgym.records.run_folder import RunFolder, make_manifest, seal_of
+from clawgym.records.run_folder import RunFolder, checksum_of, make_manifest
 from clawgym.sandbox import backend as make_backend
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
@@ -61,7 +61,7 @@ _shared: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _boxes() -> Iterator[None]:
+def _backend() -> Iterator[None]:
     """One loop and one backend for the module."""
     with asyncio.Runner() as runner:
         made = make_backend("namespace")
@@ -92,17 +92,17 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 def again(path: Path, tasks: TaskSet | None = None, **kwargs: Any) -> Verification:
-    return _shared["runner"].run(verify(RunFolder.read(path), tasks or task_set(), _shared["backend"], **kwargs))
+    return _shared["runner"].run(regrade(RunFolder.read(path), tasks or task_set(), _shared["backend"], **kwargs))
 
 
-def edit(path: Path, change: Callable[[list[dict[str, Any]]], object], *, seal: bool = False) -> None:
-    """Change the lines; with ``seal``, seal them again, as somebody would who knows how."""
+def edit(path: Path, change: Callable[[list[dict[str, Any]]], object], *, checksum: bool = False) -> None:
+    """Change the lines; with ``checksum``, recompute the checksums too."""
     file = path / "results.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     change(rows)
-    if seal:
+    if checksum:
         for row in rows:
-            row["seal"] = seal_of(row)
+            row["seal"] = checksum_of(row)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -119,14 +119,14 @@ def why(record: Verification, key: str = "t0#0") -> str:
 
 
 def lie(rows: list[dict[str, Any]], key: str = "t2#0") -> None:
-    """A failed episode is made a solved one, in everything that its line says."""
+    """Make a failed episode a solved one in every field of its line."""
     row = of(rows, key)
     assert row["outcome"] == "failed"
     row["outcome"] = "solved"
     row["result"] |= {"strict": 1.0, "official": 1.0, "checks": dict.fromkeys(row["result"]["checks"], 1.0)}
 
 
-def test_an_honest_run_agrees_and_nothing_of_it_is_touched(copy: Path):
+def test_unchanged_run_is_reproduced_and_not_modified(copy: Path):
     scores = {row["task_id"]: row["result"]["official"] for row in RunFolder.read(copy).rows}
     assert scores == pytest.approx({"t0": 1, "t1": 1, "t2": 2 / 3, "t3": 2 / 3})
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
@@ -142,7 +142,7 @@ def test_an_honest_run_agrees_and_nothing_of_it_is_touched(copy: Path):
     assert read.results == record.results
 
 
-def test_an_edited_score_is_found_by_its_seal_and_by_grading_again(copy: Path):
+def test_edited_score_is_found_by_checksum_and_by_regrading(copy: Path):
     edit(copy, lambda rows: of(rows, "t2#0")["result"].update(official=1.0))
     record = again(copy)
     assert not record.agrees
@@ -154,8 +154,8 @@ def test_an_edited_score_is_found_by_its_seal_and_by_grading_again(copy: Path):
     assert outcomes(record) == {"t0": "same", "t1": "same", "t2": "changed", "t3": "same"}
 
 
-def test_a_lie_that_is_sealed_again_is_found_by_grading_again(copy: Path):
-    edit(copy, lie, seal=True)
+def test_edit_with_recomputed_checksum_is_found_by_regrading(copy: Path):
+    edit(copy, lie, checksum=True)
     (copy / "summary.json").unlink()
     record = again(copy)
     assert not record.discrepancies
@@ -164,8 +164,8 @@ def test_a_lie_that_is_sealed_again_is_found_by_grading_again(copy: Path):
     assert not record.agrees
 
 
-def test_a_line_that_hides_or_claims_tampering_is_found_by_grading_again(copy: Path):
-    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(tampered=True), seal=True)
+def test_edited_tampered_flag_is_found_by_regrading(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(tampered=True), checksum=True)
     record = again(copy)
     entry = record.episodes["t2#0"]
     assert entry["outcome"] == "changed"
@@ -178,8 +178,8 @@ def test_a_line_that_hides_or_claims_tampering_is_found_by_grading_again(copy: P
     [{"tampered": True}, {"official": 1.0}, {"checks": {"made": 1.0, "right": 1.0, "asked": 0.0}}],
     ids=["tampered", "official", "checks"],
 )
-def test_each_number_that_is_sealed_again_is_compared_on_its_own(copy: Path, said: dict[str, Any]):
-    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(said), seal=True)
+def test_each_edited_field_is_found_by_regrading(copy: Path, said: dict[str, Any]):
+    edit(copy, lambda rows: of(rows, "t2#0")["result"].update(said), checksum=True)
     (copy / "summary.json").unlink()
     record = again(copy)
     assert outcomes(record) == {"t0": "same", "t1": "same", "t2": "changed", "t3": "same"}
@@ -188,24 +188,24 @@ def test_each_number_that_is_sealed_again_is_compared_on_its_own(copy: Path, sai
     assert (entry["old"][name], entry["new"][name] == value) == (value, False)
 
 
-def test_a_line_that_contradicts_itself_or_the_run_manifest_is_named(copy: Path):
-    edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), seal=True)
-    edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), seal=True)
-    edit(copy, lambda rows: of(rows, "t1#0").update(task_hash="0" * 64), seal=True)
+def test_contradictory_lines_are_reported(copy: Path):
+    edit(copy, lambda rows: of(rows, "t2#0").update(outcome="solved"), checksum=True)
+    edit(copy, lambda rows: of(rows, "t3#0")["result"].update(strict=1.0), checksum=True)
+    edit(copy, lambda rows: of(rows, "t1#0").update(task_hash="0" * 64), checksum=True)
     found = again(copy).discrepancies
     assert "contradict each other" in found["t2#0"][0]
     assert "contradict each other" in found["t3#0"][0]
-    assert "does not fit the run manifest" in found["t1#0"][0]
+    assert "contradicts the run manifest" in found["t1#0"][0]
 
 
-def test_a_line_added_after_a_final_one_is_found(copy: Path):
-    edit(copy, lambda rows: (rows.append(json.loads(json.dumps(of(rows, "t2#0")))), lie(rows[-1:])), seal=True)
+def test_line_that_replaces_a_final_result_is_reported(copy: Path):
+    edit(copy, lambda rows: (rows.append(json.loads(json.dumps(of(rows, "t2#0")))), lie(rows[-1:])), checksum=True)
     record = again(copy)
-    assert "replaces a result that was final" in record.discrepancies["t2#0"][0]
+    assert "replaces a final result" in record.discrepancies["t2#0"][0]
     assert record.episodes["t2#0"]["outcome"] == "changed"
 
 
-def test_a_summary_that_says_otherwise_is_found(copy: Path):
+def test_summary_with_other_scores_is_reported(copy: Path):
     summary = json.loads((copy / "summary.json").read_text())
     summary["scores"]["strict"]["value"] = 0.99
     (copy / "summary.json").write_text(json.dumps(summary))
@@ -227,12 +227,12 @@ def tar_of(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes:
     ("change", "said"),
     [
         (lambda path: path.unlink(), "is missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-20]), "is not the file that was written"),
-        (lambda path: path.write_bytes(tar_of("out.txt")), "is not the file that was written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-20]), "changed after this result was written"),
+        (lambda path: path.write_bytes(tar_of("out.txt")), "changed after this result was written"),
     ],
     ids=["missing", "cut off", "another one"],
 )
-def test_a_workspace_that_is_gone_or_changed_is_named(copy: Path, change, said: str):
+def test_missing_or_changed_workspace_is_damaged(copy: Path, change, said: str):
     change(copy / "episodes" / "t0.0" / "workspace.tar.gz")
     record = again(copy)
     assert record.episodes["t0#0"]["outcome"] == "damaged"
@@ -255,10 +255,10 @@ def test_a_workspace_that_is_gone_or_changed_is_named(copy: Path, change, said: 
     ],
     ids=["empty", "text", "no tar", "bomb", "climbs", "absolute", "fifo", "hard link"],
 )
-def test_hostile_archives_are_refused_though_their_digest_fits(copy: Path, data: bytes):
+def test_hostile_archives_with_correct_digest_are_refused(copy: Path, data: bytes):
     (copy / "episodes" / "t0.0" / "workspace.tar.gz").write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    edit(copy, lambda rows: of(rows, "t0#0")["files"].update({"workspace.tar.gz": digest}), seal=True)
+    edit(copy, lambda rows: of(rows, "t0#0")["files"].update({"workspace.tar.gz": digest}), checksum=True)
     record = again(copy)
     assert record.episodes["t0#0"]["outcome"] == "damaged"
     assert outcomes(record)["t1"] == "same"
@@ -267,25 +267,25 @@ def test_hostile_archives_are_refused_though_their_digest_fits(copy: Path, data:
 @pytest.mark.parametrize(
     "row", [{"result": None}, {"result": "x"}, {"result": {"checks": 3}}, {"sample": "0"}, {"files": []}]
 )
-def test_lines_without_sense_are_named_and_stop_nothing(copy: Path, row: dict[str, Any]):
-    edit(copy, lambda rows: of(rows, "t0#0").update(row), seal=True)
+def test_malformed_lines_are_damaged_and_the_rest_is_regraded(copy: Path, row: dict[str, Any]):
+    edit(copy, lambda rows: of(rows, "t0#0").update(row), checksum=True)
     record = again(copy)
     assert not record.agrees
     assert record.episodes["t0#0"]["outcome"] == "damaged"
     assert outcomes(record)["t1"] == "same"
 
 
-def test_a_transcript_that_was_changed_is_named(copy: Path):
+def test_changed_transcript_is_damaged(copy: Path):
     path = copy / "episodes" / "t0.0" / "transcript.json"
     path.write_text(path.read_text().replace("echo", "ECHO"))
-    assert "transcript.json is not the file" in why(again(copy))
+    assert "transcript.json changed after" in why(again(copy))
 
 
 PICTURE = b"not looked into"
 
 
 class Sees(ScriptAgent):
-    """Beside running its script, it saw something."""
+    """Runs its script and records an observation with a picture."""
 
     async def run(self, context: AgentContext) -> AgentReport:
         image = Image(hashlib.sha256(PICTURE).hexdigest(), PICTURE)
@@ -293,7 +293,7 @@ class Sees(ScriptAgent):
         return await super().run(context)
 
 
-def test_pictures_change_no_grading_and_one_that_is_gone_or_changed_is_named(tmp_path: Path):
+def test_missing_or_changed_picture_is_damaged(tmp_path: Path):
     config = EvalConfig(task_set(), Sees(SCRIPT), _shared["backend"], tmp_path / "run")
     _shared["runner"].run(evaluate(config, retry_seconds=0))
     record = again(tmp_path / "run")
@@ -302,12 +302,12 @@ def test_pictures_change_no_grading_and_one_that_is_gone_or_changed_is_named(tmp
     kept.write_bytes(b"another")
     record = again(tmp_path / "run")
     assert set(outcomes(record).values()) == {"damaged"}
-    assert f"pictures/{kept.name} is not the file" in why(record)
+    assert f"pictures/{kept.name} changed after" in why(record)
     kept.unlink()
     assert f"pictures/{kept.name} is missing" in why(again(tmp_path / "run"))
 
 
-def test_a_changed_verifier_is_named_with_what_it_changes(copy: Path):
+def test_changed_verifier_is_reported_with_the_changed_scores(copy: Path):
     harder = task("t0", READS.replace("WORD", "'ten'"))
     record = again(copy, task_set(harder))
     assert record.episodes["t0#0"]["outcome"] == "changed"
@@ -316,14 +316,14 @@ def test_a_changed_verifier_is_named_with_what_it_changes(copy: Path):
     assert record.other_tasks == ("t0#0",)
 
 
-def test_the_same_score_from_another_verifier_is_no_agreement(copy: Path):
+def test_same_score_from_another_verifier_does_not_agree(copy: Path):
     record = again(copy, task_set(task("t0", READS.replace("WORD", "'two' or 0"))))
     assert outcomes(record)["t0"] == "same"
     assert why(record) == "verifier changed"
     assert not record.agrees
 
 
-def test_a_changed_task_is_told_from_a_changed_verifier(copy: Path):
+def test_changed_task_and_changed_verifier_are_distinguished(copy: Path):
     reworded = dataclasses.replace(task("t0"), instruction="do it otherwise, with echo")
     record = again(copy, task_set(reworded))
     assert why(record) == "task changed"
@@ -332,33 +332,33 @@ def test_a_changed_task_is_told_from_a_changed_verifier(copy: Path):
     assert why(again(copy, task_set(both))) == "verifier changed; task changed"
 
 
-def test_a_verifier_that_now_fails_on_its_own_is_named(copy: Path):
+def test_verifier_that_fails_without_agent_work_is_reported(copy: Path):
     record = again(copy, task_set(task("t0", "import sys; sys.exit(3)")))
     assert record.episodes["t0#0"]["outcome"] == "changed"
     assert "verifier changed" in why(record)
     assert "fails on the untouched workspace too" in why(record)
 
 
-def test_tasks_that_are_gone_are_named(copy: Path):
+def test_missing_tasks_are_not_regradable(copy: Path):
     record = again(copy, TaskSet("demo", task_set().tasks[1:]))
     assert record.episodes["t0#0"]["outcome"] == "not re-gradable"
     assert "demo has no task t0 here" in why(record)
 
 
-def test_luck_is_called_luck(tmp_path: Path):
+def test_nondeterministic_verifier_is_reported(tmp_path: Path):
     tasks = TaskSet("demo", (task("t0", RANDOM), task("t1")))
     record = again(run(tmp_path / "run", tasks), tasks)
     assert outcomes(record) == {"t0": "changed", "t1": "same"}
     assert "not deterministic" in why(record)
 
 
-def test_what_graded_is_recorded_and_named_where_it_differs(copy: Path):
+def test_changed_grader_is_reported_for_changed_results(copy: Path):
     manifest = json.loads((copy / "receipt.json").read_text())
     assert set(manifest["grader"]["images"]) == {"default"}
     manifest["grader"] = {"code": "0" * 32, "images": {"default": "1" * 32}}
     (copy / "receipt.json").write_text(json.dumps(manifest))
-    assert again(copy).agrees, "another interpreter that gives the same is no disagreement"
-    edit(copy, lie, seal=True)
+    assert again(copy).agrees, "another interpreter with the same results is not a failure"
+    edit(copy, lie, checksum=True)
     record = again(copy)
     assert "ClawGym's grading code changed" in why(record, "t2#0")
     assert "image default changed" in why(record, "t2#0")
@@ -366,10 +366,10 @@ def test_what_graded_is_recorded_and_named_where_it_differs(copy: Path):
     (copy / "receipt.json").write_text(json.dumps(manifest))
     record = again(copy)
     assert "ClawGym changed (0.0.1 then" in why(record, "t2#0")
-    assert "graded in elsewhere then" in why(record, "t2#0")
+    assert "isolation changed (elsewhere then" in why(record, "t2#0")
 
 
-def test_a_changed_image_is_explained_also_where_all_results_are_the_same(copy: Path):
+def test_changed_image_is_reported_even_if_all_results_are_same(copy: Path):
     manifest = json.loads((copy / "receipt.json").read_text())
     grader = manifest["grader"]
     assert again(copy).images == ()
@@ -385,17 +385,17 @@ def test_a_changed_image_is_explained_also_where_all_results_are_the_same(copy: 
         assert said in verification_lines(record)
         return said
 
-    assert "sandboxes showed all of the machine's /usr" in changed()
+    assert "sandboxes saw all of the machine's /usr" in changed()
     yaml = "/usr/lib/python3/dist-packages/yaml"
     others = {folder: digest for folder, digest in contents.items() if folder != "/usr/sbin"}
     said = changed(default={**others, "/usr/bin": "0" * 16, yaml: "0" * 16})
-    assert said == f"image default changed: {yaml} is gone, /usr/sbin is new, /usr/bin differs"
+    assert said == f"image default changed: {yaml} was removed, /usr/sbin is new, /usr/bin differs"
 
 
-def test_packages_that_the_checker_asks_for_are_part_of_the_image(copy: Path):
+def test_checker_packages_are_part_of_the_image(copy: Path):
     wants = TaskSet("demo", tuple(dataclasses.replace(t, packages=("python3-none",)) for t in task_set().tasks))
     assert wants.content_hash == task_set().content_hash
-    assert again(copy, wants).images == (), "no such package is installed, so nothing else is shown"
+    assert again(copy, wants).images == (), "the package is not installed, so the image is the same"
     manifest = json.loads((copy / "receipt.json").read_text())
     manifest["grader"]["images"]["default"] = "1" * 32
     (copy / "receipt.json").write_text(json.dumps(manifest))
@@ -404,7 +404,7 @@ def test_packages_that_the_checker_asks_for_are_part_of_the_image(copy: Path):
 
 
 @pytest.mark.parametrize("mode", [GradingMode.FORK, GradingMode.LIVE])
-def test_what_was_graded_from_a_box_is_not_graded_from_its_files(tmp_path: Path, mode: GradingMode):
+def test_fork_and_live_gradings_are_not_regradable(tmp_path: Path, mode: GradingMode):
     tasks = TaskSet("demo", (task("t0", mode=mode), task("t1")))
     path = run(tmp_path / "run", tasks)
     if "t0#0" not in RunFolder.read(path).done:
@@ -414,21 +414,21 @@ def test_what_was_graded_from_a_box_is_not_graded_from_its_files(tmp_path: Path,
     assert f"graded in mode {mode}" in why(record)
     assert record.agrees
     alone = TaskSet("demo", tasks.tasks[:1])
-    assert not again(run(tmp_path / "alone", alone), alone).agrees, "nothing was graded again: nothing is confirmed"
+    assert not again(run(tmp_path / "alone", alone), alone).agrees, "nothing was graded again"
 
 
-def test_a_box_that_broke_was_not_graded_and_is_not_now(tmp_path: Path):
+def test_broken_sandbox_is_not_regradable(tmp_path: Path):
     tasks = TaskSet("demo", (task("t0"), task("t1")))
     path = run(tmp_path / "run", tasks, b"truncate -s 200M one two")
     record = again(path, tasks)
     assert set(outcomes(record).values()) == {"not re-gradable"}
-    assert "because the agent broke its box (workspace-size)" in why(record)
+    assert "because the agent broke its sandbox (workspace-size)" in why(record)
 
 
-def test_workspaces_that_were_not_kept_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_episodes_without_stored_workspace_are_not_regradable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tasks = task_set()
     record = again(run(tmp_path / "none", tasks, keep_workspaces=False), tasks)
-    assert "workspace.tar.gz was not kept" in why(record)
+    assert "workspace.tar.gz was not stored" in why(record)
     assert not record.agrees
     monkeypatch.setattr("clawgym.records.run_folder.KEPT_WORKSPACE", 10)
     record = again(run(tmp_path / "large", tasks), tasks)
@@ -436,7 +436,7 @@ def test_workspaces_that_were_not_kept_are_named(tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "large").rglob("workspace.tar.gz"))
 
 
-def test_a_half_finished_run_is_verified_as_far_as_it_is(copy: Path):
+def test_unfinished_run_is_verified(copy: Path):
     edit(copy, lambda rows: rows.pop())
     record = again(copy)
     assert record.agrees
@@ -459,10 +459,10 @@ class Watch:
         if self.graded == self.after:
             self.stop_event.set()
 
-    def stop(self, hopeless: str | None) -> None: ...
+    def stop(self, aborted: str | None) -> None: ...
 
 
-def test_an_interrupted_verification_goes_on_where_it_was(copy: Path):
+def test_interrupted_verification_resumes(copy: Path):
     stop = asyncio.Event()
     first = Watch(stop, 2)
     record = again(copy, concurrency=1, stop=stop, progress=first)
@@ -475,13 +475,13 @@ def test_an_interrupted_verification_goes_on_where_it_was(copy: Path):
     assert second.asked == second.graded == 4 - first.graded
     third = Watch(asyncio.Event(), 9)
     assert again(copy, progress=third).agrees
-    assert third.graded == 4, "a finished one is no reason to believe anything: all is graded again"
+    assert third.graded == 4, "after a finished verification everything is graded again"
 
 
-def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
+def test_results_edited_during_an_interruption_are_regraded(copy: Path):
     stop = asyncio.Event()
     again(copy, concurrency=1, stop=stop, progress=Watch(stop, 3))
-    edit(copy, lambda rows: of(rows, "t0#0")["result"].update(official=0.0), seal=True)
+    edit(copy, lambda rows: of(rows, "t0#0")["result"].update(official=0.0), checksum=True)
     (copy / "episodes" / "t1.0" / "workspace.tar.gz").unlink()
     record = again(copy)
     assert record.episodes["t0#0"]["outcome"] == "changed"
@@ -489,8 +489,8 @@ def test_what_was_edited_meanwhile_is_graded_again(copy: Path):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_what_was_found_is_written_every_few_seconds(copy: Path, seconds: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("clawgym.evaluation.verify._EVERY", seconds)
+def test_record_is_saved_periodically(copy: Path, seconds: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("clawgym.evaluation.regrade._SAVE_SECONDS", seconds)
     kept: list[int] = []
 
     class Looks(Watch):
@@ -502,7 +502,7 @@ def test_what_was_found_is_written_every_few_seconds(copy: Path, seconds: float,
     assert kept == ([1, 2, 3, 4] if seconds == 0 else [0] * 4)
 
 
-def test_of_many_changed_checks_six_are_shown_and_the_others_counted():
+def test_at_most_six_changed_checks_are_shown():
     checks = {f"c{n}": 1.0 for n in range(9)}
     old = {"official": 1.0, "strict": 1.0, "corrected": None, "tampered": False, "checks": checks, "cause": None}
     entry = {"outcome": "changed", "why": ["luck"], "old": old, "new": old | {"checks": dict.fromkeys(checks, 0.0)}}
@@ -513,18 +513,18 @@ def test_of_many_changed_checks_six_are_shown_and_the_others_counted():
     assert "c5 1 -> 0)" in "\n".join(verification_lines(Verification("", {}, "", True, {"t0#0": entry})))
 
 
-def test_a_task_that_changed_meanwhile_is_graded_again(copy: Path):
+def test_tasks_changed_during_an_interruption_are_regraded(copy: Path):
     stop = asyncio.Event()
     first = Watch(stop, 3)
     assert not again(copy, concurrency=1, stop=stop, progress=first).complete
     reworded = [dataclasses.replace(task(f"t{n}"), instruction="do it otherwise, with echo") for n in range(4)]
     second = Watch(asyncio.Event(), 9)
     record = again(copy, task_set(*reworded), progress=second)
-    assert second.graded == 4, "what was found of other tasks is no finding"
+    assert second.graded == 4, "entries of the other tasks are not reused"
     assert {why(record, f"t{n}#0") for n in range(4)} == {"task changed"}
 
 
-def test_what_another_task_of_this_name_got_meanwhile_is_not_taken_over(copy: Path):
+def test_entries_of_another_task_with_the_same_name_are_not_reused(copy: Path):
     stop = asyncio.Event()
     again(copy, concurrency=1, stop=stop, progress=Watch(stop, 3))
     record = again(copy, task_set(task("t0", READS.replace("WORD", "'ten'"))))
@@ -532,7 +532,7 @@ def test_what_another_task_of_this_name_got_meanwhile_is_not_taken_over(copy: Pa
     assert why(record).startswith("verifier changed")
 
 
-def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):
+def test_leaderboard_shows_verification_of_these_results_only(copy: Path):
     assert load_entry(copy).verified == ""
     again(copy)
     entry = load_entry(copy)
@@ -541,7 +541,7 @@ def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):
     text = to_markdown(rank([entry]))
     assert "4 of 4" in text
     assert "clawgym runs verify RUN" in text
-    edit(copy, lie, seal=True)
+    edit(copy, lie, checksum=True)
     assert load_entry(copy).verified == ""
     assert "its verification is of other results" in load_entry(copy).flags
     again(copy)
@@ -550,14 +550,14 @@ def test_the_leaderboard_shows_the_mark_only_for_these_very_results(copy: Path):
     assert load_entry(copy).verified == ""
 
 
-def test_edited_lines_are_flagged_on_the_leaderboard(copy: Path):
+def test_leaderboard_flags_edited_lines(copy: Path):
     edit(copy, lie)
     assert "edited result lines: 1" in load_entry(copy).flags
     edit(copy, lambda rows: of(rows, "t2#0").pop("seal"))
     assert "edited result lines: 1" in load_entry(copy).flags
 
 
-def test_a_run_without_results_confirms_nothing(tmp_path: Path):
+def test_run_without_results_does_not_agree(tmp_path: Path):
     RunFolder.open(tmp_path / "run", make_manifest("eval", task_set())).close()
     assert not again(tmp_path / "run").agrees
 
@@ -570,9 +570,9 @@ plain = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=6), plain, max_size=5), st.text(max_size=6), plain)
-def test_a_seal_holds_through_json_and_for_nothing_else(row: dict[str, Any], key: str, value: Any):
-    sealed = {**row, "seal": seal_of(row)}
-    assert seal_of(json.loads(json.dumps(sealed))) == sealed["seal"]
-    other = {**sealed, key: value}
-    if key != "seal" and json.dumps(other, sort_keys=True) != json.dumps(sealed, sort_keys=True):
-        assert seal_of(other) != sealed["seal"]
+def test_checksum_survives_json_and_detects_any_change(row: dict[str, Any], key: str, value: Any):
+    stored = {**row, "seal": checksum_of(row)}
+    assert checksum_of(json.loads(json.dumps(stored))) == stored["seal"]
+    other = {**stored, key: value}
+    if key != "seal" and json.dumps(other, sort_keys=True) != json.dumps(stored, sort_keys=True):
+        assert checksum_of(other) != stored["seal"]

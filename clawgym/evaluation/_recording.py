@@ -1,6 +1,6 @@
-"""A backend that looks over the grader's shoulder: what did the verifier change in the workspace?
+"""A backend that records what a verifier changes in the workspace.
 
-Invariant: a watched grading runs exactly what an unwatched one runs; nothing is put into the box.
+Invariant: recording does not change the grading. The same programs run, and nothing is added to the sandbox.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, cast
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Isolation, Sandbox, SandboxSpec, Snapshot
 
-__all__ = ["WatchedBackend", "changes"]
+__all__ = ["RecordingBackend", "changes"]
 
 
-class WatchedBackend:
-    """``backend``, but the workspace of each grading box is compared before and after the verifier ran."""
+class RecordingBackend:
+    """Wraps ``backend``; compares the workspace of each grading sandbox before and after the verifier runs."""
 
     def __init__(self, backend: Backend, mark: str | None = None) -> None:
         self.name = backend.name
@@ -27,68 +27,73 @@ class WatchedBackend:
         self.writes: set[str] = set()
         """``added path``, ``changed path`` or ``removed path``, over all gradings so far."""
         self.marks: set[str] = set()
-        """The lines of the file ``mark`` (an absolute path) that gradings left in their boxes."""
+        """Lines of the file ``mark`` (an absolute path in the sandbox), over all gradings so far."""
 
     async def probe(self) -> Isolation:
         return await self._backend.probe()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        return self._watched(await self._backend.create(spec), spec)
+        return self._recorded(await self._backend.create(spec), spec)
 
     async def fork(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Sandbox:
-        return self._watched(await self._backend.fork(snapshot, spec), spec)
+        return self._recorded(await self._backend.fork(snapshot, spec), spec)
 
     async def drop(self, snapshot: Snapshot) -> None:
         await self._backend.drop(snapshot)
 
     async def aclose(self) -> None:
-        """Nothing: who made the backend closes it."""
+        """Does nothing: the caller closes the wrapped backend."""
 
-    def _watched(self, box: Sandbox, spec: SandboxSpec | None) -> Sandbox:
-        # Only a grading box has read-only files: the verifier's.
-        return cast(Sandbox, _WatchedBox(self, box, spec.workdir)) if spec is not None and spec.readonly else box
+    def _recorded(self, sandbox: Sandbox, spec: SandboxSpec | None) -> Sandbox:
+        # Only grading sandboxes have read-only files: those of the verifier.
+        if spec is None or not spec.readonly:
+            return sandbox
+        return cast(Sandbox, _RecordedSandbox(self, sandbox, spec.workdir))
 
-    async def _look(self, box: Sandbox, workspace: str, before: Archive) -> None:
+    async def _record(self, sandbox: Sandbox, workspace: str, before: Archive) -> None:
         try:
-            self.writes.update(changes(before, await box.get_archive(workspace)))
+            self.writes.update(changes(before, await sandbox.get_archive(workspace)))
         except SandboxDied:
-            return  # the grading has said so
+            return  # the grading reports it
         except SandboxError as error:
-            self.writes.add(f"added more than can be read back ({error})")
+            self.writes.add(f"added more than can be copied out ({error})")
         if self._mark:
             try:
-                self.marks.update((await box.get(self._mark)).decode("utf-8", "replace").splitlines())
+                self.marks.update((await sandbox.get(self._mark)).decode("utf-8", "replace").splitlines())
             except SandboxError:
-                pass  # nothing left it
+                pass  # no program wrote to it
 
 
-class _WatchedBox:
-    """A box whose workspace is taken before its first program starts and when it is closed."""
+class _RecordedSandbox:
+    """A sandbox whose workspace is copied before its first program starts, and again when it is closed."""
 
-    def __init__(self, watch: WatchedBackend, box: Sandbox, workspace: str) -> None:
-        self._watch = watch
-        self._box = box
+    def __init__(self, recorder: RecordingBackend, sandbox: Sandbox, workspace: str) -> None:
+        self._recorder = recorder
+        self._sandbox = sandbox
         self._workspace = workspace
         self._before: Archive | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._box, name)
+        return getattr(self._sandbox, name)
 
     async def exec(self, argv: Iterable[str], **options: Any) -> ExecResult:
         if self._before is None:
-            self._before = await self._box.get_archive(self._workspace)
-        return await self._box.exec(argv, **options)
+            self._before = await self._sandbox.get_archive(self._workspace)
+        return await self._sandbox.exec(argv, **options)
 
     async def close(self) -> None:
         try:
             if self._before is not None:
-                await self._watch._look(self._box, self._workspace, self._before)
+                await self._recorder._record(self._sandbox, self._workspace, self._before)
         finally:
-            await self._box.close()
+            await self._sandbox.close()
 
 
 def changes(before: Archive, after: Archive) -> set[str]:
-    """What differs between two takes of one tree: names, types, modes, contents, link targets; not times."""
+    """What differs between two archives of one folder: ``added path``, ``removed path`` or ``changed path``.
+
+    Compares names, types, modes, contents and link targets; not times.
+    """
     old, new = _entries(before), _entries(after)
     return {
         *(f"added {name}" for name in new.keys() - old.keys()),
@@ -104,5 +109,5 @@ def _entries(archive: Archive) -> dict[str, tuple[Any, ...]]:
             content = tar.extractfile(member) if member.isreg() else None
             digest = hashlib.sha256(content.read()).digest() if content is not None else b""
             found[member.name] = (member.type, member.mode, member.linkname, digest)
-    # What could not be taken (a socket, a link out) is told by name.
+    # Entries that could not be archived (sockets, links out of the workspace) are compared by name only.
     return found | {entry.partition(": ")[0]: ("dropped",) for entry in archive.dropped}

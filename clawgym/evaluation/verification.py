@@ -1,7 +1,7 @@
-"""The record of a verification: what grading a run again said.
+"""The result of grading a run again, stored as ``verification.json``.
 
-Invariant: it says which results it is about, and against what; :attr:`Verification.agrees` is computed, never stored
-and believed.
+Invariant: the record names the results that were graded again, and the versions that graded them.
+:attr:`Verification.agrees` is always computed, never read from the file.
 """
 
 from __future__ import annotations
@@ -32,50 +32,54 @@ SAME, CHANGED, DAMAGED, NOT_GRADABLE = "same", "changed", "damaged", "not re-gra
 
 @dataclass(frozen=True)
 class Verification:
-    """What grading again said; :meth:`to_dict` is ``verification.json``."""
+    """The result of grading a run again; :meth:`to_dict` is the content of ``verification.json``."""
 
     results: str
-    """Digest of ``results.jsonl`` that this is about."""
+    """Hex SHA-256 of the ``results.jsonl`` that was verified."""
     against: Mapping[str, Any]
-    """``library``, ``grader``, ``isolation`` of this verification."""
+    """``library``, ``grader`` and ``isolation`` with which the results were graded again."""
     created: str
+    """ISO 8601, UTC."""
     complete: bool
-    """Every graded episode was looked at."""
+    """Whether every graded episode was examined."""
     episodes: Mapping[str, Mapping[str, Any]]
-    """By key: ``outcome`` (``same``, ``changed``, ``damaged``, ``not re-gradable``, or ``infra`` where the host
-    failed now), ``why``, and where it is not the same ``old`` and ``new`` numbers."""
+    """By episode key: ``outcome`` (``same``, ``changed``, ``damaged``, ``not re-gradable``, or ``infra`` after an
+    infrastructure error of this verification), ``why``, and for ``changed`` the ``old`` and ``new`` scores."""
     discrepancies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What does not fit in the stored results, by key; under the empty key, about the folder."""
+    """Inconsistencies in the stored results, by episode key; those of the whole folder under the empty key."""
     images: tuple[str, ...] = ()
-    """Images that are not what they were when the run was graded, with what is known to differ. A possible reason for
-    other results, and no disagreement by itself."""
+    """Images that changed since the run was graded, with what is known to differ. A possible reason for other results,
+    but not a failure of the verification."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Episodes by outcome."""
+        """Outcome -> number of episodes, most frequent first."""
         return dict(Counter(str(entry["outcome"]) for entry in self.episodes.values()).most_common())
 
     @property
     def other_tasks(self) -> tuple[str, ...]:
-        """Keys graded on a task, or by a verifier, that is not the one of the run."""
+        """Keys of the episodes that were graded again on another task, or by another verifier, than in the run."""
         return tuple(key for key, entry in self.episodes.items() if entry.get("other_task"))
 
     @property
     def agrees(self) -> bool:
-        """Everything that can be graded again was, by the run's own verifiers, and came out the same; nothing is
-        damaged or does not fit; and there was something to grade."""
+        """Whether the verification succeeded.
+
+        True if at least one result was graded again, all that could be were reproduced by the run's own verifiers, and
+        nothing is damaged or inconsistent.
+        """
         counts = self.counts
         good = self.complete and not self.discrepancies and not self.other_tasks
         return good and bool(counts.get(SAME)) and not counts.keys() - {SAME, NOT_GRADABLE}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
+        """JSON-ready data."""
         extra = {"agrees": self.agrees, "counts": self.counts}
         return json_safe({f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | extra)
 
 
 def read_verification(run: RunFolder) -> Verification | None:
-    """The record in the run folder, if there is one that can be read. It is the folder's own word."""
+    """Read ``verification.json`` of a run folder; None if it is missing or damaged. Untrusted, as the folder is."""
     try:
         raw = json.loads((run.path / VERIFICATION).read_bytes())
         fields = {f.name: raw[f.name] for f in dataclasses.fields(Verification)}
