@@ -623,6 +623,18 @@ def test_names_and_options_of_a_configuration_are_checked(settings: dict[str, An
         TrainConfig.model_validate(settings)
 
 
+def test_loss_is_named_by_path(installed: Path, tmp_path: Path) -> None:
+    code = """
+from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.protocols import loss_of
+chosen = TrainConfig.model_validate({"algorithm": {"loss": "scratch.loss:reinforce", "loss_options": {"scale": 0.5}}})
+loss = loss_of(chosen.algorithm)
+print(loss.func.__module__, loss.keywords)
+"""
+    done = python(code, installed, tmp_path)
+    assert done.stdout == "scratch.loss {'scale': 0.5}\n", done.stderr
+
+
 ASK = {
     "messages": [{"role": "user", "content": "hi"}],
     "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],

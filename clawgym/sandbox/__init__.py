@@ -39,8 +39,8 @@ def backend(name: str = "auto") -> Backend:
     Args:
             name: a name of ``clawgym list sandboxes``, ``package.module:Class``, or ``auto`` (``namespace`` on Linux,
                 ``docker`` elsewhere). ``auto`` never chooses ``chroot``, which isolates less. ``ray`` makes sandboxes
-                with ``namespace`` on the nodes of a Ray cluster; ``ray:docker`` and ``ray:chroot`` use those backends
-                there.
+                with ``namespace`` on the nodes of a Ray cluster; ``ray:docker``, ``ray:chroot`` and
+                ``ray:package.module:Class`` use those backends there.
 
     Raises:
             SandboxUnavailable: the name is unknown, or this platform does not support the backend.
@@ -53,7 +53,9 @@ def backend(name: str = "auto") -> Backend:
             f"the {name} backend needs Linux, this is {sys.platform}: use the Docker backend (backend='docker')"
         )
     if kind == "ray" and there:
-        if there not in local_names() or there == "namespace":  # that is ``ray`` itself
+        if ":" in there:
+            sandboxes.get(there)  # raises here, not on every node
+        elif there not in local_names() or there == "namespace":  # that is ``ray`` itself
             raise sandboxes.unknown(name)
         return sandboxes.make("ray", on=there)
     return sandboxes.make(name)

@@ -150,6 +150,11 @@ async def test_backends_of_nodes_are_named() -> None:
     for name in ("ray:namespace", "ray:ray", "rai"):
         with pytest.raises(SandboxUnavailable, match=r"Known sandboxes: chroot, docker, namespace, ray"):
             backend(name)
+    with pytest.raises(SandboxUnavailable, match="ordered_dict"):
+        backend("ray:collections:ordered_dict")
+    made = backend("ray:clawgym.sandbox.chroot.backend:ChrootBackend")
+    assert made.name == "ray:clawgym.sandbox.chroot.backend:ChrootBackend"
+    await made.aclose()
 
 
 async def test_weakest_isolation_of_all_nodes_is_reported() -> None:
