@@ -20,7 +20,7 @@ from clawgym.errors import EngineError
 from clawgym.records import Image
 from clawgym.records.judge import Judgeable, NextState
 from clawgym.rewards import _prompt
-from clawgym.rewards._prompt import EXAMPLE, new_marker, render
+from clawgym.rewards._prompt import EXAMPLE, new_marker, render, unspecial
 from clawgym.rewards.model import ModelJudge
 
 INJECTIONS = (
@@ -85,9 +85,9 @@ def test_record_is_inside_fences(task: str, said: str, result: str) -> None:
         system, user = render(one, marker, hint=hint)
         assert system == render(EXAMPLE, marker, hint=hint)[0]  # nothing of the record in the instructions
         found = sections(user["content"], marker)
-        assert found["STEP"] == f"[assistant] {said}".rstrip()
-        assert found["AFTER"] == f"[tool] {result}".rstrip()
-        assert found.get("TASK", "") == task
+        assert found["STEP"] == f"[assistant] {unspecial(said)}".rstrip()
+        assert found["AFTER"] == f"[tool] {unspecial(result)}".rstrip()
+        assert found.get("TASK", "") == unspecial(task)
 
 
 def test_a_marker_that_the_record_holds_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
