@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 
@@ -55,7 +55,9 @@ class Bench:
 
         async def one(prompt: Sequence[int], most: int) -> int:
             async with places:
-                return sum([len(t.ids) async for t in self.engine.generate(prompt, Sampling(max_tokens=most))])
+                return sum(
+                    [len(t.ids) async for t in self.engine.generate(GenerateRequest(prompt, Sampling(max_tokens=most)))]
+                )
 
         return sum(await asyncio.gather(*(one(prompt, most) for prompt, most in work)))
 

@@ -434,7 +434,7 @@ import importlib, json, os, signal, sys, time
 for name in (
     "pytest _pytest.main pytest_asyncio.plugin pytest_timeout xdist.plugin pytest_rerunfailures hypothesis.strategies"
     " _hypothesis_pytestplugin coverage numpy torch pydantic aiohttp.web httpx jinja2 transformers tokenizers PIL.Image"
-    " gymnasium mcp.server safetensors.torch yaml rich.console typer psutil orjson sqlalchemy openai peft"
+    " gymnasium mcp.server safetensors.torch yaml rich.console typer psutil orjson sqlalchemy peft"
 ).split():
     try:
         importlib.import_module(name)

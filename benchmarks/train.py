@@ -44,7 +44,7 @@ import transformers
 
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.tool_loop import ToolLoopAgent
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.pool import Pool
@@ -87,7 +87,9 @@ async def sampled(engine: TransformersEngine, prompts: Sequence[tuple[int, ...]]
     """Completions of these prompts with these numbers of tokens, half of each group rewarded."""
 
     async def one(prompt: tuple[int, ...], length: int, reward: float) -> Row:
-        tokens = [t async for t in engine.generate(prompt, Sampling(temperature=1.0, max_tokens=length))]
+        tokens = [
+            t async for t in engine.generate(GenerateRequest(prompt, Sampling(temperature=1.0, max_tokens=length)))
+        ]
         ids = tuple(id for t in tokens for id in t.ids)
         return Row(prompt, ids, tuple(p for t in tokens for p in t.logprobs), reward)
 

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from clawgym.engines import Sampling
+from clawgym.engines import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.gateway.render import Renderer
@@ -30,7 +30,7 @@ async def main() -> None:
             for index in range(2):
                 ids, logprobs, version = [], [], None
                 sampling = Sampling(temperature=1.0, max_tokens=12, seed=10 * sample + index)
-                async for tokens in engine.generate(prompt, sampling, stop_ids=renderer.stop_ids):
+                async for tokens in engine.generate(GenerateRequest(prompt, sampling, stop_ids=renderer.stop_ids)):
                     ids += tokens.ids
                     logprobs += tokens.logprobs
                     version = tokens.policy_version

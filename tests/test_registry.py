@@ -142,7 +142,7 @@ class Parrot:
     def __init__(self, tokenizer: Path, *, text: str = "hello") -> None:
         self.tokenizer, self.text = str(tokenizer), text
 
-    async def generate(self, prompt_ids, sampling, *, stop_ids=frozenset(), session="", adapter=None, images=()):
+    async def generate(self, request):
         words = Tokenizer.from_file(f"{self.tokenizer}/tokenizer.json")
         ids = (*words.encode(self.text).ids, words.token_to_id("<|im_end|>"))
         yield Tokens(ids, (-0.5,) * len(ids), 0, "stop")

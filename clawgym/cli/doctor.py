@@ -184,7 +184,7 @@ def examine() -> list[Diagnosis]:
         *(partial(_backend, name) for name in local_names()),
         _cluster,
         lambda: [_checker_libraries()] if linux else [],
-        lambda: [_package("openai", "openai", "model endpoints")],
+        lambda: [_package("aiohttp", "openai", "model endpoints")],
         lambda: [_package("huggingface_hub", "hub", "Hugging Face Hub")],
         lambda: [_desktops()] if linux else [],
         lambda: [_openclaw()],

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clawgym.engines._client import Client
-from clawgym.engines._failures import EndpointFailure, clean
-from clawgym.engines.chat import Problem, parse_completion
-from clawgym.errors import EngineError
+from clawgym.engines._failures import EndpointFailure, RequestFailed, clean
+from clawgym.engines._http import HttpEndpoint
+from clawgym.engines.chat import Problem, parse_completion, storable
+from clawgym.errors import ContextLengthExceeded, EngineError
 from clawgym.registry import did_you_mean
 
-__all__ = ["CHECK_SECONDS", "Endpoint", "check"]
+__all__ = ["CHECK_SECONDS", "Asked", "check"]
 
 CHECK_SECONDS = 60.0
 """Longest wait for the answer, in seconds."""
@@ -32,7 +32,7 @@ _NO_SUCH_PATH = (404, 405, 410, 501)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Asked:
     """What the messages are about."""
 
     url: str
@@ -43,49 +43,55 @@ class Endpoint:
     """The environment variable that the key was read from; empty where it was given otherwise."""
 
 
-async def check(client: Client, endpoint: Endpoint, body: dict[str, Any]) -> None:
+async def check(endpoint: HttpEndpoint, asked: Asked, body: dict[str, Any]) -> None:
     """Ask for a short completion. ``body`` has the model and what every request has beside its messages.
 
     Returns where a run can start, also where the endpoint is busy (429) or does not like this one request. Raises
     :class:`~clawgym.errors.EngineError` otherwise.
     """
-    asked = {**body, "messages": [{"role": "user", "content": "Say OK."}], "max_tokens": _TOKENS}
+    message = {"role": "user", "content": "Say OK."}
+    models = None
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            failure = _failure_in(await client.send(asked))
-            if failure is None:
+            try:
+                parsed = parse_completion(
+                    await endpoint.post("/chat/completions", {**body, "messages": [message], "max_tokens": _TOKENS})
+                )
+            except ContextLengthExceeded:
                 return
-            models = await _models(client, failure)
+            except RequestFailed as error:
+                failure = error.failure
+                models = await _models(endpoint, failure)
+            else:
+                if not isinstance(parsed, Problem):
+                    return
+                text = f"an answer that is no chat completion ({parsed.message})"
+                failure = EndpointFailure(text, parsed.status, code=_NO_COMPLETION)
     except TimeoutError:
-        failure, models = EndpointFailure(f"no answer within {CHECK_SECONDS:g} s"), None
-    problem = _problem(endpoint, failure, models)
+        failure = EndpointFailure(f"no answer within {CHECK_SECONDS:g} s")
+    problem = _problem(asked, failure, models)
     if problem is not None:
         raise EngineError(problem, status=failure.status)
 
 
-def _failure_in(answer: Any) -> EndpointFailure | None:
-    if isinstance(answer, EndpointFailure):
-        return answer
-    parsed = parse_completion(answer)
-    if isinstance(parsed, Problem):
-        return EndpointFailure(
-            f"an answer that is no chat completion ({parsed.message})", parsed.status, code=_NO_COMPLETION
-        )
-    return None
-
-
-async def _models(client: Client, failure: EndpointFailure) -> Sequence[str] | None:
-    """The endpoint's list, where the failure may be about the model; None where it has none."""
+async def _models(endpoint: HttpEndpoint, failure: EndpointFailure) -> Sequence[str] | None:
+    """The names that the endpoint lists, where the failure may be about the model; None where it has no list."""
     if failure.status is None or failure.status in (401, 403, 429) or failure.status < 400:
         return None
-    found = await client.models()
-    return None if isinstance(found, EndpointFailure) else found
+    try:
+        rows = (await endpoint.get("/models")).get("data")
+    except RequestFailed:
+        return None
+    if not isinstance(rows, list):
+        return None
+    names = (row.get("id") for row in rows if isinstance(row, dict))
+    return [storable(name) for name in names if isinstance(name, str)]
 
 
-def _problem(endpoint: Endpoint, failure: EndpointFailure, models: Sequence[str] | None) -> str | None:
+def _problem(asked: Asked, failure: EndpointFailure, models: Sequence[str] | None) -> str | None:
     """What is wrong and what to do; None where the run may start."""
-    url, model, status = endpoint.url, endpoint.model, failure.status
-    said = clean(failure.text, endpoint.key)
+    url, model, status = asked.url, asked.model, failure.status
+    said = clean(failure.text, asked.key)
     not_openai = (
         f"{url} does not answer as an OpenAI-compatible server ({f'{status}: ' if status else ''}{said}): check the "
         "URL (--base-url); it usually ends with /v1"
@@ -94,10 +100,10 @@ def _problem(endpoint: Endpoint, failure: EndpointFailure, models: Sequence[str]
         return not_openai
     match status:
         case 401 | 403:
-            whose = f"the environment variable {endpoint.key_env}" if endpoint.key_env else "api_key="
-            unset = "" if endpoint.key else ", which is not set"
+            whose = f"the environment variable {asked.key_env}" if asked.key_env else "api_key="
+            unset = "" if asked.key else ", which is not set"
             do = f"set it to a key that may use {model!r}"
-            do += ", or name another variable with --api-key-env" if endpoint.key_env else ""
+            do += ", or name another variable with --api-key-env" if asked.key_env else ""
             return f"{url} refuses the API key ({status}: {said}). The key was read from {whose}{unset}: {do}"
         case 429 if failure.code == "insufficient_quota":
             return f"{url} ({status}: {said}): add credit to the account, or use another key"
@@ -106,7 +112,7 @@ def _problem(endpoint: Endpoint, failure: EndpointFailure, models: Sequence[str]
         case None:
             return f"{url}: {said}: {failure.do}"
     if models is not None and model not in models:
-        return _unknown_model(endpoint, models)
+        return _unknown_model(asked, models)
     about_model = failure.code == "model_not_found" or failure.param == "model"
     if about_model and (models is None or status in (400, 404, 422)):
         return f"{url} does not serve the model {model!r} ({status}: {said}): check the name of the model (--model)"
@@ -117,8 +123,8 @@ def _problem(endpoint: Endpoint, failure: EndpointFailure, models: Sequence[str]
     return f"{url} fails ({status}: {said}): see the log of the server, then run again"
 
 
-def _unknown_model(endpoint: Endpoint, models: Sequence[str]) -> str:
-    hint = did_you_mean(endpoint.model, [clean(name) for name in models[:_COMPARED]])
+def _unknown_model(asked: Asked, models: Sequence[str]) -> str:
+    hint = did_you_mean(asked.model, [clean(name) for name in models[:_COMPARED]])
     listed = ", ".join(clean(name)[:80] for name in models[:_SHOWN]) or "none"
     more = f" and {len(models) - _SHOWN:,} more" if len(models) > _SHOWN else ""
-    return f"{endpoint.url} does not serve the model {endpoint.model!r}.{hint} It serves: {listed}{more}"
+    return f"{asked.url} does not serve the model {asked.model!r}.{hint} It serves: {listed}{more}"

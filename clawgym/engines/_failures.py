@@ -19,6 +19,7 @@ from clawgym.errors import ContextLengthExceeded, EngineError
 
 __all__ = [
     "EndpointFailure",
+    "RequestFailed",
     "clean",
     "error_of",
     "host_of",
@@ -49,6 +50,16 @@ class EndpointFailure:
     asked_wait: float | None = None
     retryable: bool = False
     do: str = "check that the endpoint is up, and run again"
+
+
+class RequestFailed(EngineError):
+    """One request failed. Its message is complete; ``failure`` says what the endpoint answered."""
+
+    def __init__(self, message: str, failure: EndpointFailure) -> None:
+        super().__init__(message, retryable=failure.retryable, status=failure.status, retry_after=failure.asked_wait)
+        self.failure = failure
+        self.adapted = False
+        """The next request leaves out or renames what this one was refused for."""
 
 
 def host_of(url: str) -> str:
@@ -129,8 +140,8 @@ def is_context_overflow(failure: EndpointFailure) -> bool:
 
 
 def error_of(
-    failure: EndpointFailure, *, host: str, model: str, key: str = "", hints: dict[int, str] | None = None
-) -> EngineError | ContextLengthExceeded:
+    failure: EndpointFailure, *, host: str, model: str, key: str = "", hints: Mapping[int, str] | None = None
+) -> RequestFailed | ContextLengthExceeded:
     """The exception for ``failure``. ``hints``: the engine's own advice for some statuses."""
     message = clean(failure.text, key)
     where = f"{host} ({failure.status})" if failure.status else host
@@ -156,9 +167,4 @@ def error_of(
             do = "correct the request"
         case _:
             do = failure.do
-    return EngineError(
-        f"{where}: {message}: {do}",
-        retryable=failure.retryable,
-        status=failure.status,
-        retry_after=failure.asked_wait,
-    )
+    return RequestFailed(f"{where}: {message}: {do}", failure)

@@ -8,11 +8,16 @@ connection, which tells the server to stop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+import json
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
-from clawgym.bounds import LARGEST_ANSWER, LARGEST_ERROR, OutOfBounds, read_json
+from clawgym._version import __version__
+from clawgym.bounds import HELD_ANSWERS, LARGEST_ANSWER, LARGEST_ERROR, LARGEST_STREAM, OutOfBounds, read_json
 from clawgym.engines._failures import EndpointFailure, error_of, host_of, message_of, out_of_bounds, refusal_of
 from clawgym.engines._retry import is_retryable
 from clawgym.engines._sse import EventReader
@@ -21,17 +26,25 @@ from clawgym.errors import ClawGymError, MissingDependency
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["HttpEndpoint"]
+__all__ = ["UNREACHABLE", "HttpEndpoint"]
 
 _T = TypeVar("_T")
+UNREACHABLE = "unreachable"
+"""Code of the failure of a request whose connection could not be made, or broke."""
+_PIECE = 64
+"""Least bytes that a piece counts for: a response in single bytes takes as much work."""
 
 
 class HttpEndpoint:
-    """A server at ``base_url`` (with or without ``/v1``), serving ``model``.
+    """A server, whose paths begin with ``base_url``, serving ``model``.
 
-    Time limits in seconds: ``connect``, ``first`` (from sending a request to the first event), ``between`` (two
-    events), and ``patience`` (how long a request is retried after its first failure). Belongs to the event loop that
-    first uses it.
+    Time limits in seconds: ``connect``, ``first`` (from sending a request to the first event, or to the end of an
+    answer that is not streamed), and ``between`` (two events). ``proxies``: use the proxy that the environment names
+    (``HTTPS_PROXY``, ``NO_PROXY``). ``hints``: the engine's own advice for some statuses. Belongs to the event loop
+    that first uses it.
+
+    Failures raise :class:`~clawgym.engines._failures.RequestFailed`, or
+    :class:`~clawgym.errors.ContextLengthExceeded`.
     """
 
     def __init__(
@@ -40,28 +53,42 @@ class HttpEndpoint:
         model: str,
         *,
         api_key: str | None = None,
-        patience: float = 120.0,
         connect: float = 10.0,
         first: float = 300.0,
         between: float = 60.0,
+        proxies: bool = False,
+        hints: Mapping[int, str] | None = None,
     ) -> None:
         try:
             import aiohttp
             import orjson
         except ImportError as error:
-            raise MissingDependency("this engine needs aiohttp and orjson: pip install 'clawgym[gateway]'") from error
+            raise MissingDependency("this engine needs aiohttp and orjson: pip install 'clawgym[openai]'") from error
         self._aiohttp = aiohttp
-        self._loads = orjson.loads
-        self._dumps = orjson.dumps
+        self._orjson = orjson
+        self.version = f"aiohttp {aiohttp.__version__}"
         self.host = host_of(base_url)
-        self.hostname = urlsplit(base_url).hostname
+        parts = urlsplit(base_url)
+        self.hostname = parts.hostname
         self.model = model
-        self.patience = patience
-        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._root = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+        self._query = f"?{parts.query}" if parts.query else ""
         self._key = api_key or ""
+        self._headers = {
+            "user-agent": f"clawgym/{__version__}",
+            "content-type": "application/json",
+            "accept": "text/event-stream, application/json",
+            "accept-encoding": "identity",
+        }
+        if self._key and parts.username is None:  # user and password in the URL are sent instead of the key
+            self._headers["authorization"] = f"Bearer {self._key}"
+        self._proxy = _proxy(parts.scheme, parts.hostname or "") if proxies else None
         self._connect = connect
         self._first = first
         self._between = between
+        self._hints = hints
+        self._held = 0
+        """Bytes of all responses that are being read."""
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -69,14 +96,14 @@ class HttpEndpoint:
 
     def error(self, failure: EndpointFailure) -> ClawGymError:
         """The exception for ``failure``."""
-        return error_of(failure, host=self.host, model=self.model, key=self._key)
+        return error_of(failure, host=self.host, model=self.model, key=self._key, hints=self._hints)
 
     def failure_of(self, error: Any) -> EndpointFailure:
         """The failure for an error object inside a response."""
         code = error.get("code", error.get("status_code")) if isinstance(error, dict) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else None
         text = message_of(error) or "an error without a message"
-        return EndpointFailure(text, status, retryable=status is None or is_retryable(status))
+        return EndpointFailure(text, status, code=str(code or ""), retryable=status is None or is_retryable(status))
 
     async def get(self, path: str) -> dict[str, Any]:
         """GET the JSON at ``path``, without retries."""
@@ -92,11 +119,13 @@ class HttpEndpoint:
         async with response:
             await self._refuse(response)
 
-    async def events(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def events(
+        self, path: str, body: dict[str, Any], most: int | None = None
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """POST ``body`` and yield the JSON of the response's events, in batches as they arrive, without retries.
 
-        Ends at ``[DONE]`` or the end of the stream, and fails after ``most`` events. Raises
-        :class:`~clawgym.errors.EngineError` for a refusal, a broken connection, or a time limit.
+        Ends at ``[DONE]`` or the end of the stream, and fails after ``most`` events, or after
+        :data:`~clawgym.bounds.LARGEST_STREAM` bytes where ``most`` is None.
         """
         clock = asyncio.get_running_loop().time
         seconds, what = self._first, "first answer"
@@ -104,23 +133,29 @@ class HttpEndpoint:
         response = await self._within(seconds, self._request("POST", path, body), what)
         try:
             await self._refuse(response)
-            reader = EventReader()
+            reader, size = EventReader(), 0
             while True:
                 piece = await self._within(seconds, response.content.readany(), what, due)
                 if not piece:
                     return
-                came = reader.feed(piece)
-                done = b"[DONE]" in came
-                if done:
-                    came = came[: came.index(b"[DONE]")]
-                most -= len(came)
-                if most < 0:
+                size += max(len(piece), _PIECE)
+                if most is None and size > LARGEST_STREAM:
+                    raise self.error(
+                        out_of_bounds(f"a stream of more than {LARGEST_STREAM >> 20} MiB (LARGEST_STREAM)")
+                    )
+                try:
+                    came = reader.feed(piece)
+                except OutOfBounds as error:
+                    raise self.error(out_of_bounds(str(error))) from None
+                end = next((n for n, data in enumerate(came) if data.startswith(b"[DONE]")), None)
+                came = came[:end]
+                if most is not None and (most := most - len(came)) < 0:
                     raise self.error(out_of_bounds("more events than the tokens that were asked for (MOST_EVENTS)"))
                 if came:
                     yield [self._decoded(data) for data in came]
                     seconds, what = self._between, "next part of the answer"
                     due = clock() + seconds
-                if done:
+                if end is not None:
                     await self._finish(response)
                     return
         finally:
@@ -133,36 +168,42 @@ class HttpEndpoint:
             self._session = None
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        response = await self._within(self._first, self._request(method, path, body), "answer")
+        due = asyncio.get_running_loop().time() + self._first
+        response = await self._within(self._first, self._request(method, path, body), "answer", due)
         async with response:
             await self._refuse(response)
-            return self._decoded(await self._within(self._first, self._whole(response), "answer"))
+            return self._decoded(await self._within(self._first, self._whole(response), "answer", due), again=True)
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
-        whole = bytearray()
-        while piece := await response.content.readany():
-            whole += piece
-            if len(whole) > LARGEST_ANSWER:
-                raise self.error(out_of_bounds(f"an answer of more than {LARGEST_ANSWER >> 20} MiB (LARGEST_ANSWER)"))
-        return bytes(whole)
+        whole, size = bytearray(), 0
+        try:
+            while piece := await response.content.readany():
+                cost = max(len(piece), _PIECE)
+                size += cost
+                self._held += cost
+                if size > LARGEST_ANSWER:
+                    most = f"{LARGEST_ANSWER >> 20} MiB (LARGEST_ANSWER)"
+                    raise self.error(out_of_bounds(f"an answer of more than {most}"))
+                if self._held > HELD_ANSWERS:
+                    most = f"{HELD_ANSWERS >> 20} MiB (HELD_ANSWERS)"
+                    raise self.error(out_of_bounds(f"answers of more than {most} at once"))
+                whole += piece
+            return bytes(whole)
+        finally:
+            self._held -= size
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
         if self._session is None:
-            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = self._aiohttp.ClientSession(
-                headers=headers,
+                headers=self._headers,
                 connector=self._aiohttp.TCPConnector(limit=0),
                 cookie_jar=self._aiohttp.DummyCookieJar(),
                 timeout=self._aiohttp.ClientTimeout(total=None, sock_connect=self._connect),
                 auto_decompress=False,
             )
-        data = None if body is None else self._dumps(body)
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream, application/json",
-            "accept-encoding": "identity",
-        }
-        return await self._session.request(method, self._root + path, data=data, headers=headers, allow_redirects=False)
+        data = None if body is None else self._encoded(body)
+        url = self._root + path + self._query
+        return await self._session.request(method, url, data=data, proxy=self._proxy, allow_redirects=False)
 
     async def _within(self, seconds: float, what: Awaitable[_T], named: str, due: float | None = None) -> _T:
         """Await ``what``, and turn transport failures into retryable errors.
@@ -173,19 +214,34 @@ class HttpEndpoint:
             async with asyncio.timeout(seconds) if due is None else asyncio.timeout_at(due):
                 return await what
         except self._aiohttp.ConnectionTimeoutError:
-            failure = EndpointFailure(f"no connection within {self._connect:g} s", 503, retryable=True)
+            failure = EndpointFailure(f"no connection within {self._connect:g} s", code=UNREACHABLE, retryable=True)
         except TimeoutError:
-            failure = EndpointFailure(f"no {named} within {seconds:g} s", 504, retryable=True)
+            failure = EndpointFailure(f"no {named} within {seconds:g} s", retryable=True)
         except (self._aiohttp.ClientError, OSError) as error:
-            failure = EndpointFailure(f"no connection ({type(error).__name__}: {error})", 503, retryable=True)
+            text = f"no connection ({type(error).__name__}: {error})"
+            failure = EndpointFailure(text, code=UNREACHABLE, retryable=True, do=self._remedy(error))
         # Raised outside of the handler, so that the exception chain does not contain the request with the key.
         raise self.error(failure)
 
+    def _remedy(self, error: BaseException) -> str:
+        """What to do about a connection that failed, by the type of what lies below it."""
+        below: BaseException | None = error
+        while below is not None:
+            match below:
+                case ssl.SSLError():
+                    return "the server speaks no TLS that is trusted here: check http:// or https:// in base_url"
+                case socket.gaierror() | self._aiohttp.ClientConnectorDNSError():
+                    return "the host name is not known: check the host in base_url"
+                case ConnectionRefusedError():
+                    return "nothing listens there: start the endpoint, or check host and port in base_url"
+            below = below.__cause__
+        return EndpointFailure("").do
+
     async def _refuse(self, response: aiohttp.ClientResponse) -> None:
-        """Raise for a status other than 200, and for a compressed response."""
+        """Raise for a status that is no success, and for a compressed response."""
         if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise self.error(out_of_bounds("a compressed answer, which was not asked for"))
-        if response.status == 200:
+        if 200 <= response.status < 300:
             return
         raw = await self._within(self._first, response.content.read(LARGEST_ERROR), "answer")
         raise self.error(refusal_of(response.status, response.headers, raw))
@@ -199,17 +255,34 @@ class HttpEndpoint:
         except (TimeoutError, self._aiohttp.ClientError, OSError):
             pass  # the response is complete; the connection is closed
 
-    def _decoded(self, data: bytes) -> dict[str, Any]:
-        """Decode the JSON object ``data``."""
+    def _encoded(self, body: dict[str, Any]) -> bytes:
         try:
-            decoded = read_json(data, self._loads)
+            return self._orjson.dumps(body)
+        except TypeError:  # such as whole numbers of more than 64 bits
+            pass
+        try:
+            return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            failure = EndpointFailure(f"a request that is not JSON ({error})", do="correct the request")
+        raise self.error(failure)
+
+    def _decoded(self, data: bytes, *, again: bool = False) -> dict[str, Any]:
+        """Decode the JSON object ``data``. With ``again``, the error for one that was cut off is retryable."""
+        try:
+            decoded = read_json(data, self._orjson.loads)
             if isinstance(decoded, dict):
                 return decoded
             raise ValueError
         except OutOfBounds as error:
             raise self.error(out_of_bounds(f"an answer that cannot be read: {error}")) from None
         except ValueError:
-            shown = data[:80].decode("utf-8", "replace")
-            raise self.error(
-                EndpointFailure(f"an answer that is no JSON object ({shown!r})", 502, do="check base_url")
-            ) from None
+            shown = data.decode("utf-8", "replace").strip()[:80]
+            text = f"an answer that is not JSON of an object ({shown!r})"
+            do = "check that base_url ends with /v1"
+            raise self.error(EndpointFailure(text, retryable=again and shown[:1] in "{", do=do)) from None
+
+
+def _proxy(scheme: str, host: str) -> str | None:
+    """The URL of the proxy that the environment names for ``host``; None without one."""
+    named = getproxies()
+    return None if proxy_bypass(host) else named.get(scheme) or named.get("all")

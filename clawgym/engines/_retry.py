@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from clawgym.errors import EngineError
 
-__all__ = ["backoff", "is_retryable", "persist", "persist_call", "retry_after"]
+__all__ = ["Patience", "backoff", "is_retryable", "persist", "persist_call", "retry_after"]
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 60.0
 POLL_SECONDS = 5.0
-"""Longest wait of :func:`persist`, unless the endpoint asks for more, so that a returning endpoint is soon used."""
+"""Longest wait of :class:`Patience`, unless the endpoint asks for more, so that a returning endpoint is soon used."""
 
 _log = logging.getLogger("clawgym.engines")
 _T = TypeVar("_T")
@@ -71,17 +71,38 @@ def backoff(attempt: int, asked: float | None = None, longest: float | None = No
     return random.uniform(longest / 2, longest)
 
 
-async def persist(
-    attempt: Callable[[], AsyncGenerator[_T, None]],
-    patience: float,
-    failed: Callable[[EngineError], Any] = lambda _: None,
-) -> AsyncGenerator[_T, None]:
-    """Yield the items of ``attempt()``, which is retried after errors before its first item.
+class Patience:
+    """Decides about retries: of retryable errors, until ``seconds`` after the first one.
 
-    Only a retryable :class:`~clawgym.errors.EngineError` is retried, until ``patience`` seconds after the first one.
-    ``failed`` is called with each. An error after the first item is raised as not retryable.
+    ``failed`` is called with each error.
     """
-    count, give_up = 0, 0.0
+
+    def __init__(self, seconds: float, failed: Callable[[EngineError], Any] = lambda _: None) -> None:
+        self._seconds = seconds
+        self._failed = failed
+        self._give_up = 0.0
+
+    def __call__(self, error: EngineError, retries: int) -> float:
+        """Seconds to wait before the next try. Raises ``error`` where there is none."""
+        self._failed(error)
+        now = time.monotonic()
+        self._give_up = self._give_up or now + self._seconds
+        delay = backoff(retries, error.retry_after, POLL_SECONDS)
+        if not error.retryable or now + delay > self._give_up:
+            raise error
+        _log.info("%s: try %d in %.1f s", error, retries + 2, delay)
+        return delay
+
+
+async def persist(
+    attempt: Callable[[], AsyncGenerator[_T, None]], pause: Callable[[EngineError, int], float | None]
+) -> AsyncGenerator[_T, None]:
+    """Yield the items of ``attempt()``, which is called again after an :class:`~clawgym.errors.EngineError`.
+
+    ``pause`` is called with the error and the number of retries so far. It returns the seconds to wait, or None to try
+    again at once without counting it as a retry, or raises. An error after the first item is not retryable.
+    """
+    retries = 0
     while True:
         begun = False
         try:
@@ -91,28 +112,23 @@ async def persist(
                     yield item
             return
         except EngineError as error:
-            failed(error)
-            if begun:
-                error.retryable = False
-            if not error.retryable:
-                raise
-            now = time.monotonic()
-            give_up = give_up or now + patience
-            delay = backoff(count, error.retry_after, POLL_SECONDS)
-            if now + delay > give_up:
-                raise
-            count += 1
-            _log.info("%s: try %d in %.1f s", error, count + 1, delay)
-        await asyncio.sleep(delay)
+            failed = error
+        # Outside of the handler, so that an error that ``pause`` raises has no context.
+        if begun:
+            failed.retryable = False
+        delay = pause(failed, retries)
+        if delay is not None:
+            retries += 1
+            await asyncio.sleep(delay)
 
 
-async def persist_call(call: Callable[[], Awaitable[_T]], patience: float) -> _T:
+async def persist_call(call: Callable[[], Awaitable[_T]], pause: Callable[[EngineError, int], float | None]) -> _T:
     """:func:`persist` for a call with a single result."""
 
     async def attempt() -> AsyncGenerator[_T, None]:
         yield await call()
 
-    async with aclosing(persist(attempt, patience)) as answers:
+    async with aclosing(persist(attempt, pause)) as answers:
         async for answer in answers:
             return answer
     raise AssertionError("unreachable")

@@ -11,16 +11,17 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from clawgym.engines._failures import EndpointFailure, clean
-from clawgym.engines._http import HttpEndpoint
-from clawgym.engines._retry import persist, persist_call
+from clawgym.engines._failures import EndpointFailure, RequestFailed, clean
+from clawgym.engines._http import UNREACHABLE, HttpEndpoint
+from clawgym.engines._retry import Patience, persist, persist_call
 from clawgym.engines._scale import Scale, is_exact
-from clawgym.engines.protocol import Image, Sampling, Tokens
-from clawgym.errors import ContextLengthExceeded, EngineError, TokenIdsStripped
+from clawgym.engines.protocol import GenerateRequest, Tokens
+from clawgym.errors import EngineError, TokenIdsStripped
 
-__all__ = ["Ask", "Checked", "ServedEngine"]
+__all__ = ["Checked", "ServedEngine"]
 
 _log = logging.getLogger("clawgym.engines")
 
@@ -29,34 +30,16 @@ PROBE = (1, 2, 3, 4)
 UNKNOWN_WINDOW = 1 << 30
 
 
-class Ask:
-    """One request with all sampling parameters set: the server would fill in others from ``generation_config``."""
-
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        room: int,
-        stop_ids: frozenset[int],
-        adapter: str | None,
-    ) -> None:
-        self.prompt = list(prompt)
-        self.sampling = sampling
-        self.stop_ids = stop_ids
-        self.adapter = adapter
-        self.temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        self.top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        self.top_k = sampling.top_k or 0
-        """0: disabled."""
-        self.max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
-
-
 class Checked:
     """Checks one stream against its request."""
 
-    def __init__(self, endpoint: HttpEndpoint, ask: Ask, version: int | None, exact: bool) -> None:
+    def __init__(
+        self, endpoint: HttpEndpoint, stop_ids: frozenset[int], most: int, version: int | None, exact: bool
+    ) -> None:
         self._endpoint = endpoint
-        self._ask = ask
+        self._stop_ids = stop_ids
+        self.most = most
+        """Most ids of the stream."""
         self._exact = exact
         self._last: int | None = None
         self.version = version
@@ -70,16 +53,14 @@ class Checked:
             )
         if any(type(token) is not int or token < 0 for token in ids):
             self.broken("token ids that are no whole numbers", "a current version of the server")
-        stop_ids = self._ask.stop_ids
+        stop_ids = self._stop_ids
         if ids and (self._last in stop_ids or any(token in stop_ids for token in ids[:-1])):
             self.broken("more ids after a stop id: stop_token_ids were not heeded", "a server that heeds them")
         if any(value > 1e-2 for value in logprobs):
             self.broken("log-probs above 0", "--logprobs-mode processed_logprobs or raw_logprobs")
         self.count += len(ids)
-        if self.count > self._ask.max_tokens:
-            self.broken(
-                f"more ids than the {self._ask.max_tokens} that were asked for", "a server that heeds max_tokens"
-            )
+        if self.count > self.most:
+            self.broken(f"more ids than the {self.most} that were asked for", "a server that heeds max_tokens")
         if ids:
             self._last = ids[-1]
         return Tokens(tuple(ids), tuple(map(float, logprobs)) if self._exact else (), self.version)
@@ -90,7 +71,7 @@ class Checked:
             raise self._endpoint.error(
                 EndpointFailure(f"the answer ended with {reason!r}", 503, retryable=not self.count)
             )
-        if reason == "stop" and self._last not in self._ask.stop_ids:
+        if reason == "stop" and self._last not in self._stop_ids:
             self.broken(f"a stop after id {self._last}, which is no stop id", "a server that heeds ignore_eos")
         return Tokens(tokens.ids, tokens.logprobs, tokens.policy_version, reason, cached)
 
@@ -131,8 +112,13 @@ class ServedEngine:
         """Version of the served weights. Whoever changes the weights sets it, while nothing is being sampled."""
         self.scale: Scale = "unknown"
         self._endpoint = HttpEndpoint(
-            base_url, model, api_key=api_key, patience=patience, first=first_token_seconds, between=between_seconds
+            base_url.rstrip("/").removesuffix("/v1"),
+            model,
+            api_key=api_key,
+            first=first_token_seconds,
+            between=between_seconds,
         )
+        self._patience = patience
         self._looked: asyncio.Task[None] | None = None
         self._warned = False
 
@@ -148,49 +134,35 @@ class ServedEngine:
             TokenIdsStripped: token ids are missing in its responses.
             EngineError: the server does not answer, or does not serve the model.
         """
-        await persist_call(self._look, self._endpoint.patience)
+        await persist_call(self._look, Patience(self._patience))
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncGenerator[Tokens, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Tokens, None]:
         """See :class:`~clawgym.engines.protocol.TokenEngine`.
 
         Missing sampling parameters are neutral (temperature 1, no top-k, no top-p), whatever the server's defaults.
         """
-        if images:
+        if request.images:
             raise EngineError(
                 f"the {self.name} engine sends token ids, and images do not go with them: use the openai engine "
                 "(text only), or a model without images",
                 status=400,
             )
-        if not prompt_ids:
+        if not request.prompt_ids:
             raise EngineError("an empty prompt: give at least one token id", status=400)
+        prompt = list(request.prompt_ids)
 
         async def attempt() -> AsyncGenerator[Tokens, None]:
             await self._look()
-            room = self.context_window - len(prompt_ids)
-            if room < 1:
-                raise ContextLengthExceeded(
-                    f"{self._endpoint.host}: a prompt of {len(prompt_ids)} tokens leaves no room in the context window "
-                    f"of {self.context_window} of {self.model}: shorten the conversation, or use a model with a larger "
-                    "window"
-                )
-            with self._serving(adapter) as (named, version):
-                ask = Ask(prompt_ids, sampling, room, stop_ids, named)
-                checked = Checked(self._endpoint, ask, version, self._exact(ask))
+            most = request.max_tokens(self.context_window)
+            with self._serving(request.adapter) as (named, version):
+                checked = Checked(self._endpoint, request.stop_ids, most, version, self._exact(request))
                 with self._readable():
-                    async with aclosing(self._stream(ask, checked)) as items:
+                    asked = replace(request, prompt_ids=prompt, adapter=named)
+                    async with aclosing(self._stream(asked, checked)) as items:
                         async for tokens in items:
                             yield tokens
 
-        async with aclosing(persist(attempt, self._endpoint.patience, self._failed)) as items:
+        async with aclosing(persist(attempt, Patience(self._patience, self._failed))) as items:
             async for tokens in items:
                 yield tokens
 
@@ -218,8 +190,8 @@ class ServedEngine:
         """Sample after :data:`PROBE`, check that ids are returned, and return the kind of log-probs."""
         raise NotImplementedError
 
-    def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
-        """Stream one request, without retries."""
+    def _stream(self, request: GenerateRequest, checked: Checked) -> AsyncGenerator[Tokens, None]:
+        """Stream one request, whose ``adapter`` is the server's name for it, without retries."""
         raise NotImplementedError
 
     def _why_not(self) -> str:
@@ -277,19 +249,20 @@ class ServedEngine:
             self.context_window = window
         self.scale = await self._first_look()
 
-    def _exact(self, ask: Ask) -> bool:
-        """Whether log-probs are returned for ``ask``; logs once why not."""
-        if ask.sampling.json_schema is not None:
+    def _exact(self, request: GenerateRequest) -> bool:
+        """Whether log-probs are returned for ``request``; logs once why not."""
+        if request.sampling.json_schema is not None:
             return False
-        exact = is_exact(self.scale, ask.sampling, cut_after=self._cut_after)
-        if not exact and not self._warned and ask.temperature > 0:
+        exact = is_exact(self.scale, request.sampling, cut_after=self._cut_after)
+        if not exact and not self._warned and request.temperature > 0:
             self._warned = True
             _log.warning("%s: %s", self._endpoint.host, self._why_not())
         return exact
 
     def _failed(self, error: EngineError) -> None:
         """Probe again after a failure: the server may be restarted with other flags."""
-        if error.status == 503 and error.retryable:
+        unreachable = isinstance(error, RequestFailed) and error.failure.code == UNREACHABLE
+        if (unreachable or error.status == 503) and error.retryable:
             self._looked = None
 
     def _stripped(self, missing: str, since: str) -> TokenIdsStripped:

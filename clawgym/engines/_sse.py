@@ -6,8 +6,7 @@ the bytes, not on how they were split into pieces.
 
 from __future__ import annotations
 
-from clawgym.bounds import LARGEST_EVENT
-from clawgym.errors import EngineError
+from clawgym.bounds import LARGEST_EVENT, OutOfBounds
 
 __all__ = ["EventReader"]
 
@@ -27,7 +26,7 @@ class EventReader:
         self._first = True
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of all events completed by ``piece``. Raises :class:`EngineError` for an event that is too large."""
+        """The data of all events completed by ``piece``. Raises :class:`OutOfBounds` for an event that is too large."""
         if self._after_return and piece:
             self._after_return = False
             if piece.startswith(b"\n"):  # the second half of a split CRLF
@@ -51,11 +50,7 @@ class EventReader:
                 events.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
         if self._size + len(self._rest) > LARGEST_EVENT:
-            raise EngineError(
-                f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT): no answer of a "
-                "model; check base_url",
-                status=502,
-            )
+            raise OutOfBounds(f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT)")
         return events
 
     def _take(self, line: bytes) -> None:

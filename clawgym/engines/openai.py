@@ -1,10 +1,8 @@
 """Engine ``openai``: any OpenAI-compatible chat endpoint, for evaluation (text, no exact tokens).
 
-Invariants: only this module retries (the client's own retries are off), and never after a piece of an answer has been
-yielded. The API key is in no message, repr, log line or run manifest. An optional parameter that the endpoint refuses
-is adapted once, and recorded in the run manifest. No request is sent once the budget is used up. Responses are bounded
-by
-:mod:`clawgym.bounds`.
+Invariants: a request is not retried after a piece of its answer has been yielded. The API key is in no message, repr,
+log line or run manifest. An optional parameter that the endpoint refuses is adapted once, and recorded in the run
+manifest. No request is sent once the budget is used up. Responses are bounded by :mod:`clawgym.bounds`.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clawgym.bounds import LARGEST_BODY
-from clawgym.engines._check import Endpoint, check
+from clawgym.engines._check import Asked, check
 from clawgym.engines._chunks import Chunks
-from clawgym.engines._client import Client
-from clawgym.engines._failures import EndpointFailure, error_of, host_of, url_of
+from clawgym.engines._failures import EndpointFailure, RequestFailed, host_of, url_of
+from clawgym.engines._http import HttpEndpoint
 from clawgym.engines._limits import AnswerBudget, Prices, RateLimiter, RateLimits, Reservation
-from clawgym.engines._retry import backoff, is_retryable
+from clawgym.engines._retry import backoff, is_retryable, persist, persist_call
 from clawgym.engines.chat import Problem, ReplyCounter, parse_completion
 from clawgym.engines.protocol import Completion, Delta, Sampling
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
@@ -44,6 +42,7 @@ _log = logging.getLogger("clawgym.engines")
 _RENAMED = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("max_tokens", "seed", "temperature", "top_p", "stop")
 KEY_ENV = "OPENAI_API_KEY"
+_PATH = "/chat/completions"
 _HINTS = {
     429: "lower RateLimits(concurrent=..., requests_per_minute=...), or run again later",
     **dict.fromkeys((400, 413, 422), "correct the request; for a model without tool calls, use protocol='text'"),
@@ -57,7 +56,7 @@ _REFUSED = re.compile(
 
 @engines.register("openai")
 class OpenAIEngine:
-    """Samples from ``model`` behind an OpenAI-compatible ``base_url`` with the official client.
+    """Samples from ``model`` behind an OpenAI-compatible ``base_url``.
 
     An engine belongs to the event loop that first uses it.
 
@@ -112,7 +111,15 @@ class OpenAIEngine:
         self._extra_body = dict(extra_body or {})
         self._adapted: dict[str, str] = {}
         self._counts = {"requests": 0, "retries": 0, "throttled": 0, "without_usage": 0}
-        self._client = Client(self._url, self._key, timeout)
+        self._endpoint = HttpEndpoint(
+            self._url,
+            model,
+            api_key=self._key,
+            first=timeout,
+            between=timeout,
+            proxies=True,
+            hints={401: f"set {api_key_env} or pass api_key=", **_HINTS},
+        )
 
     def __repr__(self) -> str:
         return f"OpenAIEngine(model={self.model!r}, host={self._host!r})"
@@ -121,47 +128,22 @@ class OpenAIEngine:
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
     ) -> Completion:
         """Answer ``messages``. See :class:`clawgym.engines.protocol.Engine`."""
-        attempt = 0
-        while True:
-            body = self._body(messages, tools, sampling)
-            answer = await self._request(body)
-            if isinstance(answer, Completion):
-                return answer
-            if not self._adapt(body, answer):
-                await self._wait(answer, attempt)
-                attempt += 1
+        return await persist_call(lambda: self._request(self._body(messages, tools, sampling)), self._pause)
 
     async def check(self) -> None:
         """Ask once for a short answer. See :class:`clawgym.engines.protocol.Checkable`."""
-        endpoint = Endpoint(url_of(self._url), self.model, self._key, "" if self._key_given else self._key_env)
-        body: dict[str, Any] = {"model": self.model}
-        if self._extra_body:
-            body["extra_body"] = self._extra_body
-        await check(self._client, endpoint, body)
+        asked = Asked(url_of(self._url), self.model, self._key, "" if self._key_given else self._key_env)
+        await check(self._endpoint, asked, {"model": self.model, **self._extra_body})
 
     async def stream(self, body: Mapping[str, Any], *, session: str = "") -> AsyncGenerator[Delta, None]:
         """Answer a chat-completions request as it comes. See :class:`clawgym.engines.protocol.TextEngine`.
 
         The model is this engine's, whatever ``body`` says. Raises the errors of :meth:`complete`.
         """
-        attempt = 0
-        while True:
-            begun, failure = False, None
-            sent = self._stream_body(body)
-            async with aclosing(self._stream_once(sent)) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece, EndpointFailure):
-                        failure = piece
-                        break
-                    begun = True
-                    yield piece
-            if failure is None:
-                return
-            if begun:
-                raise self._error(replace(failure, retryable=False))
-            if not self._adapt(sent, failure):
-                await self._wait(failure, attempt)
-                attempt += 1
+        attempts = persist(lambda: self._stream_once(self._stream_body(body)), self._pause)
+        async with aclosing(attempts) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def identity(self) -> dict[str, Any]:
         """Model, endpoint (host, and its URL without credentials), client version, what is added to requests, and the
@@ -171,7 +153,7 @@ class OpenAIEngine:
             "model": self.model,
             "host": urlsplit(self._url).hostname,
             "base_url": url_of(self._url),
-            "client": f"openai-python {self._client.version}",
+            "client": self._endpoint.version,
             "extra_body": self._extra_body,
             "prices_usd_per_million": None
             if self._prices is None
@@ -192,7 +174,7 @@ class OpenAIEngine:
         }
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._endpoint.aclose()
 
     def _body(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], sampling: Sampling
@@ -207,16 +189,14 @@ class OpenAIEngine:
             name = _RENAMED[name] if name in _RENAMED and name in self._adapted else name
             if name not in self._adapted:
                 body[name] = list(value) if name == "stop" else value
-        if self._extra_body:
-            body["extra_body"] = self._extra_body
-        return body
+        return body | self._extra_body
 
     def _stream_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         sent = {name: value for name, value in body.items() if name not in self._adapted and name != "n"}
         for name, renamed in _RENAMED.items():
             if name in self._adapted and name in body:
                 sent[renamed] = body[name]
-        sent |= {"model": self.model, **self._extra_body}
+        sent |= {"model": self.model, "stream": True, **self._extra_body}
         if "stream_options" not in self._adapted:
             sent["stream_options"] = {"include_usage": True}
         return sent
@@ -236,36 +216,35 @@ class OpenAIEngine:
         self._counts["requests"] += 1
         return reservation
 
-    async def _wait(self, failure: EndpointFailure, attempt: int) -> None:
-        """Wait before the next attempt, or raise the exception for ``failure``."""
-        error = self._error(failure)
-        too_long = failure.asked_wait is not None and failure.asked_wait > LONGEST_WAIT_SECONDS
-        if not failure.retryable or attempt >= self._max_retries or too_long:
+    def _pause(self, error: EngineError, retries: int) -> float | None:
+        """Seconds to wait before the next try; None after an adaptation. Raises ``error`` where there is none."""
+        if not isinstance(error, RequestFailed):
             raise error
-        delay = backoff(attempt, failure.asked_wait)
+        if error.adapted:
+            return None
+        asked = error.retry_after
+        if not error.retryable or retries >= self._max_retries or (asked or 0.0) > LONGEST_WAIT_SECONDS:
+            raise error
+        delay = backoff(retries, asked)
         self._counts["retries"] += 1
-        _log.info("%s: try %d of %d in %.1f s", error, attempt + 2, self._max_retries + 1, delay)
-        if failure.asked_wait is not None:
-            self._rate.pause(failure.asked_wait)
-        await asyncio.sleep(delay)
+        _log.info("%s: try %d of %d in %.1f s", error, retries + 2, self._max_retries + 1, delay)
+        if asked is not None:
+            self._rate.pause(asked)
+        return delay
 
-    def _error(self, failure: EndpointFailure) -> ClawGymError:
-        hints = {401: f"set {self._key_env} or pass api_key=", **_HINTS}
-        return error_of(failure, host=self._host, model=self.model, key=self._key, hints=hints)
-
-    async def _request(self, body: dict[str, Any]) -> Completion | EndpointFailure:
+    async def _request(self, body: dict[str, Any]) -> Completion:
         """Send once, within budget and limits, and account for the response."""
         async with self._slots:
             reservation = await self._reserve(body)
-            payload = await self._client.send(body)
-            if isinstance(payload, EndpointFailure):
+            try:
+                parsed = parse_completion(await self._endpoint.post(_PATH, body))
+            except (RequestFailed, ContextLengthExceeded) as error:
                 reservation.tokens = 0.0
-                self._counts["throttled"] += payload.status == 429
-                return payload
-            parsed = parse_completion(payload)
+                self._note(error, body)
+                raise
             if isinstance(parsed, Problem):
                 retryable = parsed.status is None or is_retryable(parsed.status)
-                return EndpointFailure(parsed.message, status=parsed.status, retryable=retryable)
+                raise self._endpoint.error(EndpointFailure(parsed.message, parsed.status, retryable=retryable))
             completion, reported = parsed
             usage = self._account(completion.usage if reported else None, reservation)
             reply, calls = ReplyCounter(), len(completion.tool_calls) + len(completion.malformed_calls)
@@ -289,32 +268,39 @@ class OpenAIEngine:
         self.usage += usage
         return usage
 
-    async def _stream_once(self, body: dict[str, Any]) -> AsyncGenerator[Delta | EndpointFailure, None]:
-        """Send once and yield the pieces of the answer; the last item is the failure, if there is one."""
+    async def _stream_once(self, body: dict[str, Any]) -> AsyncGenerator[Delta, None]:
+        """Send once and yield the pieces of the answer."""
         async with self._slots:
             reservation = await self._reserve(body)
             chunks, ended = Chunks(), False
-            failure = EndpointFailure("the stream ended before the answer did", retryable=True)
             try:
-                async with aclosing(self._client.stream(body)) as received:
-                    async for chunk in received:
-                        if isinstance(chunk, EndpointFailure):
-                            failure = chunk
-                        elif (piece := chunks.take(chunk)) is not None:
-                            yield piece
+                async with aclosing(self._endpoint.events(_PATH, body)) as batches:
+                    async for batch in batches:
+                        for event in batch:
+                            if event.get("error"):
+                                raise self._endpoint.error(self._endpoint.failure_of(event["error"]))
+                            if (piece := chunks.take(event)) is not None:
+                                yield piece
+                if chunks.finish_reason is None:
+                    failure = EndpointFailure("the stream ended before the answer did", retryable=True)
+                    raise self._endpoint.error(failure)
                 ended = True
+            except RequestFailed as error:
+                self._note(error, {} if chunks.any else body)
+                raise
             finally:
-                whole = ended and chunks.finish_reason is not None
-                if not whole and not chunks.any:
+                if not ended and not chunks.any:
                     reservation.tokens = 0.0
-                elif not whole:  # interrupted: the tokens were used all the same
+                elif not ended:  # interrupted: the tokens were used all the same
                     self._counts["without_usage"] += 1
-            if whole:
-                usage = self._account(chunks.usage, reservation)
-                yield Delta(finish_reason=chunks.finish_reason, usage=None if chunks.usage is None else usage)
-                return
-            self._counts["throttled"] += failure.status == 429
-            yield failure
+            usage = self._account(chunks.usage, reservation)
+            yield Delta(finish_reason=chunks.finish_reason, usage=None if chunks.usage is None else usage)
+
+    def _note(self, error: ClawGymError, body: Mapping[str, Any]) -> None:
+        """Count a failure, and adapt what ``body`` was refused for."""
+        if isinstance(error, RequestFailed):
+            self._counts["throttled"] += error.status == 429
+            error.adapted = self._adapt(body, error.failure)
 
     def _adapt(self, body: Mapping[str, Any], failure: EndpointFailure) -> bool:
         """If an optional parameter was refused, omit or rename it from now on. Returns whether to try again."""

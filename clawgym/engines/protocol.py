@@ -14,8 +14,8 @@ name::
         async def complete(self, messages, *, tools=(), sampling):
             return Completion(str(messages[-1].get("content") or ""))
 
-        def run manifest(self):
-            return {"engine": self.name}
+        def identity(self):
+            return {"name": self.name}
 
         async def aclose(self):
             pass
@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from clawgym.errors import ContextLengthExceeded
 from clawgym.records import Image, ToolCall, Turn, Usage
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Completion",
     "Delta",
     "Engine",
+    "GenerateRequest",
     "Image",
     "Sampling",
     "TextEngine",
@@ -56,6 +58,53 @@ class Sampling:
     json_schema: Mapping[str, Any] | None = None
     """Constrain the output to JSON of this schema (``{}``: any object), for engines whose ``constrains`` is true.
     Constrained output is not from the model's own distribution, so it is not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a :class:`TokenEngine` samples: the continuation of ``prompt_ids``."""
+
+    prompt_ids: Sequence[int]
+    """Ids of the prompt, at least one."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """``max_tokens`` defaults to the rest of the context window; the caller handles ``stop`` strings."""
+    stop_ids: frozenset[int] = frozenset()
+    """Sampling ends after one of these ids."""
+    session: str = ""
+    """A hint for the reuse of prefixes."""
+    adapter: str | None = None
+    """Name of LoRA weights."""
+    images: Sequence[Image] = ()
+    """The images of the prompt, in the order of their placeholders."""
+
+    @property
+    def temperature(self) -> float:
+        """1 by default."""
+        return 1.0 if self.sampling.temperature is None else float(self.sampling.temperature)
+
+    @property
+    def top_p(self) -> float:
+        """1, which cuts nothing, by default."""
+        return 1.0 if self.sampling.top_p is None else float(self.sampling.top_p)
+
+    @property
+    def top_k(self) -> int:
+        """0, which cuts nothing, by default."""
+        return max(0, self.sampling.top_k or 0)
+
+    def max_tokens(self, context_window: int, prompt: int | None = None) -> int:
+        """Most ids to sample. ``prompt`` is the length of the prompt, if not that of ``prompt_ids``.
+
+        Raises :class:`~clawgym.errors.ContextLengthExceeded` if the prompt leaves no room.
+        """
+        prompt = len(self.prompt_ids) if prompt is None else prompt
+        room = context_window - prompt
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt} tokens and the context window is {context_window}: shorten the conversation, "
+                "or use a model with a larger window"
+            )
+        return room if self.sampling.max_tokens is None else min(room, self.sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,26 +188,8 @@ class TokenEngine(Protocol):
     tokenizer: str
     """Folder or Hub name of the tokenizer with the chat template that the gateway uses."""
 
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncIterator[Tokens]:
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
         """Sample a continuation. Closing the iterator stops the sampling.
-
-        Args:
-            prompt_ids: ids of the prompt, at least one.
-            sampling: sampling parameters. ``max_tokens`` defaults to the rest of the context window; the caller handles
-                ``stop`` strings.
-            stop_ids: sampling ends after one of these ids.
-            session: a hint for the reuse of prefixes.
-            adapter: name of LoRA weights.
-            images: the images of the prompt, in the order of their placeholders.
 
         Raises:
             ContextLengthExceeded: the prompt leaves no room for a sample.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import CallDelta, Completion, Delta, Image, Sampling, Tokens
+from clawgym.engines.protocol import CallDelta, Completion, Delta, GenerateRequest, Sampling, Tokens
 from clawgym.errors import EngineError
 from clawgym.records import ToolCall, Turn, Usage, prompt_ids
 from clawgym.registry import engines
@@ -133,18 +133,9 @@ class ReplayTokens:
                     digest.update(repr((prompt, turn.sampled_ids, turn.logprobs)).encode())
         self._digest = digest.hexdigest()
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncGenerator[Tokens, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Tokens, None]:
         """The next recorded answer to exactly these ids. Raises :class:`EngineError` for other ids."""
-        key = tuple(prompt_ids)
+        key = tuple(request.prompt_ids)
         turns = self._answers.get(key)
         if turns is None:
             raise EngineError(
@@ -155,7 +146,7 @@ class ReplayTokens:
         count = self._given.get(key, 0)
         self._given[key] = count + 1
         turn = turns[count % len(turns)]
-        ids = turn.sampled_ids[: sampling.max_tokens]
+        ids = turn.sampled_ids[: request.sampling.max_tokens]
         for n, token in enumerate(ids):
             reason = None
             if n == len(ids) - 1:

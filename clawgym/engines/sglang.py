@@ -21,8 +21,8 @@ from typing import Any
 from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
-from clawgym.engines.protocol import Tokens
+from clawgym.engines._served import PROBE, Checked, ServedEngine
+from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.registry import engines
 
 __all__ = ["SGLangEngine"]
@@ -65,28 +65,28 @@ class SGLangEngine(ServedEngine):
             tops.append([float(row[0]) for row in top if row and row[0] is not None])
         return scale_of(*tops)
 
-    async def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
+    async def _stream(self, request: GenerateRequest, checked: Checked) -> AsyncGenerator[Tokens, None]:
         params: dict[str, Any] = {
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "top_k": ask.top_k or -1,
-            "max_new_tokens": ask.max_tokens,
-            "stop_token_ids": sorted(ask.stop_ids),
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or -1,
+            "max_new_tokens": checked.most,
+            "stop_token_ids": sorted(request.stop_ids),
             "ignore_eos": True,  # the caller decides what ends a turn
         }
-        if ask.sampling.seed is not None:
-            params["sampling_seed"] = ask.sampling.seed
-        if ask.sampling.json_schema is not None:
-            params["json_schema"] = json.dumps(ask.sampling.json_schema or {"type": "object"})
-        body = _body(ask.prompt, params) | {"stream": True}
-        if ask.adapter is not None:
-            body["lora_path"] = ask.adapter
+        if request.sampling.seed is not None:
+            params["sampling_seed"] = request.sampling.seed
+        if request.sampling.json_schema is not None:
+            params["json_schema"] = json.dumps(request.sampling.json_schema or {"type": "object"})
+        body = _body(request.prompt_ids, params) | {"stream": True}
+        if request.adapter is not None:
+            body["lora_path"] = request.adapter
         pairs = _Pairs(checked)
-        async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + ask.max_tokens)) as several:
+        async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + checked.most)) as several:
             async for events in several:
                 held: list[Tokens] = []
                 for event in events:
-                    tokens, end = self._read(event, ask, checked, pairs)
+                    tokens, end = self._read(event, request, checked, pairs)
                     held.append(tokens)
                     if end is not None:
                         yield checked.end(_joined(held), *end)
@@ -96,7 +96,7 @@ class SGLangEngine(ServedEngine):
         raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
 
     def _read(
-        self, event: dict[str, Any], ask: Ask, checked: Checked, pairs: _Pairs
+        self, event: dict[str, Any], request: GenerateRequest, checked: Checked, pairs: _Pairs
     ) -> tuple[Tokens, tuple[str, int] | None]:
         """Parse one event: its tokens and, for the last one, the finish reason and the number of cached ids."""
         if event.get("error"):
@@ -110,7 +110,7 @@ class SGLangEngine(ServedEngine):
             )
         if meta.get("output_token_logprobs") is None:
             raise self._stripped("meta_info.output_token_logprobs", _SINCE)
-        self._check_prompt(event, meta, ask, checked)
+        self._check_prompt(event, meta, request, checked)
         self._check_version(meta, checked)
         tokens = checked.take(*pairs.new(event, meta))
         if not finish:
@@ -118,11 +118,13 @@ class SGLangEngine(ServedEngine):
         reason = finish.get("type") if isinstance(finish, dict) else finish
         return tokens, (str(reason), meta.get("cached_tokens") or 0)
 
-    def _check_prompt(self, event: dict[str, Any], meta: dict[str, Any], ask: Ask, checked: Checked) -> None:
+    def _check_prompt(
+        self, event: dict[str, Any], meta: dict[str, Any], request: GenerateRequest, checked: Checked
+    ) -> None:
         echo, count = event.get("prompt_token_ids"), meta.get("prompt_tokens")
-        if (echo is not None and echo != ask.prompt) or count != len(ask.prompt):
+        if (echo is not None and echo != request.prompt_ids) or count != len(request.prompt_ids):
             checked.broken(
-                f"it worked on another prompt ({count} ids) than it was sent ({len(ask.prompt)} ids)",
+                f"it worked on another prompt ({count} ids) than it was sent ({len(request.prompt_ids)} ids)",
                 "a server without --allow-auto-truncate",
             )
 
@@ -180,7 +182,7 @@ class _Pairs:
         return ids, [row[0] for row in rows]
 
 
-def _body(prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+def _body(prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     neutral = {
         "top_p": 1.0,
         "top_k": -1,

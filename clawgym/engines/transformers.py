@@ -16,12 +16,12 @@ import math
 import os
 import random
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import Image, Sampling, TokenEngine, Tokens
-from clawgym.errors import ContextLengthExceeded, EngineError, MissingDependency
+from clawgym.engines.protocol import GenerateRequest, TokenEngine, Tokens
+from clawgym.errors import EngineError, MissingDependency
 from clawgym.registry import engines
 
 try:
@@ -128,16 +128,7 @@ class TransformersEngine:
         and for reuse (``kept``)."""
         return self._worker.occupancy()
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncIterator[Tokens]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
         """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`.
 
         Defaults: temperature 1, no top-k, no top-p, a random seed. At temperature 0 the most likely id is taken, with
@@ -145,16 +136,16 @@ class TransformersEngine:
         rounding, which depends on the batch size, decides a choice. ``session`` is ignored: prefixes are found by their
         ids.
         """
-        request = self._request(prompt_ids, sampling, stop_ids, adapter, images)
-        self._worker.submit(request)
+        running = self._running(request)
+        self._worker.submit(running)
         try:
             while True:
-                tokens = await request.stream.next()
+                tokens = await running.stream.next()
                 yield tokens
                 if tokens.finish_reason is not None:
                     return
         finally:
-            request.cancelled = True
+            running.cancelled = True
 
     async def update_weights(
         self,
@@ -231,16 +222,9 @@ class TransformersEngine:
         """End the thread. Running requests fail."""
         await asyncio.to_thread(self._end)
 
-    def _request(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        stop_ids: frozenset[int],
-        adapter: str | None,
-        images: Sequence[Image],
-    ) -> Request:
-        ids = list(prompt_ids)
-        if images:
+    def _running(self, request: GenerateRequest) -> Request:
+        ids, sampling, adapter = list(request.prompt_ids), request.sampling, request.adapter
+        if request.images:
             raise _refused("this engine reads no images: take them out of the messages, or use an engine that does")
         if sampling.json_schema is not None:
             raise _refused("this engine does not constrain what is sampled: ask for JSON in the prompt, or use vLLM")
@@ -252,16 +236,7 @@ class TransformersEngine:
                 f"prompt id {wrong} is not in the vocabulary of {self._vocab} ids: render with the tokenizer of this "
                 f"model ({self.tokenizer})"
             )
-        left = self.context_window - len(ids)
-        if left < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(ids)} ids and the context window is {self.context_window}: shorten the "
-                "conversation, or use a model with a larger window"
-            )
-        temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        top_k = max(0, sampling.top_k or 0)
-        most = left if sampling.max_tokens is None else min(left, sampling.max_tokens)
+        temperature, top_p, most = request.temperature, request.top_p, request.max_tokens(self.context_window)
         for good, name, value, want in (
             (math.isfinite(temperature) and temperature >= 0, "temperature", temperature, "0 or more"),
             (0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1"),
@@ -273,13 +248,13 @@ class TransformersEngine:
             raise _refused(self._no_adapter(adapter))
         return Request(
             ids=ids,
-            temperature=float(temperature),
-            top_k=top_k if top_k < self._vocab else 0,
-            top_p=float(top_p),
+            temperature=temperature,
+            top_k=request.top_k if request.top_k < self._vocab else 0,
+            top_p=top_p,
             uniform=random.Random(sampling.seed).random,
             stream=Stream(),
             max_tokens=most,
-            stop_ids=stop_ids,
+            stop_ids=request.stop_ids,
             adapter_name=adapter,
         )
 

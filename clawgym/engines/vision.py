@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import Image, Sampling, Tokens
-from clawgym.errors import ContextLengthExceeded, EngineError, MissingDependency
+from clawgym.engines.protocol import GenerateRequest, Image, Tokens
+from clawgym.errors import EngineError, MissingDependency
 
 try:
     import PIL.Image
@@ -147,34 +147,19 @@ class VisionEngine:
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "clawgym-vision")  # an abandoned request ends before the next one starts
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncIterator[Tokens]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
         """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`."""
-        if adapter is not None:
+        prompt, sampling = request.prompt_ids, request.sampling
+        if request.adapter is not None:
             raise EngineError("this engine has no adapters: merge it into the model", status=400)
         if sampling.json_schema is not None:
             raise EngineError("this engine does not constrain what is sampled: ask for JSON in the prompt", status=400)
-        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab:
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocab:
             raise EngineError("the prompt has ids that this model has not: render it with its tokenizer", status=400)
-        features, counts = await asyncio.to_thread(self.images, images)
-        ids = expanded(prompt_ids, counts, self.placeholder)
-        left = self.context_window - len(ids)
-        if left < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(ids)} ids, {sum(counts)} of them images, and the context window is "
-                f"{self.context_window}: show fewer or smaller images"
-            )
-        most = left if sampling.max_tokens is None else min(left, sampling.max_tokens)
-        temperature = 1.0 if sampling.temperature is None else float(sampling.temperature)
-        top_k, top_p = sampling.top_k or 0, 1.0 if sampling.top_p is None else float(sampling.top_p)
+        features, counts = await asyncio.to_thread(self.images, request.images)
+        ids = expanded(prompt, counts, self.placeholder)
+        most = request.max_tokens(self.context_window, len(ids))
+        temperature, top_k, top_p = request.temperature, request.top_k, request.top_p
         if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1 and most >= 1):
             raise EngineError(f"these settings cannot be sampled with: {sampling}: correct them", status=400)
         rng = random.Random(sampling.seed)
@@ -188,7 +173,7 @@ class VisionEngine:
                 logprob = float((logits[0].float() / (temperature or 1.0)).log_softmax(-1)[token])
                 if math.isnan(logprob):
                     raise EngineError("the model gives no finite numbers: its weights are damaged", retryable=False)
-                reason = "stop" if token in stop_ids else "length" if count == most else None
+                reason = "stop" if token in request.stop_ids else "length" if count == most else None
                 yield Tokens((token,), (logprob,), self.policy_version, reason)
                 if reason is not None:
                     return

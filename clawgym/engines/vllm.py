@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
-from clawgym.engines._retry import persist_call
+from clawgym.engines._retry import Patience, persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Ask, Checked, ServedEngine
-from clawgym.engines.protocol import Tokens
+from clawgym.engines._served import PROBE, Checked, ServedEngine
+from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.errors import EngineError
 from clawgym.registry import engines
 
@@ -126,7 +126,7 @@ class VLLMEngine(ServedEngine):
         given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
         try:
             await asyncio.to_thread(_write, given.folder, weights, config)
-            await persist_call(partial(self._load, given), self._endpoint.patience)
+            await persist_call(partial(self._load, given), Patience(self._patience))
         except BaseException:
             shutil.rmtree(given.folder, ignore_errors=True)
             raise
@@ -207,7 +207,7 @@ class VLLMEngine(ServedEngine):
             tops.append([float(v) for v in top.values() if v is not None])
         return scale_of(*tops)
 
-    def _body(self, prompt: list[int], adapter: str | None) -> dict[str, Any]:
+    def _body(self, prompt: Sequence[int], adapter: str | None) -> dict[str, Any]:
         return {
             "model": adapter or self.model,
             "prompt": prompt,
@@ -223,22 +223,22 @@ class VLLMEngine(ServedEngine):
             "skip_special_tokens": False,
         }
 
-    async def _stream(self, ask: Ask, checked: Checked) -> AsyncGenerator[Tokens, None]:
-        body = self._body(ask.prompt, ask.adapter) | {
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "top_k": ask.top_k,
-            "max_tokens": ask.max_tokens,
+    async def _stream(self, request: GenerateRequest, checked: Checked) -> AsyncGenerator[Tokens, None]:
+        body = self._body(request.prompt_ids, request.adapter) | {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "max_tokens": checked.most,
             "logprobs": 0,  # for the sampled token only
-            "stop_token_ids": sorted(ask.stop_ids),
+            "stop_token_ids": sorted(request.stop_ids),
             "ignore_eos": True,  # the caller decides what ends a turn
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if ask.sampling.seed is not None:
-            body["seed"] = ask.sampling.seed
-        if ask.sampling.json_schema is not None:
-            schema = {"name": "answer", "schema": ask.sampling.json_schema or {"type": "object"}}
+        if request.sampling.seed is not None:
+            body["seed"] = request.sampling.seed
+        if request.sampling.json_schema is not None:
+            schema = {"name": "answer", "schema": request.sampling.json_schema or {"type": "object"}}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         ids: list[int] = []
         logprobs: list[Any] = []
@@ -256,7 +256,7 @@ class VLLMEngine(ServedEngine):
                     if not choice:
                         continue
                     if not echoed:
-                        self._check_prompt(choice, ask, checked)
+                        self._check_prompt(choice, request, checked)
                         echoed = True
                     if choice.get("token_ids") is None:
                         raise self._stripped("token_ids", _SINCE)
@@ -284,13 +284,13 @@ class VLLMEngine(ServedEngine):
                 ) from error
             raise
 
-    def _check_prompt(self, choice: dict[str, Any], ask: Ask, checked: Checked) -> None:
+    def _check_prompt(self, choice: dict[str, Any], request: GenerateRequest, checked: Checked) -> None:
         seen = choice.get("prompt_token_ids")
         if seen is None:
             raise self._stripped("prompt_token_ids", _SINCE)
-        if seen != ask.prompt:
+        if seen != request.prompt_ids:
             checked.broken(
-                f"it worked on another prompt ({len(seen)} ids) than it was sent ({len(ask.prompt)} ids)",
+                f"it worked on another prompt ({len(seen)} ids) than it was sent ({len(request.prompt_ids)} ids)",
                 "a server that takes token ids as they are",
             )
 

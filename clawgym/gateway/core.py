@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
 
-from clawgym.engines.protocol import Delta, Image, Sampling, TextEngine, TokenEngine, Tokens
+from clawgym.engines.protocol import Delta, GenerateRequest, Image, Sampling, TextEngine, TokenEngine, Tokens
 from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError, EpisodeClosed
 from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
 from clawgym.gateway.gate import Gate
@@ -179,12 +179,7 @@ class Core:
         images = [call.images[sha] for sha in _images(call.messages)]  # all that the prompt shows, old ones too
         held: list[Delta] = []
         stream = engine.generate(
-            plan.prompt.tolist(),
-            sampling,
-            stop_ids=renderer.stop_ids,
-            session=session.id,
-            adapter=session.adapter,
-            images=images,
+            GenerateRequest(plan.prompt.tolist(), sampling, renderer.stop_ids, session.id, session.adapter, images)
         )
         async with _Recorded(self, session, call, plan, progress, sampling, lambda: parser.message) as record:
             async with _closing(stream):

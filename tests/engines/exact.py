@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clawgym.engines.protocol import Sampling, TokenEngine
+from clawgym.engines.protocol import GenerateRequest, Sampling, TokenEngine
 
 
 @dataclass
@@ -26,7 +26,7 @@ async def sampled(engine: TokenEngine, prompt: Sequence[int], **settings: Any) -
     """All that ``engine`` samples after ``prompt``."""
     rest = {k: settings.pop(k) for k in ("stop_ids", "adapter", "session") if k in settings}
     got = Sampled([], [], set(), None, 0, 0)
-    async for tokens in engine.generate(prompt, Sampling(**settings), **rest):
+    async for tokens in engine.generate(GenerateRequest(prompt, Sampling(**settings), **rest)):
         assert got.finish_reason is None
         assert len(tokens.logprobs) in (0, len(tokens.ids))
         got.ids += tokens.ids

@@ -1,4 +1,4 @@
-"""The openai engine, through the real client, against a scripted endpoint."""
+"""The openai engine, against a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_user_info_in_the_url_is_not_shown(engine):
 
 
 def test_the_missing_package_is_named(engine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[openai\]'"):
         engine()
 

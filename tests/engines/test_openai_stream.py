@@ -1,4 +1,4 @@
-"""Streams of the openai engine, through the real client, against a scripted endpoint."""
+"""Streams of the openai engine, against a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -187,11 +187,11 @@ async def test_closed_stream_ends_the_request_and_frees_its_slot(fake_openai: Fa
 
 async def test_time_limits(fake_openai: FakeOpenAI, engine) -> None:
     fake_openai.script.append(slow(1.0, streamed()))
-    with pytest.raises(EngineError, match=r"no answer within 0\.3 s") as caught:
+    with pytest.raises(EngineError, match=r"no first answer within 0\.3 s") as caught:
         await collect(engine(timeout=0.3, max_retries=0))
     assert caught.value.retryable
     fake_openai.script.append(streamed(*WORDS, pause=0.6))
-    with pytest.raises(EngineError, match=r"no answer within 0\.3 s"):
+    with pytest.raises(EngineError, match=r"no next part of the answer within 0\.3 s"):
         await collect(engine(timeout=0.3, max_retries=0))
     fake_openai.script.append(streamed(*[chunk(content="x")] * 8, *WORDS, pause=0.1))
     assert len(await collect(engine(timeout=0.5))) == 11, "a long answer may take longer than the limit"

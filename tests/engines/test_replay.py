@@ -11,6 +11,7 @@ import pytest
 from clawgym.engines import (
     Completion,
     Engine,
+    GenerateRequest,
     Recorded,
     ReplayEngine,
     ReplayTokens,
@@ -104,7 +105,7 @@ async def test_recorded_turns_answer_the_very_prompts_they_were_sampled_after():
     assert isinstance(engine, TokenEngine)
 
     async def ask(*prompt: int, **sampling: Any) -> list[Tokens]:
-        return [t async for t in engine.generate(prompt, Sampling(**sampling))]
+        return [t async for t in engine.generate(GenerateRequest(prompt, Sampling(**sampling)))]
 
     assert await ask(1, 2, 3, 4, 5) == [Tokens((6,), (-1.0,), None), Tokens((7,), (-2.0,), None, "length")]
     assert await ask(1, 2) == [Tokens((3,), (-0.5,), 7), Tokens((4,), (-0.25,), 7, "stop")]

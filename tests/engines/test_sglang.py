@@ -102,7 +102,7 @@ async def test_a_prompt_that_was_cut_is_refused(fake_sglang: FakeSGLang, engine)
 
 
 async def test_prompts_that_do_not_fit(engine) -> None:
-    with pytest.raises(ContextLengthExceeded, match="leaves no room"):
+    with pytest.raises(ContextLengthExceeded, match="the context window is 64"):
         await sample(engine(), prompt=range(64))
     with pytest.raises(ContextLengthExceeded, match="longer than the model's context"):
         await sample(engine(context_window=100), prompt=range(70))

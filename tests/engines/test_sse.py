@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawgym.bounds import OutOfBounds
 from clawgym.engines import _sse
 from clawgym.engines._sse import EventReader
-from clawgym.errors import EngineError
 
 
 def read(*pieces: bytes) -> list[bytes]:
@@ -63,5 +63,5 @@ def test_every_event_comes_out(contents: list[bytes]) -> None:
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 90, b"data: x\n" * 20])
 def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sse, "LARGEST_EVENT", 1000)
-    with pytest.raises(EngineError, match="check base_url"):
+    with pytest.raises(OutOfBounds, match="LARGEST_EVENT"):
         read(*[piece] * 100)

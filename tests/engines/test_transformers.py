@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clawgym.engines.protocol import Image, Sampling, TokenEngine  # noqa: E402
+from clawgym.engines.protocol import GenerateRequest, Image, Sampling, TokenEngine  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine  # noqa: E402
 from clawgym.errors import ContextLengthExceeded, EngineError  # noqa: E402
@@ -220,13 +220,15 @@ async def test_invalid_requests_are_refused(
 
 async def test_images_are_refused(engine: TransformersEngine) -> None:
     with pytest.raises(EngineError, match="no images"):
-        await anext(aiter(engine.generate([1], Sampling(), images=[Image("0" * 64, b"")])))
+        await anext(aiter(engine.generate(GenerateRequest([1], Sampling(), images=[Image("0" * 64, b"")]))))
 
 
 async def test_closed_iterator_frees_its_memory(folder: Path, plain: Any) -> None:
     engine = TransformersEngine(folder, max_batch=2)
     try:
-        left = [engine.generate(prompt_of(9, i), Sampling()) for i in range(5)]  # to the end of the window
+        left = [
+            engine.generate(GenerateRequest(prompt_of(9, i), Sampling())) for i in range(5)
+        ]  # to the end of the window
         await anext(left[0])
         await anext(left[1])
         pending = [asyncio.ensure_future(anext(i)) for i in left[2:]]
@@ -313,7 +315,7 @@ async def test_damaged_weights_are_named(engine: TransformersEngine, plain: Any)
 def test_two_loops_one_after_the_other(folder: Path) -> None:
     engine = TransformersEngine(folder)
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        abandoned = engine.generate(prompt_of(4), Sampling())
+        abandoned = engine.generate(GenerateRequest(prompt_of(4), Sampling()))
         loop.run_until_complete(anext(aiter(abandoned)))
     assert len(asyncio.run(sampled(engine, prompt_of(4), max_tokens=9)).ids) == 9
     asyncio.run(engine.aclose())
@@ -322,14 +324,15 @@ def test_two_loops_one_after_the_other(folder: Path) -> None:
 NO_MEMORY = """
     import asyncio, resource, sys, torch
     torch.set_num_threads(1)
-    from clawgym.engines.protocol import Sampling
+    from clawgym.engines.protocol import GenerateRequest, Sampling
     from clawgym.engines.transformers import TransformersEngine
     from clawgym.errors import EngineError
 
     async def main():
         engine = TransformersEngine(sys.argv[1], kv_tokens=10**9)
         async def run(length, most):
-            return [i async for t in engine.generate([5] * length, Sampling(max_tokens=most)) for i in t.ids]
+            asked = GenerateRequest([5] * length, Sampling(max_tokens=most))
+            return [i async for t in engine.generate(asked) for i in t.ids]
         await run(100, 3)
         used = int(open("/proc/self/statm").read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20,) * 2)
@@ -400,7 +403,9 @@ def test_any_schedule_is_exact(folder: Path, plain: Any, schedule: list[dict[str
             assert got.cached < len(request["prompt"])
             assert_exact(plain, request["prompt"], got, request["temperature"])
         else:
-            async with contextlib.aclosing(engine.generate(request["prompt"], Sampling(**chosen))) as tokens:
+            async with contextlib.aclosing(
+                engine.generate(GenerateRequest(request["prompt"], Sampling(**chosen)))
+            ) as tokens:
                 seen = 0
                 async for piece in tokens:
                     seen += len(piece.ids)

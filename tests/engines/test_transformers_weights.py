@@ -14,7 +14,7 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clawgym.engines.protocol import Sampling  # noqa: E402
+from clawgym.engines.protocol import GenerateRequest, Sampling  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine  # noqa: E402
 from clawgym.errors import EngineError  # noqa: E402
@@ -214,7 +214,7 @@ async def test_adapters_side_by_side(engine: TransformersEngine, plain: list[Any
 
 async def test_an_adapter_is_replaced_while_it_runs(engine: TransformersEngine, lora: list[Any]) -> None:
     await engine.load_adapter("policy", lora[0][0], 1)
-    old = engine.generate(PROMPT, Sampling(max_tokens=300), adapter="policy")
+    old = engine.generate(GenerateRequest(PROMPT, Sampling(max_tokens=300), adapter="policy"))
     begun = await anext(aiter(old))
     state = {k: v for k, v in lora[1][1].state_dict().items() if ".lora_" in k}  # with the adapter's name inside
     await engine.load_adapter("policy", state, 2, config={"lora_alpha": 16, "r": 4})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.engines.protocol import Image, Sampling, TokenEngine, Tokens
+from clawgym.engines.protocol import GenerateRequest, Image, Sampling, TokenEngine, Tokens
 from clawgym.engines.tiny import SPECIAL_TOKENS, VISION_TOKENS, make_tiny_model
 from clawgym.errors import ContextLengthExceeded, EngineError
 
@@ -51,7 +51,7 @@ async def engine(folder: Path) -> Any:
 
 async def said(engine: Any, ids: Any = PROMPT, images: Any = (ONE, OTHER), **settings: Any) -> list[Tokens]:
     sampling = Sampling(**{"max_tokens": 6, "seed": 3, **settings})
-    return [tokens async for tokens in engine.generate(ids, sampling, images=images)]
+    return [tokens async for tokens in engine.generate(GenerateRequest(ids, sampling, images=images))]
 
 
 def whole(engine: Any, ids: list[int], images: Any) -> Any:
@@ -94,10 +94,12 @@ async def test_images_and_their_order_matter_and_nothing_else_does(engine: Any) 
 async def test_it_ends_where_it_is_told_to(engine: Any) -> None:
     ids = [piece.ids[0] for piece in await said(engine)]
     stop = frozenset({ids[2]})
-    got = [t async for t in engine.generate(PROMPT, Sampling(seed=3), stop_ids=stop, images=(ONE, OTHER))]
+    got = [
+        t async for t in engine.generate(GenerateRequest(PROMPT, Sampling(seed=3), stop_ids=stop, images=(ONE, OTHER)))
+    ]
     assert [piece.ids[0] for piece in got] == ids[: ids.index(ids[2]) + 1]
     assert got[-1].finish_reason == "stop"
-    stream = engine.generate(PROMPT, Sampling(), images=(ONE, OTHER))
+    stream = engine.generate(GenerateRequest(PROMPT, Sampling(), images=(ONE, OTHER)))
     await anext(stream)
     await stream.aclose()
     assert await said(engine)
@@ -117,7 +119,7 @@ async def test_a_place_for_an_image_is_never_sampled(engine: Any) -> None:
 
 async def test_a_reply_is_sampled_by_one_version(engine: Any, folder: Path) -> None:
     before = await said(engine)
-    stream = engine.generate(PROMPT, Sampling(max_tokens=6, seed=3), images=(ONE, OTHER))
+    stream = engine.generate(GenerateRequest(PROMPT, Sampling(max_tokens=6, seed=3), images=(ONE, OTHER)))
     begun = [await anext(stream)]
     weights = {name: tensor * 1.1 for name, tensor in engine._model.state_dict().items()}
     change = asyncio.create_task(engine.update_weights(weights, 7))
@@ -157,7 +159,7 @@ async def test_what_cannot_be_read_is_refused(engine: Any, folder: Path, tmp_pat
     with pytest.raises(EngineError, match="settings"):
         await said(engine, top_p=2.0)
     narrow = vision.VisionEngine(folder, context_window=60)
-    with pytest.raises(ContextLengthExceeded, match="of them images"):
+    with pytest.raises(ContextLengthExceeded, match="the context window is 60"):
         await said(narrow)
     await narrow.aclose()
     assert vision.sees(folder)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import ContextLengthExceeded, EngineError
@@ -122,7 +122,7 @@ async def test_adapters(engine: VLLMEngine, folder: Path, tmp_path: Path) -> Non
 
 async def test_leaving_early_leaves_the_server_in_order(engine: VLLMEngine, plain: Any) -> None:
     for _ in range(5):
-        tokens = engine.generate(PROMPT, Sampling(max_tokens=2000))
+        tokens = engine.generate(GenerateRequest(PROMPT, Sampling(max_tokens=2000)))
         await anext(tokens)
         await tokens.aclose()
     assert_exact(plain, PROMPT, await sampled(engine, PROMPT, max_tokens=5))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from clawgym.engines.protocol import Image, Sampling, Tokens
+from clawgym.engines.protocol import GenerateRequest, Sampling, Tokens
 from clawgym.errors import EngineError
 
 
@@ -62,17 +62,11 @@ class ScriptedEngine:
         self._pause = pause
         self._end = self._words.token_to_id("<|im_end|>")
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ):
-        seen = Seen(tuple(prompt_ids), sampling, session, adapter, tuple(i.sha256 for i in images))
+    async def generate(self, request: GenerateRequest):
+        prompt_ids, sampling = request.prompt_ids, request.sampling
+        seen = Seen(
+            tuple(prompt_ids), sampling, request.session, request.adapter, tuple(i.sha256 for i in request.images)
+        )
         seen.version = self.policy_version
         number = len(self.seen)
         self.seen.append(seen)

@@ -53,9 +53,9 @@ class Engine(ScriptedEngine):
 
     dies = False
 
-    async def generate(self, *args, **more):
+    async def generate(self, request):
         sampled = 0
-        async for tokens in super().generate(*args, **more):
+        async for tokens in super().generate(request):
             yield tokens
             sampled += len(tokens.ids)
             if self.dies and sampled > 12:

@@ -19,7 +19,7 @@ import pytest
 from clawgym.agents.openclaw._unpack import unpack
 from clawgym.agents.text_protocol import MalformedCall, parse_reply
 from clawgym.desktop.actions import parse
-from clawgym.engines import VLLMEngine
+from clawgym.engines import GenerateRequest, VLLMEngine
 from clawgym.engines.openai import OpenAIEngine
 from clawgym.engines.protocol import Delta, Sampling
 from clawgym.errors import (
@@ -304,7 +304,7 @@ async def test_a_server_whose_lists_are_none(listed: dict[str, Any]) -> None:
     engine = VLLMEngine(url, "m", tokenizer="t", patience=0.0)
     try:
         with pytest.raises(EngineError, match=r"another form|no choice"):
-            async for _ in engine.generate([1], Sampling()):
+            async for _ in engine.generate(GenerateRequest([1], Sampling())):
                 pass
     finally:
         await engine.aclose()

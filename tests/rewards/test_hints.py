@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
@@ -360,7 +360,7 @@ async def test_the_module_that_an_engine_samples_from_may_be_its_own_teacher(mod
     try:
         for seed in range(2):  # scoring in between changes nothing for the engine
             prompt, ids, logprobs = list(range(20, 50)), [], []
-            async for tokens in engine.generate(prompt, Sampling(max_tokens=12, seed=seed)):
+            async for tokens in engine.generate(GenerateRequest(prompt, Sampling(max_tokens=12, seed=seed))):
                 ids += tokens.ids
                 logprobs += tokens.logprobs
             scored = await TorchScorer(module).score(prompt, ids, top_k=2)

@@ -33,7 +33,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from clawgym.engines import Sampling, TransformersEngine
+from clawgym.engines import GenerateRequest, Sampling, TransformersEngine
 from clawgym.engines.folders import load_weights
 from clawgym.rewards.scoring import TorchScorer
 
@@ -169,7 +169,7 @@ class CpuServer:
         ids: list[int] = []
         logprobs: list[float] = []
         version, reason = self._engine.policy_version, "aborted"
-        stream = cast("Any", self._engine.generate(prompt_ids, asked, stop_ids=stops))
+        stream = cast("Any", self._engine.generate(GenerateRequest(prompt_ids, asked, stops)))
         aborted = asyncio.ensure_future(self._aborted.wait())
         async with contextlib.aclosing(stream):
             while True:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clawgym.engines.protocol import Image, Sampling, Tokens
-from clawgym.errors import ContextLengthExceeded, EngineError
+from clawgym.engines.protocol import GenerateRequest, Tokens
+from clawgym.errors import EngineError
 from clawgym.rewards.scoring import Scored
 from clawgym.trainers.verl.timeline import Spans
 
@@ -45,50 +45,35 @@ class Servers:
         self.policy_version = 0
         """Of the weights that a judge, which is the policy, judges by."""
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        session: str = "",
-        adapter: str | None = None,
-        images: Sequence[Image] = (),
-    ) -> AsyncIterator[Tokens]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
         """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`; all tokens come at once."""
-        if images:
+        if request.images:
             raise EngineError("this trainer reads no images: take them out, or use trainer: local", status=400)
-        if sampling.json_schema is not None:
+        if request.sampling.json_schema is not None:
             raise EngineError("these servers do not constrain what is sampled: ask for JSON in the prompt", status=400)
-        left = self.context_window - len(prompt_ids)
-        if left < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt_ids)} ids and the context window is {self.context_window}: shorten the "
-                "conversation, or use a model with a larger window"
-            )
-        asked = self._asked(sampling, stop_ids, left)
+        prompt, asked = list(request.prompt_ids), self._asked(request)
         with self.spans.busy("serving"):
-            output = await self._client.generate(session or "none", prompt_ids=list(prompt_ids), sampling_params=asked)
+            output = await self._client.generate(request.session or "none", prompt_ids=prompt, sampling_params=asked)
         ids, logprobs = output.token_ids, output.log_probs
         if output.stop_reason in ("aborted", "abort") or not ids:
             raise EngineError("the server ended this request: it is asked again", retryable=True)
         if logprobs is None or len(logprobs) != len(ids):
             raise EngineError(f"{len(ids)} ids came without a log-prob each: look at the settings of {self._kind}")
-        ended = "stop" if ids[-1] in stop_ids else "length"
+        ended = "stop" if ids[-1] in request.stop_ids else "length"
         version = output.extra_fields.get("min_global_steps")
         yield Tokens(tuple(ids), tuple(map(float, logprobs)), version, ended)
 
-    def _asked(self, sampling: Sampling, stop_ids: frozenset[int], left: int) -> dict[str, Any]:
+    def _asked(self, request: GenerateRequest) -> dict[str, Any]:
         asked: dict[str, Any] = {
-            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
-            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "max_tokens": left if sampling.max_tokens is None else min(left, sampling.max_tokens),
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or -1,
+            "max_tokens": request.max_tokens(self.context_window),
             "logprobs": True,
-            "stop_token_ids": sorted(stop_ids),
+            "stop_token_ids": sorted(request.stop_ids),
         }
-        if sampling.seed is not None and self._kind != "sglang":  # which has no such setting
-            asked["seed"] = sampling.seed
+        if request.sampling.seed is not None and self._kind != "sglang":  # which has no such setting
+            asked["seed"] = request.sampling.seed
         return asked
 
     def identity(self) -> dict[str, Any]:

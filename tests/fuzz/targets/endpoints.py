@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from functools import cache
 from typing import Any
 
 from clawgym.engines.openai import OpenAIEngine
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import ClawGymError
@@ -18,7 +17,7 @@ from clawgym.records import Turn
 
 from ..source import Source, run
 
-READS = ("engines._chunks", "engines.chat", "engines._client", "engines._http", "engines._sse", "bounds")
+READS = ("engines._chunks", "engines.chat", "engines._http", "engines._sse", "bounds")
 
 _ASKED = [{"role": "user", "content": "hi"}]
 _CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -97,29 +96,6 @@ class _Session:
     async def close(self) -> None: ...
 
 
-@cache
-def _chat(base_url: str) -> OpenAIEngine:
-    import httpx
-    import openai
-
-    engine = OpenAIEngine("m", base_url=base_url, api_key="k", max_retries=0)
-
-    async def answer(request: Any) -> Any:
-        said = _Answer(
-            _now[0],
-            _CHUNK if b'"stream":true' in request.content else _WHOLE,
-            events=b'"stream":true' in request.content,
-        )
-        return httpx.Response(said.status, headers=said.headers, content=await said.read())
-
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    engine._client._client = openai.AsyncOpenAI(api_key="k", base_url=base_url, max_retries=0, http_client=http)
-    return engine
-
-
-_now: list[Source] = []
-
-
 def fuzz(data: bytes) -> None:
     source = Source(data)
     try:
@@ -130,10 +106,10 @@ def fuzz(data: bytes) -> None:
 
 
 async def _text(source: Source) -> None:
-    _now[:] = [source]
-    engine = _chat("http://127.0.0.1:1/v1")
-    engine._adapted.clear()
-    if source.byte() & 1:
+    engine = OpenAIEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", max_retries=0)
+    whole = source.byte() & 1
+    engine._endpoint._session = _Session(source, _WHOLE if whole else _CHUNK)  # pyright: ignore[reportAttributeAccessIssue]
+    if whole:
         completion = await engine.complete(_ASKED, sampling=Sampling(seed=1))
         repr(completion).encode()
         return
@@ -148,7 +124,9 @@ async def _ids(source: Source) -> None:
     ids: list[int] = []
     logprobs: list[float] = []
     try:
-        stream: AsyncIterator[Any] = engine.generate([1, 2, 3, 4], Sampling(max_tokens=3), stop_ids=frozenset({9}))
+        stream: AsyncIterator[Any] = engine.generate(
+            GenerateRequest([1, 2, 3, 4], Sampling(max_tokens=3), stop_ids=frozenset({9}))
+        )
         async for tokens in stream:
             ids += tokens.ids
             logprobs += tokens.logprobs

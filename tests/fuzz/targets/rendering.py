@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from clawgym.engines.protocol import Sampling, Tokens
+from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.gateway.core import Core
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
@@ -56,9 +56,9 @@ class _Engine:
         self._source, self._renderer = source, renderer
         self.tokenizer = ""
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **_: Any) -> AsyncIterator[Tokens]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
         source = self._source
-        assert all(type(token) is int and 0 <= token < 2**31 for token in prompt_ids)
+        assert all(type(token) is int and 0 <= token < 2**31 for token in request.prompt_ids)
         for _step in range(source.number(0, 6)):
             ids = self._renderer.encode(source.pick(_WORDS)) if source.byte() < 230 else (source.number(0, 2**20),)
             yield Tokens(ids, (-1.0,) * len(ids), 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from clawgym.engines.protocol import Sampling
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import EngineError, TrainingError
 from clawgym.records import TrainingSequence
@@ -49,7 +49,7 @@ async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
     for number in range(4):
         prompt = (9, 300, 400 + number // 2)
         given = Sampling(max_tokens=12, seed=number)
-        stream = engine.generate(prompt, given, adapter=learner.policy.adapter)
+        stream = engine.generate(GenerateRequest(prompt, given, adapter=learner.policy.adapter))
         said = [tokens async for tokens in stream]
         new = [token for tokens in said for token in tokens.ids]
         logprobs = tuple(value for tokens in said for value in tokens.logprobs)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clawgym.agents.tool_loop import ToolLoopAgent
-from clawgym.engines import Completion
+from clawgym.engines import Completion, GenerateRequest
 from clawgym.engines.protocol import Engine, Image, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
@@ -65,7 +65,7 @@ def config(folder: Path, **model: Any) -> TrainConfig:
 async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed: int) -> TrainingSequence:
     """A reply of the engine as a row."""
     given = Sampling(max_tokens=6, seed=seed)
-    said = [tokens async for tokens in engine.generate(ids, given, images=images)]
+    said = [tokens async for tokens in engine.generate(GenerateRequest(ids, given, images=images))]
     new = [token for tokens in said for token in tokens.ids]
     count, logprobs = len(new), tuple(value for tokens in said for value in tokens.logprobs)
     versions = tuple(tokens.policy_version for tokens in said)

@@ -13,7 +13,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawgym.engines import Sampling, TransformersEngine
+from clawgym.engines import GenerateRequest, Sampling, TransformersEngine
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import ContextLengthExceeded, EngineError
 from clawgym.rewards.scoring import TorchScorer
@@ -56,7 +56,12 @@ def engine_of(server: Any, folder: Path, **about: Any) -> Any:
 
 
 async def sampled(engine: Any, **asked: Any) -> Any:
-    pieces = [piece async for piece in engine.generate(PROMPT, Sampling(**asked), session="s", stop_ids=frozenset({2}))]
+    pieces = [
+        piece
+        async for piece in engine.generate(
+            GenerateRequest(PROMPT, Sampling(**asked), session="s", stop_ids=frozenset({2}))
+        )
+    ]
     (piece,) = pieces
     return piece
 
@@ -66,7 +71,7 @@ async def test_the_same_ids_and_logprobs_as_without_verl(server: Any, folder: Pa
     plain = TransformersEngine(folder, dtype="float32")
     for asked in ({"seed": 7, "temperature": 0.8, "max_tokens": 9}, {"seed": 1}):
         one = await sampled(engine, **asked)
-        pieces = [p async for p in plain.generate(PROMPT, Sampling(**asked), stop_ids=frozenset({2}))]
+        pieces = [p async for p in plain.generate(GenerateRequest(PROMPT, Sampling(**asked), stop_ids=frozenset({2})))]
         assert one.ids == tuple(i for p in pieces for i in p.ids)
         assert one.logprobs == pytest.approx([x for p in pieces for x in p.logprobs], abs=1e-6)
         assert one.finish_reason == pieces[-1].finish_reason
