@@ -183,7 +183,7 @@ async def test_ends(engine: TransformersEngine, folder: Path) -> None:
         full = await sampled(small, prompt)
         assert (len(full.ids), full.finish_reason) == (22, "length")
         assert len((await sampled(small, prompt_of(31), max_tokens=9)).ids) == 1
-        with pytest.raises(ContextLengthExceeded, match="32 ids and the context window is 32"):
+        with pytest.raises(ContextLengthExceeded, match="32 tokens and the context window is 32"):
             await sampled(small, prompt_of(32))
     finally:
         await small.aclose()
