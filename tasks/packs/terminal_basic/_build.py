@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import dedent
+from string import Template
 from typing import Any, Literal
 
 import clawgym.verifiers.checks
@@ -14,63 +14,27 @@ from clawgym.records import Task, TaskFile, VerifierSpec
 from clawgym.tasks.packs.seeded import Generator, draft_of
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
-__all__ = ["TerminalDraft", "build", "here", "program_draft", "python"]
+__all__ = ["TerminalDraft", "build", "here", "program_draft", "python", "template"]
 
-CHECK_PY = '''\
-"""Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
+TEMPLATES = Path(__file__).parent / "templates"
 
-import json
 
-import clawgym_checks as cg
+class _Template(Template):
+    delimiter = "@@"
 
-DATA = json.loads(r"""
-{data}
-""")
-checks = cg.Checks()
-WS = checks.workspace
 
-{body}
-checks.finish()
-'''
+def template(path: str, **values: object) -> str:
+    """The file ``templates/<path>.tmpl``, with each ``@@{name}`` replaced by a value. Ends with a line break.
 
-TABLE_CHECK = """
-def table():
-    rows = [[cell.strip() for cell in row] for row in cg.read_csv(WS / DATA["path"])]
-    return rows[0], [row for row in rows[1:] if len(row) == len(DATA["header"])], len(rows) - 1
+    Raises :class:`KeyError` if a value is missing.
+    """
+    return _Template((TEMPLATES / f"{path}.tmpl").read_text("utf-8")).substitute(values)
 
-@checks("rows")
-def _():
-    _, rows, _ = table()
-    return cg.share([row[0] for row in rows], [row[0] for row in DATA["rows"]])
 
-for column, name in list(enumerate(DATA["header"]))[1:]:
-    @checks(name)
-    def _():
-        _, rows, number = table()
-        got = {row[0]: row[column] for row in rows}
-        return sum(got.get(row[0]) == row[column] for row in DATA["rows"]) / max(number, len(DATA["rows"]))
-
-@checks("layout")
-def _():
-    header, rows, number = table()
-    keys, wanted = ([row[0] for row in some] for some in (rows, DATA["rows"]))
-    return header == DATA["header"] and number == len(rows) and keys == wanted
-"""
+TABLE_CHECK = template("shared/table.py")
 """Compares the CSV file ``path`` with ``header`` and ``rows``: its keys (first column), each column, its layout."""
 
-PROGRAM_CHECK = """
-def passes(case):
-    cg.read_bytes(WS / DATA["program"])
-    with cg.scratch(WS) as box:
-        for path, text in case["files"].items():
-            (box / path).parent.mkdir(parents=True, exist_ok=True)
-            (box / path).write_bytes(bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode())
-        ran = cg.run_program(case["argv"], cwd=box, stdin=case["stdin"])
-        return ran.code == case["code"] and ran.out.rstrip() == case["out"].rstrip()
-
-for group, cases in DATA["groups"].items():
-    checks(group)(lambda: sum(passes(case) for case in cases) / len(cases))
-"""
+PROGRAM_CHECK = template("shared/program.py")
 """Runs the program that the agent wrote on hidden cases and compares what it prints and its exit status."""
 
 
@@ -79,8 +43,6 @@ class TerminalDraft:
     """What a generator makes of its random numbers."""
 
     instruction: str
-    check: str
-    """Python source of the checks; it finds ``cg``, ``checks``, ``WS`` (the workspace) and ``DATA``."""
     data: Mapping[str, Any]
     """What the checks expect, computed here and never from the workspace; becomes ``DATA`` (as JSON)."""
     solve: str
@@ -91,13 +53,17 @@ class TerminalDraft:
     may_change: tuple[str, ...] = ()
     """Patterns of the inputs that the task asks to change."""
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
+    check: str = ""
+    """Python source of the checks; it finds ``cg``, ``checks``, ``WS`` (the workspace) and ``DATA``. By default the
+    template ``check.py`` of the generator."""
 
 
 def build(made_by: Generator[TerminalDraft], seed: int) -> Task:
     """The instance of ``made_by`` for ``seed``."""
     draft = draft_of(made_by, seed)
-    data = json.dumps(draft.data, indent=1, sort_keys=True)
-    check = CHECK_PY.format(name=made_by.name, data=data, body=dedent(draft.check).strip("\n"))
+    expected = json.dumps(draft.data, indent=1, sort_keys=True)
+    body = draft.check or template(f"{made_by.name}/check.py")
+    check = template("shared/grader.py", name=made_by.name, data=expected, body=body.strip("\n"))
     helpers = Path(clawgym.verifiers.checks.__file__)
     return Task(
         id=made_by.task_id(seed),
@@ -113,33 +79,28 @@ def build(made_by: Generator[TerminalDraft], seed: int) -> Task:
             mutable_inputs=draft.may_change,
         ),
         inputs=tuple(
-            TaskFile(path, text if isinstance(text, bytes) else text.encode(), executable=path.endswith(".sh"))
-            for path, text in sorted(draft.inputs.items())
+            TaskFile(path, data if isinstance(data, bytes) else data.encode(), executable=path.endswith(".sh"))
+            for path, data in sorted(draft.inputs.items())
         ),
         metadata=made_by.metadata(seed),
         solution=(_script("solve.sh", draft.solve),),
-        wrong_solutions=tuple(_script(f"{what}.sh", text) for what, text in draft.wrong.items()),
+        wrong_solutions=tuple(_script(f"{what}.sh", script) for what, script in draft.wrong.items()),
         origin=f"terminal-basic:{made_by.name}:{seed}",
     )
 
 
-def _script(path: str, text: str) -> TaskFile:
-    return TaskFile(path, ("#!/usr/bin/env bash\n" + plain(text)).encode(), executable=True)
+def _script(path: str, script: str) -> TaskFile:
+    return TaskFile(path, ("#!/usr/bin/env bash\n" + script.strip("\n") + "\n").encode(), executable=True)
 
 
-def plain(text: str) -> str:
-    """The lines of an indented text."""
-    return dedent(text).strip("\n") + "\n"
+def here(path: str, content: str) -> str:
+    """Bash that writes ``content`` to ``path``."""
+    return f"cat > {path} <<'END_OF_FILE'\n{content}END_OF_FILE\n"
 
 
-def here(path: str, text: str) -> str:
-    """Bash that writes ``text`` to ``path``."""
-    return f"cat > {path} <<'END_OF_FILE'\n{plain(text)}END_OF_FILE\n"
-
-
-def python(text: str) -> str:
+def python(program: str) -> str:
     """Bash that runs a Python program."""
-    return f"python3 - <<'END_OF_FILE'\n{plain(text)}END_OF_FILE\n"
+    return f"python3 - <<'END_OF_FILE'\n{program}END_OF_FILE\n"
 
 
 def replaced(text: str, old: str, new: str) -> str:
@@ -165,7 +126,6 @@ def program_draft(
     may_change: tuple[str, ...] = (),
 ) -> TerminalDraft:
     """A task to write ``program``; each mistake is one (old, new) replacement in the right ``source``."""
-    source = dedent(source).strip("\n")
     return TerminalDraft(
         instruction=instruction,
         check=PROGRAM_CHECK,

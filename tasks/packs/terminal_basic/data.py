@@ -10,7 +10,7 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, TerminalDraft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, python, replaced, template
 from ._sqlite import database
 
 DATA: dict[str, Generator[TerminalDraft]] = {}
@@ -40,22 +40,6 @@ def csv_total(rng: random.Random) -> TerminalDraft:
             )
         },
         data={"path": f"{target}.txt", "total": totals[place], "totals": totals},
-        check="""
-        def numbers():
-            return [int(word) for word in cg.read_text(WS / DATA["path"]).split()]
-
-        @checks("total_of_a_column")
-        def _():
-            return len(numbers()) == 1 and numbers()[0] in DATA["totals"]
-
-        @checks("total")
-        def _():
-            return numbers() == [DATA["total"]]
-
-        @checks("one_line")
-        def _():
-            return checks.passed("total") and cg.read_text(WS / DATA["path"]).strip() == str(DATA["total"])
-        """,
         solve=total(place),
         wrong={
             "next-column": total((place + 1) % 3),
@@ -94,28 +78,7 @@ def csv_join(rng: random.Random) -> TerminalDraft:
         own = [cents for j, status, cents in lines if j == i and status != void]
         rows.append((i, names[i], len(own), sum(own)))
     rows.sort(key=lambda row: (-row[3], row[0]))
-    solve = python(f"""
-        import csv
-        from pathlib import Path
-
-        customers = {{row["id"]: row["name"] for row in csv.DictReader(open("{people}.csv", newline=""))}}
-        counts, cents, unmatched = dict.fromkeys(customers, 0), dict.fromkeys(customers, 0), []
-        for row in csv.DictReader(open("{orders}.csv", newline="")):
-            if row["customer"] not in customers:
-                unmatched.append(row["order"])
-            elif row["status"] != "{void}":
-                counts[row["customer"]] += 1
-                cents[row["customer"]] += round(float(row["amount"]) * 100)
-        kept = list(customers)
-        kept.sort(key=lambda i: (-cents[i], int(i)))
-        Path("output").mkdir(exist_ok=True)
-        with open("output/{report}.csv", "w", newline="") as f:
-            out = csv.writer(f, lineterminator="\\n")
-            out.writerow(["customer", "name", "orders", "total"])
-            for i in kept:
-                out.writerow([i, customers[i], counts[i], f"{{cents[i] / 100:.2f}}"])
-        Path("output/unmatched.txt").write_text("".join(n + "\\n" for n in sorted(unmatched, key=int)))
-        """)
+    solve = python(template("csv-join/solve.py", people=people, orders=orders, void=void, report=report))
     return TerminalDraft(
         instruction=(
             f"{people}.csv lists customers, {orders}.csv their orders. Write output/{report}.csv with the header "
@@ -141,12 +104,7 @@ def csv_join(rng: random.Random) -> TerminalDraft:
             "rows": [[str(i), name, str(count), _money(cents)] for i, name, count, cents in rows],
             "unmatched": [str(number) for number in unmatched],
         },
-        check=TABLE_CHECK
-        + """
-@checks("unmatched")
-def _():
-    return cg.read_lines(WS / "output/unmatched.txt") == DATA["unmatched"]
-""",
+        check=TABLE_CHECK + "\n" + template("csv-join/check.py"),
         solve=solve,
         wrong={
             "inner-join": replaced(solve, "list(customers)", "[i for i in customers if counts[i]]"),
@@ -185,26 +143,7 @@ def json_tree(rng: random.Random) -> TerminalDraft:
         if len(sizes) >= 3:
             break
     few = sizes[len(sizes) // 2]
-    solve = python(f"""
-        import json
-        from pathlib import Path
-
-        report = {{}}
-
-        def visit(unit, above):
-            path = above + unit["name"]
-            found = {{p["id"]: p["pay"] for p in unit["people"]}}
-            for below in unit["units"]:
-                found.update(visit(below, path + "/"))
-            report[path] = {{"people": len(found), "pay": sum(found.values())}}
-            return found
-
-        visit(json.load(open("{source}.json")), "")
-        Path("output").mkdir(exist_ok=True)
-        json.dump(report, open("output/{report}.json", "w"))
-        small = sorted(path for path, r in report.items() if r["people"] < {few})
-        Path("output/small.txt").write_text("".join(path + "\\n" for path in small))
-        """)
+    solve = python(template("json-tree/solve.py", source=source, report=report, few=few))
     return TerminalDraft(
         instruction=(
             f"{source}.json holds a tree of units: each has a name, people (id and pay) and units below it. Write "
@@ -220,29 +159,6 @@ def json_tree(rng: random.Random) -> TerminalDraft:
             "units": expected,
             "small": sorted(path for path, (people, _) in expected.items() if people < few),
         },
-        check="""
-        def got():
-            report = cg.read_json(WS / DATA["path"])
-            if not isinstance(report, dict):
-                raise cg.Failed("not an object")
-            return report
-
-        @checks("paths")
-        def _():
-            return cg.share(list(got()), list(DATA["units"]))
-
-        def right(key, place):
-            units = {path: unit for path, unit in got().items() if isinstance(unit, dict)}
-            good = [units.get(path, {}).get(key) == e[place] for path, e in DATA["units"].items()]
-            return sum(good) / len(good)
-
-        checks("people")(lambda: right("people", 0))
-        checks("pay")(lambda: right("pay", 1))
-
-        @checks("small")
-        def _():
-            return cg.read_lines(WS / "output/small.txt") == DATA["small"]
-        """,
         solve=solve,
         wrong={
             "own-people-only": replaced(solve, 'found.update(visit(below, path + "/"))', 'visit(below, path + "/")'),
@@ -297,24 +213,7 @@ def sqlite_report(rng: random.Random) -> TerminalDraft:
             ),
         }
     )
-    solve = python(f"""
-        import csv, sqlite3
-        from pathlib import Path
-
-        query = '''
-        SELECT kind.name, COALESCE(SUM(s.qty), 0),
-               COALESCE(SUM(s.qty * item.cents * (100 - COALESCE(s.discount, 0)) / 100), 0) AS revenue,
-               COUNT(DISTINCT SUBSTR(s.sold_at, 1, 10))
-        FROM kind LEFT JOIN item ON item.kind = kind.id
-        LEFT JOIN sale s ON s.item = item.id AND COALESCE(s.returned, 0) = 0
-             AND s.sold_at >= '{year}-{month:02d}-01' AND s.sold_at < '{year}-{month:02d}-32'
-        GROUP BY kind.id ORDER BY revenue DESC, kind.name
-        '''
-        rows = sqlite3.connect("{shop}.db").execute(query).fetchall()
-        Path("output").mkdir(exist_ok=True)
-        with open("output/{report}.csv", "w", newline="") as f:
-            csv.writer(f, lineterminator="\\n").writerows([("kind", "qty", "revenue_cents", "days"), *rows])
-        """)
+    solve = python(template("sqlite-report/solve.py", year=year, month=f"{month:02d}", shop=shop, report=report))
     return TerminalDraft(
         instruction=(
             f"{shop}.db is an SQLite database of sales (Python's sqlite3 can read it). Report {year}-{month:02d} in "
@@ -382,30 +281,7 @@ def csv_repair(rng: random.Random) -> TerminalDraft:
     second = csv_text([head, *([r[0], r[1], dotted(r[2]), f"{r[3]:%d.%m.%Y}"] for r in tables[south])], ";")
     third = csv_text([head, *([r[0], named(r), "$" + comma(r[2]), f"{r[3]:%m/%d/%Y}"] for r in tables[west])], "\t")
     third += "\tno id\t$1.00\t01/02/2024\n"
-    solve = python(f"""
-        import csv, io
-        from datetime import datetime
-        from pathlib import Path
-
-        best = {{}}
-        for path, encoding, delimiter, form in [
-            ("{north}.csv", "utf-8-sig", ",", "%Y-%m-%d"),
-            ("{south}.csv", "cp1252", ";", "%d.%m.%Y"),
-            ("{west}.tsv", "utf-16", "\\t", "%m/%d/%Y"),
-        ]:
-            text = Path(path).read_bytes().decode(encoding)
-            for row in csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter):
-                amount = row["amount"].lstrip("$")
-                amount = amount.replace(".", "").replace(",", ".") if delimiter == ";" else amount.replace(",", "")
-                day = datetime.strptime(row["updated"], form).date()
-                if row["id"] and (row["id"] not in best or day > best[row["id"]][3]):
-                    best[row["id"]] = (row["id"], " ".join(row["name"].split()), amount, day)
-        Path("output").mkdir(exist_ok=True)
-        with open("output/{clean}.csv", "w", newline="", encoding="utf-8") as f:
-            out = csv.writer(f, lineterminator="\\n")
-            out.writerow(["id", "name", "amount", "updated"])
-            out.writerows(best[i] for i in sorted(best, key=lambda i: int(i[2:])))
-        """)
+    solve = python(template("csv-repair/solve.py", north=north, south=south, west=west, clean=clean))
     return TerminalDraft(
         instruction=(
             f"Make one clean table output/{clean}.csv of three exports:\n"
@@ -461,71 +337,7 @@ def sqlite_recover(rng: random.Random) -> TerminalDraft:
             f"old_{table}": (sql.format(f"old_{table}"), sorted(old.items())),
         }
     )
-    solve = python(f"""
-        import json
-        from pathlib import Path
-
-        data, size = open("{source}.db", "rb").read(), 1024
-
-        def number(at, length=2, signed=False):
-            return int.from_bytes(data[at : at + length], "big", signed=signed)
-
-        def varint(blob, at):
-            value = 0
-            for k in range(9):
-                byte = blob[at + k]
-                if k == 8:
-                    return value << 8 | byte, at + 9
-                value = value << 7 | byte & 127
-                if byte < 128:
-                    return value, at + k + 1
-
-        def row(at):
-            length, at = varint(data, at)
-            rowid, at = varint(data, at)
-            local = length
-            if length > size - 35:
-                least = (size - 12) * 32 // 255 - 23
-                local = least + (length - least) % (size - 4)
-                local = local if local <= size - 35 else least
-            payload = data[at : at + local]
-            page = number(at + local, 4) if local < length else 0
-            while page:
-                payload += data[(page - 1) * size + 4 : page * size]
-                page = number((page - 1) * size, 4)
-            payload = payload[:length]
-            end, at = varint(payload, 0)
-            body, values = end, []
-            while at < end:
-                kind, at = varint(payload, at)
-                if kind == 0 or kind in (8, 9):
-                    values.append(None if kind == 0 else kind - 8)
-                elif kind >= 13:
-                    values.append(payload[body : body + (kind - 13) // 2].decode("utf-8", "replace"))
-                    body += (kind - 13) // 2
-                else:
-                    width = (0, 1, 2, 3, 4, 6, 8)[kind]
-                    values.append(int.from_bytes(payload[body : body + width], "big", signed=True))
-                    body += width
-            return dict(id=rowid, owner=values[1], cents=values[2], note=values[3])
-
-        def walk(page):
-            base = (page - 1) * size
-            inner = data[base] == 5
-            for k in range(number(base + 3)):
-                cell = base + number(base + (12 if inner else 8) + 2 * k)
-                if inner:
-                    yield from walk(number(cell, 4))
-                else:
-                    yield row(cell)
-            if inner:
-                yield from walk(number(base + 8, 4))
-
-        rows = list(walk({roots[table]}))
-        rows.sort(key=lambda r: r["id"])
-        Path("output").mkdir(exist_ok=True)
-        json.dump(rows, open("output/{report}.json", "w"))
-        """)
+    solve = python(template("sqlite-recover/solve.py", source=source, root=roots[table], report=report))
     everything = "[r for p in range(1, len(data) // size + 1) if data[(p - 1) * size] == 13 for r in walk(p)]"
     return TerminalDraft(
         instruction=(
@@ -539,26 +351,6 @@ def sqlite_recover(rng: random.Random) -> TerminalDraft:
         ),
         inputs={f"{source}.db": bytes(1024) + blob[1024:]},
         data={"path": f"output/{report}.json", "rows": [[i, *new[i][1:]] for i in ids]},
-        check="""
-        def rows():
-            found = cg.read_json(WS / DATA["path"])
-            return [row for row in found if isinstance(row, dict) and isinstance(row.get("id"), int)]
-
-        @checks("ids")
-        def _():
-            return cg.share([row["id"] for row in rows()], [row[0] for row in DATA["rows"]])
-
-        for place, name in enumerate(["owner", "cents", "note"], 1):
-            @checks(name)
-            def _():
-                got = {row["id"]: row.get(name, 0) for row in rows()}
-                good = [type(got.get(row[0])) is type(row[place]) and got[row[0]] == row[place] for row in DATA["rows"]]
-                return checks.scores["ids"] * sum(good) / len(good) if got else 0
-
-        @checks("order")
-        def _():
-            return [row["id"] for row in cg.read_json(WS / DATA["path"])] == [row[0] for row in DATA["rows"]]
-        """,
         solve=solve,
         wrong={
             "reads-every-leaf": replaced(solve, f"list(walk({roots[table]}))", everything),

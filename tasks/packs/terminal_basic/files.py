@@ -10,7 +10,7 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator, csv_text
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, TerminalDraft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, python, replaced, template
 
 FILES: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="files", into=FILES)
@@ -23,19 +23,6 @@ def write_word(rng: random.Random) -> TerminalDraft:
     return TerminalDraft(
         instruction=f"Write the word {word} to the file {name}.txt.",
         data={"path": f"{name}.txt", "word": word},
-        check="""
-        @checks("letters")
-        def _():
-            return cg.read_text(WS / DATA["path"]).lower().split() == [DATA["word"]]
-
-        @checks("word")
-        def _():
-            return cg.read_text(WS / DATA["path"]).split() == [DATA["word"]]
-
-        @checks("one_line")
-        def _():
-            return cg.read_text(WS / DATA["path"]) in (DATA["word"], DATA["word"] + "\\n")
-        """,
         solve=f"echo {word} > {name}.txt",
         wrong={
             "swapped": f"echo {name} > {word}.txt",
@@ -91,22 +78,6 @@ def file_op(rng: random.Random) -> TerminalDraft:
             "after": after,
             "kept": {f"{other}.txt": rest},
         },
-        check="""
-        @checks("target")
-        def _():
-            return cg.read_text(WS / DATA["target"]).split() == DATA["text"].split()
-
-        @checks("source")
-        def _():
-            def right(path, text):
-                return not (WS / path).exists() if text is None else cg.read_text(WS / path).split() == text.split()
-
-            return checks.passed("target") and all(right(*item) for item in DATA["after"].items())
-
-        @checks("others_kept")
-        def _():
-            return checks.passed("target") and all(cg.read_text(WS / p) == t for p, t in DATA["kept"].items())
-        """,
         solve=solve,
         wrong=dict(zip(["near-miss", "other-file", "wrong-place"], wrong, strict=True)),
     )
@@ -130,19 +101,6 @@ def line_filter(rng: random.Random) -> TerminalDraft:
         instruction=f"Write the lines of {source}.txt that contain {word} to {target}.txt, sorted.",
         inputs={f"{source}.txt": "\n".join(lines) + "\n"},
         data={"path": f"{target}.txt", "lines": sorted(matching)},
-        check="""
-        @checks("some_lines")
-        def _():
-            return cg.share(cg.read_lines(WS / DATA["path"]), DATA["lines"])
-
-        @checks("all_lines")
-        def _():
-            return sorted(cg.read_lines(WS / DATA["path"])) == DATA["lines"]
-
-        @checks("sorted")
-        def _():
-            return cg.read_lines(WS / DATA["path"]) == DATA["lines"]
-        """,
         solve=f"grep {word} {source}.txt | LC_ALL=C sort > {target}.txt",
         wrong={
             "not-sorted": f"grep {word} {source}.txt > {target}.txt",
@@ -227,10 +185,6 @@ def text_steps(rng: random.Random) -> TerminalDraft:
         instruction=" ".join(sentences),
         inputs={"f0.txt": "\n".join(start) + "\n"},
         data={"steps": {f"f{k + 1}.txt": lines for k, lines in enumerate(expected)}},
-        check="""
-        for path, lines in DATA["steps"].items():
-            checks(path)(lambda: cg.read_lines(WS / path) == lines)
-        """,
         solve=script(ops),
         wrong={
             "stops-early": script(ops[:-1]),
@@ -278,19 +232,6 @@ def text_pipe(rng: random.Random) -> TerminalDraft:
         instruction=f"Take the lines of {source}.txt: {sentences}. Write the result to {target}.txt.",
         inputs={f"{source}.txt": "\n".join(start) + "\n"},
         data={"path": f"{target}.txt", "lines": expected},
-        check="""
-        @checks("some_lines")
-        def _():
-            return cg.share(cg.read_lines(WS / DATA["path"]), DATA["lines"])
-
-        @checks("all_lines")
-        def _():
-            return sorted(cg.read_lines(WS / DATA["path"])) == sorted(DATA["lines"])
-
-        @checks("order")
-        def _():
-            return cg.read_lines(WS / DATA["path"]) == DATA["lines"]
-        """,
         solve=script(ops),
         wrong={
             "stops-early": script(ops[:-1]),
@@ -330,30 +271,7 @@ def tidy_inbox(rng: random.Random) -> TerminalDraft:
         inputs[f"{inbox}/{name}"] = text
         folder = f"{archive}/{'undated' if month in (None, 'bad') else month}"
         expected[f"{folder}/{clean}"] = {"text": text, "kind": kind, "folder": folder}
-    solve = python(f"""
-        import re
-        from datetime import date
-        from pathlib import Path
-
-        taken = set()
-        for path in sorted(Path("{inbox}").iterdir(), key=lambda p: p.name.encode()):
-            match = re.fullmatch(r"date: (\\d{{4}})-(\\d\\d)-(\\d\\d)", path.read_text().splitlines()[0])
-            folder = "undated"
-            if match:
-                try:
-                    folder = date(*map(int, match.groups())).strftime("%Y-%m")
-                except ValueError:
-                    pass
-            stem, _, end = path.name.lower().rpartition(".")
-            stem = re.sub("[^a-z0-9]+", "-", stem).strip("-")
-            number, target = 1, Path("{archive}", folder, stem + "." + end)
-            while target in taken:
-                number += 1
-                target = target.with_name(f"{{stem}}-{{number}}.{{end}}")
-            taken.add(target)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(target)
-        """)
+    solve = python(template("tidy-inbox/solve.py", inbox=inbox, archive=archive))
     return TerminalDraft(
         instruction=(
             f"Move every file of the folder {inbox} to {archive}/YYYY-MM/NAME.EXT.\n"
@@ -369,35 +287,6 @@ def tidy_inbox(rng: random.Random) -> TerminalDraft:
         inputs=inputs,
         may_change=(f"{inbox}/*",),
         data={"inbox": inbox, "archive": archive, "expected": expected},
-        check="""
-        from itertools import islice
-
-        def kept(kind):
-            wanted = [(path, e["text"]) for path, e in DATA["expected"].items() if e["kind"] == kind]
-
-            def right(path, text):
-                try:
-                    return cg.read_text(WS / path) == text
-                except (cg.Failed, ValueError):
-                    return False
-
-            return sum(right(*item) for item in wanted) / len(wanted)
-
-        for kind in ("dated", "undated", "same_name"):
-            checks(kind)(lambda: kept(kind))
-
-        @checks("folders")
-        def _():
-            found = []
-            for folder in sorted({e["folder"] for e in DATA["expected"].values()}):
-                for path in islice((WS / folder).iterdir(), 100):
-                    found.append((folder, cg.read_text(path)))
-            return cg.share(found, [(e["folder"], e["text"]) for e in DATA["expected"].values()])
-
-        @checks("inbox_empty")
-        def _():
-            return checks.passed("folders") and not any(p.is_file() for p in (WS / DATA["inbox"]).rglob("*"))
-        """,
         solve=solve,
         wrong={
             "overwrites": replaced(solve, "while target in taken:", "while False:"),
@@ -471,75 +360,7 @@ def log_correlate(rng: random.Random) -> TerminalDraft:
     rows.sort(key=lambda row: (row[1], row[0]))
     zone_rows = [[site, _iso(since), offset] for site, periods in zones.items() for since, offset in periods]
     rng.shuffle(zone_rows)
-    solve = python(f"""
-        import csv, json, os
-        from datetime import datetime, timedelta, timezone
-        from pathlib import Path
-
-        def ms_of(moment):
-            return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
-
-        def iso(text):
-            return ms_of(datetime.fromisoformat(text.replace("Z", "+00:00")))
-
-        duplicates, seen = 0, set()
-        def fresh(event):
-            global duplicates
-            new = event not in seen
-            duplicates += not new
-            seen.add(event)
-            return new
-
-        zones = {{}}
-        for row in csv.DictReader(open("zones.csv")):
-            zones.setdefault(row["site"], []).append((iso(row["from_utc"]), int(row["offset_minutes"])))
-
-        def utc(local, site):
-            text, _, second = local.partition(" B") if local.endswith(" B") else (local, "", "")
-            wall = ms_of(datetime.strptime(text, "%d.%m.%Y %H:%M:%S").replace(tzinfo=timezone.utc))
-            periods = sorted(zones[site]) + [(10**15, 0)]
-            fits = [wall - o * 60000 for (a, o), (b, _) in zip(periods, periods[1:]) if a <= wall - o * 60000 < b]
-            return max(fits) if local.endswith(" B") else min(fits)
-
-        skew = json.load(open("clocks.json"))
-        everyone, edge, start, done, bills = set(), {{}}, {{}}, {{}}, {{}}
-        for line in open("logs/edge.log"):
-            when, event, req, site = line.split()
-            req = req[4:]
-            everyone.add(req)
-            if fresh(event):
-                edge[req] = min(edge.get(req, 10**15), iso(when))
-        for line in open("logs/worker.jsonl"):
-            e = json.loads(line)
-            everyone.add(e["req"])
-            if fresh(e["id"]):
-                ms = e["ms"] - skew[e["host"]]
-                if e["what"] == "start":
-                    start[e["req"]] = min(start.get(e["req"], 10**15), ms)
-                else:
-                    done[e["req"]] = max(done.get(e["req"], 0), ms)
-        for row in csv.DictReader(open("logs/billing.csv")):
-            everyone.add(row["req"])
-            if fresh(row["id"]):
-                bills.setdefault(row["req"], []).append((utc(row["local_time"], row["site"]), int(row["cents"])))
-        rows = []
-        for req in everyone:
-            if req in edge and req in start and req in done and req in bills:
-                when = datetime.fromtimestamp(edge[req] // 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-                when += f".{{edge[req] % 1000:03d}}Z"
-                after = (max(bills[req])[0] - done[req]) // 1000
-                cents = sum(c for _, c in bills[req])
-                rows.append([req, when, start[req] - edge[req], done[req] - start[req], cents, after])
-        rows.sort(key=lambda r: (r[1], r[0]))
-        Path("output").mkdir(exist_ok=True)
-        with open("output/{report}.csv", "w", newline="") as f:
-            out = csv.writer(f, lineterminator="\\n")
-            out.writerow("req edge_utc queue_ms work_ms cents billed_after_s".split())
-            out.writerows(rows)
-        summary = dict(complete=len(rows), incomplete=len(everyone) - len(rows), duplicates=duplicates)
-        summary["total_cents"] = sum(r[4] for r in rows)
-        json.dump(summary, open("output/summary.json", "w"))
-        """)
+    solve = python(template("log-correlate/solve.py", report=report))
     return TerminalDraft(
         instruction=(
             "Three logs tell of the same requests; put them together.\n\n"
@@ -579,13 +400,7 @@ def log_correlate(rng: random.Random) -> TerminalDraft:
                 "total_cents": sum(row[4] for row in rows),
             },
         },
-        check=TABLE_CHECK
-        + """
-@checks("summary")
-def _():
-    got = cg.read_json(WS / "output/summary.json")
-    return sum(got.get(key) == value for key, value in DATA["summary"].items()) / len(DATA["summary"])
-""",
+        check=TABLE_CHECK + "\n" + template("log-correlate/check.py"),
         solve=solve,
         wrong={
             "ignores-clocks": replaced(solve, 'e["ms"] - skew[e["host"]]', 'e["ms"]'),

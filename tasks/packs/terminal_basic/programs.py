@@ -13,7 +13,7 @@ from typing import Literal
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TerminalDraft, case, program_draft
+from ._build import TerminalDraft, case, program_draft, template
 
 PROGRAMS: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="programs", into=PROGRAMS)
@@ -54,13 +54,7 @@ def number_fold(rng: random.Random) -> TerminalDraft:
         f"Write a Python program {name}.py that reads whole numbers from stdin, separated by spaces and line "
         f"breaks, and prints {what} of those that are {which}. If there is none of them, it prints the word none.",
         program=f"{name}.py",
-        source=f"""
-            import sys
-
-            numbers = [int(word) for word in sys.stdin.read().split()]
-            kept = [n for n in numbers if {condition}]
-            print({formula} if kept else "none")
-            """,
+        source=template("number-fold/solve.py", condition=condition, formula=formula),
         mistakes={
             "first-line-only": ("sys.stdin.read()", "sys.stdin.readline()"),
             "the-others": (f"if {condition}]", f"if not ({condition})]"),
@@ -145,32 +139,7 @@ def interval_union(rng: random.Random) -> TerminalDraft:
         "same way. If some line has its ends in the wrong order (`[2, 1]`), print nothing on stdout and exit with "
         f"status {code}.",
         program=f"{name}.py",
-        source=f"""
-            import re
-            import sys
-            from fractions import Fraction
-
-            spans = []
-            for line in sys.stdin:
-                line = re.sub(r"\\s", "", line.partition("#")[0])
-                if line:
-                    low, high = (Fraction(number) for number in line[1:-1].split(","))
-                    if low > high:
-                        sys.exit({code})
-                    # a cut just before a number is (number, 0), just after it (number, 1)
-                    start, end = (low, int(line[0] == "(")), (high, int(line[-1] == "]"))
-                    if start < end:
-                        spans.append((start, end))
-            union = []
-            for start, end in sorted(spans):
-                if union and start <= union[-1][1]:
-                    union[-1][1] = max(end, union[-1][1])
-                else:
-                    union.append([start, end])
-            for (low, after), (high, to) in union:
-                print(f"{{'[('[after]}}{{low}}, {{high}}{{')]'[to]}}")
-            print("{label}", sum((high - low for (low, _), (high, _) in union), Fraction()))
-            """,
+        source=template("interval-union/solve.py", code=code, label=label),
         mistakes={
             "rounds": ("Fraction(number) for", "Fraction(number).limit_denominator(1000) for"),
             "touching-apart": ("start <= union", "start < union"),
@@ -265,42 +234,7 @@ def build_plan(rng: random.Random) -> TerminalDraft:
         f"dependency in the file, print `unknown: TARGET` and exit with status {unknown}. See {rules_file}.txt for "
         "an example of RULES.",
         program=f"{name}.py",
-        source=f"""
-            import sys
-
-            rules, target, *changed = sys.argv[1:]
-            deps = {{}}
-            for line in open(rules).read().replace("\\\\\\n", " ").splitlines():
-                head, colon, tail = line.partition("#")[0].partition(":")
-                if colon:
-                    deps.setdefault(head.strip(), []).extend(tail.split())
-            if target not in set(deps).union(*deps.values()):
-                print("unknown:", target)
-                sys.exit({unknown})
-
-            def below(name):
-                found, queue = set(), [name]
-                while queue:
-                    for dep in deps.get(queue.pop(), []):
-                        if dep not in found:
-                            found.add(dep)
-                            queue.append(dep)
-                return found
-
-            needed = [name for name in deps if name in below(target) | {{target}}]
-            loops = sorted(name for name in needed if name in below(name))
-            if loops:
-                print("cycle:", *loops)
-                sys.exit({loop})
-            if changed:
-                needed = [name for name in needed if (below(name) | {{name}}) & set(changed)]
-            if not needed:
-                print("nothing to do")
-            while needed:
-                name = next(name for name in needed if not set(deps[name]) & set(needed))
-                needed.remove(name)
-                print(name)
-            """,
+        source=template("build-plan/solve.py", unknown=unknown, loop=loop),
         mistakes={
             "last-rule-wins": (
                 "deps.setdefault(head.strip(), []).extend(tail.split())",
@@ -468,50 +402,7 @@ def record_decode(rng: random.Random) -> TerminalDraft:
         "file, decimal), forget it altogether, and look for the next mark from the very next byte on. sample.bin "
         "and sample.txt are an example.",
         program=f"{name}.py",
-        source=f"""
-            import sys
-            import zlib
-
-            data = open(sys.argv[1], "rb").read()
-            if data[:5] != b"{magic.decode()}\\x01" or len(data) < 6:
-                sys.exit({code})
-            order = "big" if data[5] & 1 else "little"
-            sys.stdout.reconfigure(encoding="utf-8")
-
-            def varint(blob, at):
-                value = 0
-                for k in range(5):
-                    value |= (blob[at + k] & 127) << 7 * k
-                    if blob[at + k] < 128:
-                        return value, at + k + 1
-                raise IndexError
-
-            names, time, at = {{}}, 0, 6
-            while (at := data.find(b"\\xa5", at)) >= 0:
-                try:
-                    length, start = varint(data, at + 2)
-                    end = start + length
-                    if end + 2 > len(data):
-                        raise IndexError
-                    if zlib.crc32(data[at + 1 : end]) & 0xFFFF != int.from_bytes(data[end : end + 2], order):
-                        raise IndexError
-                except IndexError:
-                    print("bad", at)
-                    at += 1
-                    continue
-                kind, body, at = data[at + 1], data[start:end], end + 2
-                if kind in (1, 2, 3):
-                    number, rest = varint(body, 0)
-                if kind == 1:
-                    names[number] = body[rest:].decode()
-                elif kind == 2:
-                    delta, rest = varint(body, rest)
-                    time += (delta >> 1) ^ -(delta & 1)
-                    value = int.from_bytes(body[rest:], order, signed=True)
-                    print("sample", names.get(number, "?"), time, value)
-                elif kind == 3:
-                    print("text", names.get(number, "?"), body[rest:].decode())
-            """,
+        source=template("record-decode/solve.py", magic=magic.decode(), code=code),
         mistakes={
             "little-endian-only": ('"big" if data[5] & 1 else "little"', '"little"'),
             "stops-at-damage": ("at += 1\n        continue", "break"),

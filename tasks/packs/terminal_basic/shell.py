@@ -11,7 +11,7 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator
 from clawgym.tasks.packs.seeded import generator as _generator
 
-from ._build import TABLE_CHECK, TerminalDraft, case, here, plain, program_draft, python, replaced
+from ._build import TABLE_CHECK, TerminalDraft, case, here, program_draft, python, replaced, template
 
 SHELL: dict[str, Generator[TerminalDraft]] = {}
 generator = partial(_generator, family="shell", into=SHELL)
@@ -38,39 +38,8 @@ def exit_codes(rng: random.Random) -> TerminalDraft:
         w[5]: (say(w[5], f'grep -q "^{w[5]}$" names.txt || exit 3'), "0"),
         w[6]: (say(w[6], "trap 'exit 7' EXIT\nfalse"), "7"),
     }
-    solve = python(f"""
-        import os, signal, subprocess
-        from pathlib import Path
-
-        rows = []
-        for path in sorted(Path("{jobs}").glob("*.sh")):
-            job = subprocess.Popen(
-                ["bash", path.name], cwd="{jobs}", stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            )
-            try:
-                out, _ = job.communicate(timeout=2)
-                code = job.returncode
-                status = 128 - code if code < 0 else code
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                out, _ = job.communicate()
-                status = "timeout"
-            rows.append(f"{{path.stem}},{{status}},{{len(out.splitlines())}}\\n")
-        Path("output").mkdir(exist_ok=True)
-        Path("output/{report}.csv").write_text("job,status,lines\\n" + "".join(rows))
-        """)
-    simple = f"""
-        mkdir -p output
-        cd {jobs}
-        echo job,status,lines > ../output/{report}.csv
-        for job in *.sh; do
-          lines=$(timeout -s KILL 2 bash "$job" 2> /dev/null | wc -l; exit "${{PIPESTATUS[0]}}")
-          code=$?
-          if [ "$code" = 137 ]; then code=timeout; fi
-          echo "${{job%.sh}},$code,$lines" >> ../output/{report}.csv
-        done
-    """
+    solve = python(template("exit-codes/solve.py", jobs=jobs, report=report))
+    simple = template("exit-codes/killed-is-timeout.sh", jobs=jobs, report=report)
     return TerminalDraft(
         instruction=(
             f"Run each script of the folder {jobs} once with bash, with {jobs} as the working directory and nothing "
@@ -102,19 +71,7 @@ def script_args(rng: random.Random) -> TerminalDraft:
     name, folder, *w = rng.sample(WORDS, 16)
     code = rng.randint(3, 9)
     none = rng.choice(["none", "-", "other"])
-    source = f"""
-        #!/usr/bin/env bash
-        if [ ! -d "${{1:-}}" ]; then
-          echo "usage: {name}.sh FOLDER" >&2
-          exit {code}
-        fi
-        find "$1" -mindepth 1 -type f -printf '%f\\n' | while IFS= read -r file; do
-          case "$file" in
-            ?*.*) echo "${{file##*.}}" ;;
-            *) echo "{none}" ;;
-          esac
-        done | LC_ALL=C sort | uniq -c | while read -r count ending; do echo "$ending $count"; done
-        """
+    source = template("script-args/solve.sh", name=name, code=code, none=none)
 
     def tree(box: str, *, spaces: bool, hidden: bool) -> dict:
         files, counts = {}, dict[str, int]()
@@ -159,25 +116,8 @@ def script_fix(rng: random.Random) -> TerminalDraft:
     """Mend a script that breaks on spaces, patterns and missing folders."""
     name, ending, *w = rng.sample(WORDS, 16)
     code = rng.randint(4, 9)
-    broken = f"""
-        #!/bin/bash
-        # usage: {name}.sh FOLDER TEXT
-        cd $1
-        for file in $(ls *.{ending}); do
-          count=`cat $file | grep -c $2`
-          echo $count $file
-        done | sort
-        """
-    source = f"""
-        #!/bin/bash
-        # usage: {name}.sh FOLDER TEXT
-        cd -- "$1" 2> /dev/null || exit {code}
-        for file in ./*.{ending}; do
-          [ -f "$file" ] || continue
-          count=$(grep -cF -e "$2" -- "$file")
-          if [ "$count" -gt 0 ]; then printf '%s %s\\n' "$count" "${{file#./}}"; fi
-        done | LC_ALL=C sort -k1,1nr -k2
-        """
+    broken = template("script-fix/broken.sh", name=name, ending=ending)
+    source = template("script-fix/solve.sh", name=name, code=code, ending=ending)
 
     def folder(text: str, *, spaces: bool) -> dict:
         files, rows = {}, []
@@ -215,7 +155,7 @@ def script_fix(rng: random.Random) -> TerminalDraft:
             "no_folder": [case(["bash", f"{name}.sh", "nowhere", "x"], "", code=code)],
         },
         inputs={
-            f"{name}.sh": plain(broken),
+            f"{name}.sh": broken,
             f"box/a b.{ending}": f"id{number}\n",
             f"box/c.{ending}": f"id{number}\n" * 2,
         },
@@ -223,170 +163,12 @@ def script_fix(rng: random.Random) -> TerminalDraft:
     )
 
 
-SERVICE = """
-#!/usr/bin/env bash
-# usage: {name}.sh start|stop|status
-cd "$(dirname "$0")" || exit 1
-mkdir -p run
-pidfile=run/{pid}.pid
-
-running() {{  # the worker of the pid file, and not a stranger that got its number
-  pid=$(cat "$pidfile" 2> /dev/null) || return 1
-  case "$pid" in ''|*[!0-9]*) return 1 ;; esac
-  tr '\\0' ' ' 2> /dev/null < "/proc/$pid/cmdline" | grep -q 'worker\\.sh'
-}}
-
-locked() {{  # one at a time
-  for try in $(seq 100); do
-    if mkdir run/lock 2> /dev/null; then trap 'rmdir run/lock' EXIT; return; fi
-    sleep 0.05
-  done
-  exit 1
-}}
-
-case "${{1:-}}" in
-  start)
-    locked
-    if running; then echo "already running $pid"; exit 0; fi
-    setsid bash ./worker.sh < /dev/null > run/worker.log 2>&1 &
-    pid=$!
-    sleep 0.5
-    if ! kill -0 "$pid" 2> /dev/null; then rm -f "$pidfile"; echo failed; exit {failed}; fi
-    echo "$pid" > "$pidfile"
-    echo "started $pid" ;;
-  stop)
-    locked
-    if ! running; then rm -f "$pidfile"; echo "not running"; exit 0; fi
-    kill -TERM -- "-$pid"
-    for try in $(seq 20); do running || break; sleep 0.05; done
-    kill -KILL -- "-$pid" 2> /dev/null
-    while running; do sleep 0.02; done
-    rm -f "$pidfile"
-    echo stopped ;;
-  status)
-    if running; then echo "running $pid"; exit 0; fi
-    echo stopped
-    exit {down} ;;
-  *) exit 2 ;;
-esac
-"""
-
-SERVICE_CHECK = """
-import time
-
-PID = "run/" + DATA["pid"] + ".pid"
-STEADY = "echo $$ >> starts.txt\\nsleep 600 &\\necho $! > child.txt\\nwait\\n"
-STUBBORN = "trap '' TERM\\necho $$ >> starts.txt\\nwhile :; do sleep 1; done\\n"
-BRIEF = "echo $$ >> starts.txt\\nexit 1\\n"
-
-def call(folder, what):
-    return cg.run_program(["bash", DATA["program"], what], cwd=folder, timeout=5, leave_running=True)
-
-def alive(pid):
-    try:
-        with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, ValueError, IndexError):
-        return False
-
-def gone(pid):
-    end = time.monotonic() + 1
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not alive(pid)
-
-def scenario(name, worker=STEADY):
-    def run(steps):
-        def guarded():
-            cg.read_bytes(WS / DATA["program"])
-            with cg.scratch(WS) as folder:
-                (folder / "worker.sh").write_text(worker)
-                try:
-                    return steps(folder)
-                finally:
-                    cg.kill_strays()
-        return checks(name)(guarded)
-    return run
-
-def started(folder):
-    ran = call(folder, "start")
-    pid = cg.read_text(folder / PID).strip()
-    if ran.code != 0 or ran.out.split() != ["started", pid] or not alive(pid):
-        raise cg.Failed(f"start: {ran}")
-    return pid
-
-@scenario("start_status_stop")
-def _(folder):
-    before = call(folder, "status")
-    pid = started(folder)
-    status, stop, after = (call(folder, what) for what in ("status", "stop", "status"))
-    return (
-        (before.code, before.out.strip()) == (DATA["down"], "stopped")
-        and (status.code, status.out.split()) == (0, ["running", pid])
-        and (stop.code, stop.out.strip()) == (0, "stopped")
-        and gone(pid) and not (folder / PID).exists()
-        and (after.code, after.out.strip()) == (DATA["down"], "stopped")
-    )
-
-@scenario("start_twice")
-def _(folder):
-    pid = started(folder)
-    again = call(folder, "start")
-    starts = cg.read_lines(folder / "starts.txt")
-    return again.code == 0 and again.out.split() == ["already", "running", pid] and len(starts) == 1
-
-@scenario("stop_takes_children")
-def _(folder):
-    pid = started(folder)
-    child = cg.read_text(folder / "child.txt").strip()
-    was = alive(child)
-    call(folder, "stop")
-    return was and gone(child) and gone(pid)
-
-@scenario("stale_pid_file")
-def _(folder):
-    other = cg.run_program(["bash", "-c", "sleep 600 > /dev/null & echo $!"], cwd=folder, leave_running=True)
-    stranger = other.out.strip()
-    (folder / "run").mkdir(exist_ok=True)
-    (folder / PID).write_text(stranger + "\\n")
-    status, stop = call(folder, "status"), call(folder, "stop")
-    (folder / PID).write_text("nonsense\\n")
-    started(folder)
-    return (
-        (status.code, status.out.strip()) == (DATA["down"], "stopped")
-        and (stop.code, stop.out.strip()) == (0, "not running")
-        and alive(stranger)
-    )
-
-@scenario("stop_stubborn", STUBBORN)
-def _(folder):
-    pid = started(folder)
-    stop = call(folder, "stop")
-    return stop.code == 0 and stop.out.strip() == "stopped" and gone(pid)
-
-@scenario("failed_start", BRIEF)
-def _(folder):
-    start, status = call(folder, "start"), call(folder, "status")
-    said = (start.code, start.out.strip()) == (DATA["failed"], "failed")
-    return said and status.code == DATA["down"] and not (folder / PID).exists()
-
-@scenario("start_together")
-def _(folder):
-    thrice = f"bash {DATA['program']} start & " * 3 + "wait"
-    ran = cg.run_program(["bash", "-c", thrice], cwd=folder, timeout=12, leave_running=True)
-    lines = sorted(ran.out.split("\\n")[:-1])
-    pid = cg.read_text(folder / PID).strip()
-    want = sorted([f"started {pid}", f"already running {pid}", f"already running {pid}"])
-    return alive(pid) and lines == want and len(cg.read_lines(folder / "starts.txt")) == 1
-"""
-
-
 @generator("service-script", level=5)
 def service_script(rng: random.Random) -> TerminalDraft:
     """Write a start/stop/status script with a pid file, for a worker that can be stubborn."""
     name, pid, *log = rng.sample(WORDS, 4)
     down, failed = rng.sample(range(3, 10), 2)
-    source = SERVICE.format(name=name, pid=pid, down=down, failed=failed)
+    source = template("service-script/solve.sh", name=name, pid=pid, down=down, failed=failed)
     mistakes = {
         "no-lock": ("  for try in $(seq 100); do\n    if mkdir", "  return\n  for try in $(seq 100); do\n    if mkdir"),
         "trusts-pid": (
@@ -418,7 +200,6 @@ def service_script(rng: random.Random) -> TerminalDraft:
         ),
         inputs={"worker.sh": f"#!/bin/bash\ndate >> {'-'.join(log)}.txt\nsleep 600 &\nwait\n"},
         data={"program": f"{name}.sh", "pid": pid, "down": down, "failed": failed},
-        check=SERVICE_CHECK,
         solve=here(f"{name}.sh", source),
         wrong={what: here(f"{name}.sh", replaced(source, *change)) for what, change in mistakes.items()},
         executes_agent_code="subprocess",
