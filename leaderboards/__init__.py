@@ -1,4 +1,4 @@
-"""Leaderboards: run folders compared as far as their intervals allow, and no further."""
+"""Leaderboards: rank run folders by score; entries with overlapping intervals can share a rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One run folder as one entry of a leaderboard.
+"""Read a run folder as an entry of a leaderboard.
 
-Invariant: an entry is computed from the run manifest and the result lines, never from a stored summary, and what
-does not fit together (another task content, another grader, a sample too many) is said.
+Invariant: an entry is computed from the run manifest and the result rows, never from a stored summary. Contradictions
+between them (another task content, another grader, too many samples) are flagged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from clawgym.statistics import Estimate
 __all__ = ["SCORES", "BoardEntry", "load_entry"]
 
 SCORES = ("strict", "corrected", "official")
-"""What can be ranked by."""
+"""Names of the scores that entries can be ranked by; ``corrected`` is the baseline-adjusted score."""
 
 
 @dataclass(frozen=True)
 class BoardEntry:
-    """A run, as a leaderboard sees it."""
+    """One run on a leaderboard."""
 
     name: str
-    """Agent, and model if there is one."""
+    """Agent, and the model if the agent uses one."""
     run: str
-    """The run folder's own name."""
+    """Name of the run folder."""
     task_set: str
     task_set_hash: str
     agent: str
@@ -40,31 +40,31 @@ class BoardEntry:
     library: str
     summary: Summary
     verified: str
-    """``n of m`` where the folder holds a record that n of its m graded episodes, and all that can be, were graded
-    again with the same result; ``no`` where they were not; empty without a record. The folder's own word."""
+    """``n of m`` if the folder's ``verification.json`` says that n of m graded episodes were reproduced and the rest
+    cannot be graded again; ``no`` if the verification failed; empty without one. As trustworthy as the folder."""
     flags: tuple[str, ...]
-    """What a reader must know before comparing: missing episodes, tampering, edits."""
+    """Warnings for the reader: missing episodes, tampered inputs, edited results."""
 
     def score(self, by: str) -> Estimate | None:
-        """The score called ``by`` (one of :data:`SCORES`).
+        """The score named ``by`` (one of :data:`SCORES`); ``None`` if the run has no such score.
 
-        The strict one is over the tasks whose grader is code that only reads files: what could be forged, and what a
-        model judged, does not count.
+        The strict score covers the tasks whose grader is code that only reads files. Tasks whose result the agent could
+        forge, and tasks that a model judged, are excluded.
         """
-        if by == "strict" and self.apart:
-            kept = [group for group in self.summary.groups["grader"] if group.name == READS_FILES]
-            return kept[0].strict if kept else None
+        if by == "strict" and self.excluded:
+            included = [group for group in self.summary.groups["grader"] if group.name == READS_FILES]
+            return included[0].strict if included else None
         return getattr(self.summary.scores, by)
 
     @property
-    def apart(self) -> tuple[GroupScores, ...]:
-        """The scores that are no part of the strict one: of tasks whose grader runs the agent's code, by how it does,
-        and of tasks that a model judged."""
+    def excluded(self) -> tuple[GroupScores, ...]:
+        """The groups of tasks that are not in the strict score: whose grader runs the agent's code, and those that a
+        model judged."""
         return tuple(group for group in self.summary.groups.get("grader", ()) if group.name != READS_FILES)
 
 
 def load_entry(path: str | Path) -> BoardEntry:
-    """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if it is none."""
+    """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if ``path`` is not a run folder."""
     run = RunFolder.read(path)
     manifest, summary = run.manifest, summarize(run)
     return BoardEntry(
@@ -95,26 +95,26 @@ def _flags(run: RunFolder, summary: Summary) -> list[str]:
     if summary.unsupported:
         flags.append(f"unsupported tasks: {len(summary.unsupported)}")
     if foreign := sum(not belongs(run, row) for row in run.latest.values()):
-        flags.append(f"results that do not fit the run manifest: {foreign}")
+        flags.append(f"results that contradict the run manifest: {foreign}")
     if changed := sum(edited(run, row) for row in run.rows):
         flags.append(f"edited result lines: {changed}")
     if (found := _verified(run)[1]) is not None:
         flags.append(found)
     if any(opening.get("library") != run.manifest.library for opening in run.manifest.resumed):
-        flags.append("made by several ClawGym versions")
+        flags.append("run with several ClawGym versions")
     return flags
 
 
 def _verified(run: RunFolder) -> tuple[str, str | None]:
-    """What the folder's own record says of these very results, for the table; and what is to be flagged of it."""
+    """The text for :attr:`BoardEntry.verified`, and a flag if the verification is unusable or failed."""
     record = read_verification(run)
     if record is None:
         return "", None
     if record.results != results_digest(run):
-        return "", "its verification is of other results"
+        return "", "its verification is for other results"
     counts, total = record.counts, len(record.episodes)
     if not record.complete:
         return "", "its verification is unfinished"
     if not record.agrees:
-        return "no", "its verification does not agree"
+        return "no", "its verification failed"
     return f"{counts.get('same', 0)} of {total}", None

@@ -1,7 +1,7 @@
-"""Ranking: entries over the same tasks, and ranks that say no more than the intervals do.
+"""Rank entries over the same tasks by their confidence intervals.
 
-Invariants: entries over different task-set hashes are never in one ranking; two entries whose intervals
-overlap differ in rank only if some third entry separates them.
+Invariants: entries with different task-set hashes are never ranked together. Two entries with overlapping intervals
+differ in rank only if a third entry is better than one of them and not than the other.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ __all__ = ["Board", "Ranked", "rank"]
 
 @dataclass(frozen=True)
 class Ranked:
-    """An entry and its rank: one more than the number of entries that are surely better."""
+    """An entry and its rank: one plus the number of entries whose interval lies wholly above its own."""
 
     rank: int | None
-    """``None``: this entry has no such score."""
+    """``None`` if the entry does not have the score."""
     entry: BoardEntry
 
 
 @dataclass(frozen=True)
 class Board:
-    """One ranking: entries over one task-set content."""
+    """One ranking: the entries with one task-set hash."""
 
     task_set: str
     task_set_hash: str
     by: str
+    """Name of the score."""
     entries: tuple[Ranked, ...]
     """Best first."""
 
 
 def rank(entries: Iterable[BoardEntry], by: str = "strict") -> tuple[Board, ...]:
-    """One board per task-set hash, in the order in which the hashes are met.
+    """Make one board per task-set hash, in the order in which the hashes first appear.
 
-    An entry ranks behind another only if its interval lies wholly below the other's: entries that cannot be
-    told apart share a rank.
+    An entry ranks behind another only if its interval lies wholly below the other's. Raises ValueError if ``by`` is not
+    one of :data:`~clawgym.leaderboards.entries.SCORES`.
     """
     if by not in SCORES:
         raise ValueError(f"cannot rank by {by!r}: choose one of {', '.join(SCORES)}")

@@ -1,6 +1,6 @@
-"""Boards as a terminal table, Markdown, or JSON.
+"""Render boards as a terminal table, Markdown or JSON.
 
-Invariant: every flag of an entry is shown wherever its score is; names are escaped for the format.
+Invariants: every flag of an entry is shown with its score. Names are escaped for the format.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clawgym.evaluation.summary import JUDGED
+from clawgym.evaluation.summary import JUDGED, SCORE_LABELS
 from clawgym.leaderboards.entries import SCORES, BoardEntry
 from clawgym.leaderboards.ranking import Board
 from clawgym.statistics import Estimate
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["to_json", "to_markdown", "to_view"]
 
 _COLUMNS = (
-    *("rank", "agent", "strict", "corrected", "official", "k", "infra errors"),
+    *("rank", "agent", *(SCORE_LABELS[score] for score in SCORES), "k", "infrastructure errors"),
     *("tokens / solved", "$ / solved", "verified", "flags"),
 )
-_RIGHT = ("rank", "strict", "corrected", "official", "k", "infra errors", "tokens / solved", "$ / solved", "verified")
+_LEFT = ("agent", "flags")
 
 
 def _percent(estimate: Estimate | None) -> str:
@@ -39,7 +39,7 @@ def _cells(rank: int | None, entry: BoardEntry) -> list[str]:
     return [
         "-" if rank is None else str(rank),
         entry.name,
-        *(_percent(entry.score(by)) for by in ("strict", "corrected", "official")),
+        *(_percent(entry.score(by)) for by in SCORES),
         str(entry.samples),
         f"{100 * entry.summary.infra_rate:.1f}%",
         "-" if tokens is None else f"{tokens:,.0f}",
@@ -50,7 +50,7 @@ def _cells(rank: int | None, entry: BoardEntry) -> list[str]:
 
 
 def _title(board: Board) -> str:
-    return f"{board.task_set or 'unnamed tasks'} ({board.task_set_hash[:12]}), ranked by {board.by}"
+    return f"{board.task_set or 'unnamed tasks'} ({board.task_set_hash[:12]}), ranked by {SCORE_LABELS[board.by]} score"
 
 
 def _notes(boards: Sequence[Board]) -> list[str]:
@@ -58,27 +58,29 @@ def _notes(boards: Sequence[Board]) -> list[str]:
     return [*_NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
 
 
-def _apart(board: Board) -> list[tuple[str, int, str]]:
+def _excluded(board: Board) -> list[tuple[str, int, str]]:
     return [
         (f"{ranked.entry.name}, {scores.name}", scores.episodes, _percent(scores.strict))
         for ranked in board.entries
-        for scores in ranked.entry.apart
+        for scores in ranked.entry.excluded
     ]
 
 
 _NOTES = (
-    "Scores are percentages with 95% intervals; entries that share a rank cannot be told apart.",
+    "Scores are percentages with 95% intervals. Entries rank apart only if their intervals do not overlap.",
     "Results over different task contents are never ranked together.",
 )
 _VERIFIED = (
-    "Verified: a run folder's own record that its workspaces were graded again with the same results; "
-    "`clawgym runs verify RUN` finds out whether it is true."
+    "Verified: results reproduced by grading the stored workspaces again, as recorded in the run folder; "
+    "check it with `clawgym runs verify RUN`."
 )
-_APART = "Not in the strict score: tasks whose grader runs the agent's code (results can be forged there) or is a model"
+_EXCLUDED = (
+    "Not in the strict score: tasks whose grader runs the agent's code (the agent could forge the result) or is a model"
+)
 
 
 def to_view(boards: Sequence[Board]) -> RenderableType:
-    """For the terminal."""
+    """Render for the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -86,8 +88,9 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
     parts: list[RenderableType] = []
     for board in boards:
         table = Table(title=Text(visible(_title(board))), title_justify="left")
-        for column in ("rank", "agent", "strict", "corrected", "official", "k"):
-            table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
+        for column in _COLUMNS[:6]:
+            header = column.replace("-", "-\n")
+            table.add_column(header, justify="left" if column in _LEFT else "right", overflow="fold")
         flags = []
         for ranked in board.entries:
             entry, cells = ranked.entry, _cells(ranked.rank, ranked.entry)
@@ -99,39 +102,39 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
                 flags.append(Text(visible(f"  {entry.name} ({entry.run}): {cells[-1]}"), style="yellow"))
         parts.append(table)
         parts.extend(flags)
-        if apart := _apart(board):
-            parts.append(Text(_APART + ":"))
-            parts.extend(Text(visible(f"  {name}: strict {score} over {n} episodes")) for name, n, score in apart)
+        if excluded := _excluded(board):
+            parts.append(Text(_EXCLUDED + ":"))
+            parts.extend(Text(visible(f"  {name}: strict {score} over {n} episodes")) for name, n, score in excluded)
     parts.extend(Text(note, style="dim") for note in _notes(boards))
     return Group(*parts)
 
 
 def to_markdown(boards: Sequence[Board]) -> str:
-    """For a page."""
+    """Render as Markdown."""
     out = []
     for board in boards:
         out += [f"## {_escape(_title(board))}", "", "| " + " | ".join(_COLUMNS) + " |"]
-        out.append("|" + "|".join(" ---: " if column in _RIGHT else " --- " for column in _COLUMNS) + "|")
+        out.append("|" + "|".join(" --- " if column in _LEFT else " ---: " for column in _COLUMNS) + "|")
         out += [
             "| " + " | ".join(_escape(cell) for cell in _cells(ranked.rank, ranked.entry)) + " |"
             for ranked in board.entries
         ]
         out.append("")
-        if apart := _apart(board):
-            out += [f"{_APART}:", ""]
-            out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in apart]
+        if excluded := _excluded(board):
+            out += [f"{_EXCLUDED}:", ""]
+            out += [f"- {_escape(name)}: strict {_escape(score)} over {n} episodes" for name, n, score in excluded]
             out.append("")
     out += [*_notes(boards), ""]
     return "\n".join(out)
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Escape ``text`` so that Markdown shows it unchanged, on one line."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", visible(" ".join(text.split())))
 
 
 def to_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
-    """For programs; plain data for ``json.dumps``."""
+    """Render as JSON-ready data."""
     return [
         {
             "task_set": board.task_set,
@@ -159,8 +162,8 @@ def _entry_json(entry: BoardEntry) -> dict[str, Any]:
         "isolation": entry.isolation,
         "library": entry.library,
         **{name: plain(entry.score(name)) for name in SCORES},
-        "executes_agent_code": {group.name: plain(group.strict) for group in entry.apart if group.name != JUDGED},
-        "judged": next((plain(group.strict) for group in entry.apart if group.name == JUDGED), None),
+        "executes_agent_code": {group.name: plain(group.strict) for group in entry.excluded if group.name != JUDGED},
+        "judged": next((plain(group.strict) for group in entry.excluded if group.name == JUDGED), None),
         "pass_at": {str(k): estimate.value for k, estimate in summary.pass_at.items()},
         "pass_hat": {str(k): estimate.value for k, estimate in summary.pass_hat.items()},
         "episodes": summary.scores.episodes,

@@ -1,6 +1,6 @@
-"""The records that every room shares: tasks, steps, turns, episodes, outcomes.
+"""Records shared by all packages: tasks, steps, turns, episodes and results.
 
-Invariants: records are frozen and hold no open resource.
+Invariant: records are frozen and hold no open resource.
 """
 
 from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage

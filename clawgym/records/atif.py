@@ -1,8 +1,7 @@
 """Transcripts in ATIF v1.7, the Agent Trajectory Interchange Format that Harbor's tools read.
 
-Invariant: whatever an agent put into a transcript, the document is valid JSON and valid ATIF (what
-the format has no place for goes to ``extra``), and :func:`steps_from_atif` gives well-formed steps back
-unchanged, pictures without their data.
+Invariants: for any transcript the document is valid JSON and valid ATIF. Fields that ATIF lacks go to ``extra``.
+:func:`steps_from_atif` returns well-formed steps unchanged, except that pictures lack their data.
 """
 
 from __future__ import annotations
@@ -21,17 +20,21 @@ __all__ = ["ATIF_VERSION", "PICTURES", "episode_to_atif", "json_safe", "picture_
 
 ATIF_VERSION = "ATIF-v1.7"
 PICTURES = "pictures"
-"""The folder of a run that has its pictures, each under :func:`picture_name`."""
+"""The folder of the pictures in a run folder; :func:`picture_name` gives the file names."""
 _TO_PICTURES = f"../../{PICTURES}/"
-"""From a transcript to them: a path in ATIF begins where the document is."""
+"""The path from a transcript to the pictures: paths in ATIF are relative to the document."""
 _ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
-"""The kinds of images that ATIF (since v1.6) has."""
+"""The image types that ATIF supports since v1.6."""
 _PICTURE = re.compile(re.escape(_TO_PICTURES) + rf"([0-9a-f]{{64}})\.(?:{'|'.join(_ENDINGS.values())})")
 _MAX_DEPTH = 40
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:
-    """``value`` as plain JSON data: lone surrogates become U+FFFD, NaN and infinities text, objects ``str``."""
+    """Convert ``value`` to plain JSON data.
+
+    Lone surrogates become U+FFFD; NaN, infinities and integers of 64 bits or more become text; other objects their
+    ``str``; data nested deeper than 40 levels is left out.
+    """
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if value is None or isinstance(value, bool):
@@ -50,7 +53,7 @@ def json_safe(value: Any, depth: int = 0) -> Any:
 
 
 def picture_name(image: Image) -> str | None:
-    """The file name of a picture in a run folder, its digest; ``None`` for a kind that ATIF does not have."""
+    """The file name of a picture in a run folder, made from its digest; ``None`` if ATIF does not support its type."""
     ending = _ENDINGS.get(image.media_type)
     return None if ending is None else f"{image.sha256}.{ending}"
 
@@ -61,9 +64,9 @@ def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | N
     steps = [_step_to_atif(n, step, turns.get(n, {})) for n, step in enumerate(episode.steps, 1)]
     notes = None
     if not steps:
-        notes = "The agent recorded no step; ATIF asks for at least one."
+        notes = "The agent recorded no step; ATIF requires at least one."
         steps = [{"step_id": 1, "source": "system", "message": "", "extra": {"clawgym_placeholder": True}}]
-    ours: dict[str, Any] = {
+    extra: dict[str, Any] = {
         "task_id": episode.task_id,
         "task_hash": episode.task_hash,
         "sample": episode.sample,
@@ -73,7 +76,7 @@ def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | N
         "final_message": episode.final_message,
     }
     if episode.turns and not turns:
-        ours["turns"] = [
+        extra["turns"] = [
             _turn_to_atif(turn, prompt_ids(episode.turns, n)) | {"role": turn.role}
             for n, turn in enumerate(episode.turns)
         ]
@@ -97,18 +100,18 @@ def episode_to_atif(episode: Episode, *, agent_version: str = "", model: str | N
                         "total_steps": len(steps),
                     }
                 ),
-                "extra": {"clawgym": _without_none(ours)},
+                "extra": {"clawgym": _without_none(extra)},
             }
         )
     )
 
 
 def steps_from_atif(document: Mapping[str, Any]) -> tuple[Step, ...]:
-    """The steps of an ATIF document (any v1.x).
+    """Read the steps of an ATIF document (any v1.x).
 
-    A picture of a run folder comes back as an image without data; any other becomes ``[image: path]`` in the text.
+    Pictures of a run folder become images without data; other pictures become ``[image: path]`` in the text.
 
-    Raises :class:`~clawgym.errors.TaskError` if it is not one.
+    Raises :class:`~clawgym.errors.TaskError` if ``document`` is not a valid ATIF document.
     """
     version, steps = document.get("schema_version"), document.get("steps")
     if not isinstance(version, str) or not version.startswith("ATIF-v1.") or not isinstance(steps, list):
@@ -126,7 +129,7 @@ def _without_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns_by_step(episode: Episode) -> dict[int, dict[str, Any]]:
-    """Step number -> its turn's metrics, where each agent step is one main turn; otherwise nothing is guessed."""
+    """Step number -> metrics of its turn. Empty unless the agent steps and the turns, all of role main, match 1:1."""
     agent_steps = [n for n, step in enumerate(episode.steps, 1) if step.source == "agent"]
     if len(agent_steps) != len(episode.turns) or any(turn.role != "main" for turn in episode.turns):
         return {}
@@ -213,7 +216,7 @@ def _observation_to_atif(observation: Observation, known: set[str]) -> dict[str,
 
 
 def _text(content: Any) -> str:
-    """A message: text, or a list of content parts."""
+    """The text of a message, which is a string or a list of content parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -271,7 +274,7 @@ def _observations(raw: Sequence[Mapping[str, Any]]) -> Iterator[Observation]:
 
 
 def _picture(part: Mapping[str, Any]) -> Image | None:
-    """The image of a part that is a picture of a run folder."""
+    """The image of a content part that refers to a picture of a run folder; None for other parts."""
     if part.get("type") != "image":
         return None
     source = part.get("source") or {}

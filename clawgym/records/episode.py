@@ -21,24 +21,24 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """The strict score is below 1, or the agent broke its sandbox; ``cause`` says how."""
     TRUNCATED = "truncated"
-    """A budget of the task ended the work; graded all the same."""
+    """A budget of the task ran out. The workspace is graded nevertheless."""
     INFRA = "infra"
-    """An infrastructure error: of the host, of an endpoint, or of the task itself. Retried, reported as a rate, never
-    in a score or a gradient."""
+    """An infrastructure error of the host, an endpoint or the task. Retried and reported as a rate; never part of a
+    score or a gradient."""
     UNSUPPORTED = "unsupported"
-    """The task or the agent cannot run here (an image or a network that is missing). Nothing was attempted: counted
-    beside the score."""
+    """The task or the agent cannot run here, for example without an image or a network. Nothing was attempted; counted
+    separately from the scores."""
 
 
 class Fault(StrEnum):
-    """Where the infrastructure error of an ``infra`` episode came from."""
+    """The origin of an infrastructure error."""
 
     HOST = "host"
     """This machine, its sandboxes, or ClawGym itself."""
     ENDPOINT = "endpoint"
-    """The model's endpoint (or whatever engine samples)."""
+    """The model's endpoint, or the engine that samples."""
     TASK = "task"
-    """The task: its files are gone, or its verifier fails without an agent's work too."""
+    """The task: its files are missing, or its verifier fails on the untouched workspace too."""
 
 
 class Phase(StrEnum):
@@ -52,7 +52,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and money. ``cost_usd`` is ``None`` when no price is known."""
+    """Tokens used, and the cost in US dollars (``None`` if no price is known)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -76,13 +76,13 @@ class Image:
     sha256: str
     """Hex digest of ``data``."""
     data: bytes
-    """The encoded file (PNG, JPEG, ...), as the agent sent it; empty where only a transcript was read."""
+    """The encoded file (PNG, JPEG, ...); empty if the image was read from a transcript."""
     media_type: str = "image/png"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the agent made. ``id`` is unique within its episode."""
+    """A tool call of the agent. ``id`` is unique within its episode."""
 
     id: str
     name: str
@@ -91,17 +91,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came back for one tool call (``call_id``), or from the environment (``None``)."""
+    """The result of the tool call ``call_id``, or an observation of the environment (``None``)."""
 
     content: str
     call_id: str | None = None
     image: Image | None = None
-    """What the screen showed."""
+    """A screenshot."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of a transcript; field for field what an ATIF step can carry."""
+    """One entry of a transcript; has the fields of an ATIF step."""
 
     source: Literal["system", "user", "agent"]
     message: str
@@ -129,26 +129,27 @@ class Episode:
     cause: str | None = None
     """Why it was not solved; ``None`` for solved and for checks that simply failed."""
     fault: Fault | None = None
-    """For ``infra`` alone: where the error came from. ``None`` also where nobody said."""
+    """Origin of an infrastructure error; ``None`` if unknown, and for other outcomes."""
     error: str = ""
-    """For ``infra``: the whole message, which ends with what to do. For an exception of the agent's own code (``cause``
-    ``agent-exception``): its traceback."""
+    """For ``infra``: the full message, which ends with what to do. For an exception of the agent's own code (``cause``
+    is ``agent-exception``): its traceback."""
     result: VerifierResult | None = None
-    """``None`` only for ``infra``."""
+    """``None`` only for infrastructure errors."""
     steps: tuple[Step, ...] = ()
     turns: tuple[Turn, ...] = ()
     usage: Usage = field(default_factory=Usage)
     final_message: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds by :class:`Phase`; ``boot``: the wait for a box with the agent's program in it."""
+    """Wall seconds by :class:`Phase`; ``boot``: the wait until a sandbox with the agent's program is ready."""
     isolation: Mapping[str, Any] = field(default_factory=dict)
-    """What the box isolated, as probed."""
+    """Isolation of the sandbox, as probed."""
     workspace: bytes | None = None
-    """Gzipped tar of the frozen workspace, if kept."""
+    """Gzipped tar of the frozen workspace, if stored."""
     dropped: tuple[str, ...] = ()
-    """What could not be taken from the box (links out, FIFOs, files over the cap)."""
+    """Files that could not be copied out of the sandbox (links out of the workspace, FIFOs, files over the size
+    limit), with the reason."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """What the agent's program wrote about itself (its own transcript, its log), by relative path."""
+    """Files that the agent's program wrote about its own work (transcript, log), by relative path."""
 
     @property
     def key(self) -> str:

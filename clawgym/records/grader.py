@@ -1,9 +1,10 @@
-"""Graders that run on the host: what they are given, and what they answer.
+"""The interface of graders that run on the host.
 
-Most tasks are graded by a verifier in a sandbox of its own. A grader is for what no program can check: a judge with a
-rubric, or code of an installed package. It reads what the agent left as bytes and never executes any of it.
+Most tasks are graded by a verifier in its own sandbox. A grader on the host is for work that such a program cannot
+check: a judge with a rubric, or code of an installed package. It reads the agent's files as bytes and never executes
+them.
 
-Invariant: a submission never touches the file system; links, devices and folders are not part of it.
+Invariant: a submission is never written to the file system. Links, devices and folders are not part of it.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["LARGEST_READ", "MOST_FILES", "Grader", "Submission"]
+__all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Grader", "Submission"]
 
-LARGEST_READ = 1 << 20
-"""Bytes of one file that :meth:`Submission.read` returns unless more are asked for."""
-MOST_FILES = 10_000
-"""Files that are listed."""
+DEFAULT_READ_LIMIT = 1 << 20
+"""Most bytes that :meth:`Submission.read` returns by default."""
+MAX_FILES = 10_000
+"""Most files that :attr:`Submission.files` lists."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What an agent left. All of it was written by the agent: treat it as data."""
+    """The work that an agent submitted. Untrusted: the agent wrote the files, the message and the transcript."""
 
     instruction: str
-    """Of the task."""
+    """The instruction of the task."""
     tar: bytes = field(repr=False)
     """The frozen workspace, with changed inputs restored; an uncompressed tar archive."""
     inputs: frozenset[str] = frozenset()
     """Paths of the task's own input files."""
     final_message: str = ""
     transcript: tuple[Mapping[str, Any], ...] = ()
-    """Messages with ``role`` and ``content``, ``tool_calls`` and ``results``; as the reward payload has them."""
+    """Messages with ``role``, ``content``, ``tool_calls`` and ``results``, as in the reward payload."""
 
     @cached_property
     def files(self) -> Mapping[str, int]:
-        """Path below the workspace -> size in bytes, of the first :data:`MOST_FILES` regular files, sorted."""
+        """Path below the workspace -> size in bytes, of the first :data:`MAX_FILES` regular files, sorted."""
         return {path: member.size for path, member in self._members.items()}
 
     @cached_property
@@ -47,11 +48,11 @@ class Submission:
         found: dict[str, tarfile.TarInfo] = {}
         with tarfile.open(fileobj=io.BytesIO(self.tar)) as archive:
             for member in archive:
-                if member.isreg() and len(found) < MOST_FILES:
+                if member.isreg() and len(found) < MAX_FILES:
                     found[member.name] = member
         return dict(sorted(found.items()))
 
-    def read(self, path: str, limit: int = LARGEST_READ) -> bytes | None:
+    def read(self, path: str, limit: int = DEFAULT_READ_LIMIT) -> bytes | None:
         """The first ``limit`` bytes of a file; None if there is no such file."""
         member = self._members.get(path)
         if member is None:
@@ -63,7 +64,7 @@ class Submission:
 
 @runtime_checkable
 class Grader(Protocol):
-    """Grades submissions, on the host. Made anew for each grading, with the options of the task.
+    """Grades submissions on the host. A new instance is made for each grading, with the options of the task.
 
     Example:
         >>> class Short:
@@ -83,22 +84,22 @@ class Grader(Protocol):
 
     @property
     def version(self) -> str:
-        """Changes when the same submission may get other scores. Part of the run manifest."""
+        """Must change when the same submission may get other scores. Stored in the run manifest."""
         ...
 
     @property
     def model(self) -> str:
-        """The model that decides, as its endpoint names it; empty if code alone decides.
+        """The model that decides, as its endpoint names it; empty if code decides.
 
-        What a model judged is marked so in results, reports and leaderboards, and is not part of a strict score.
+        Results that a model judged are marked in reports and leaderboards, and are not part of the strict score.
         """
         ...
 
     async def grade(self, submission: Submission) -> Mapping[str, float]:
-        """Name of a check -> score in [0, 1]; the task is solved if all are 1.
+        """Return the score of each check by name, in [0, 1]. The task is solved if all are 1.
 
-        Raises :class:`~clawgym.errors.EngineError` if the model cannot be reached, which is an infrastructure error.
-        Raises :class:`ValueError` if the submission cannot be judged. It then scores 0, unless the grader raises for
-        the untouched workspace too.
+        Raises :class:`~clawgym.errors.EngineError` if the model cannot be reached; this is an infrastructure error.
+        Raises :class:`ValueError` if the submission cannot be judged. It then scores 0, unless the grader also raises
+        for the untouched workspace.
         """
         ...

@@ -1,7 +1,7 @@
-"""The run manifest: what a result pins.
+"""The run manifest: versions, hashes and settings that a run's results depend on. Stored as ``receipt.json``.
 
-Invariants: no secret and no host path goes into a run manifest; two runs whose :attr:`RunManifest.identity` is equal
-measure the same thing.
+Invariants: a run manifest contains no secret and no path of the host. Two runs with equal
+:attr:`RunManifest.identity` measure the same thing.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
 
 
 def now() -> str:
-    """The time as ISO 8601 in UTC, to the second."""
+    """The current time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _scrub(value: Any, key: str = "") -> Any:
-    """Take out what looks like a secret, and this user's home and working folder."""
+    """Replace values that look like secrets, and the paths of the home and the working folder."""
     if isinstance(value, Mapping):
         return {str(k): _scrub(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -54,45 +54,46 @@ def _scrub(value: Any, key: str = "") -> Any:
 
 @dataclass(frozen=True)
 class RunManifest:
-    """What a result pins. :attr:`identity` is what a resumed run must share."""
+    """What a run's results depend on. A run can be resumed only with the same :attr:`identity`."""
 
     kind: str
-    """``eval``, ``train`` or ``serve``."""
+    """Kind of run: ``eval``, ``train``, ``serve``, ``audit``, ``attack`` or ``bench``."""
     task_set: Mapping[str, Any] = field(default_factory=dict)
     """``name``, ``version``, ``hash``, ``size``, ``problems``."""
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task id: ``hash``, ``verifier``, ``mode``, and where known ``category``, ``level``,
-    ``executes_agent_code``, ``judged_by``, ``floor``, ``unsupported``."""
+    ``executes_agent_code``, ``judged_by``, ``floor`` (the no-model baseline), ``unsupported``."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     samples: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that change results (grading among them); part of the identity."""
+    """Settings that change results, including those of grading; part of the identity."""
     isolation: Mapping[str, Any] = field(default_factory=dict)
-    """As probed; its ``backend`` and ``tier`` are part of the identity."""
+    """Isolation as probed; its ``backend`` and ``tier`` are part of the identity."""
     platform: Mapping[str, Any] = field(default_factory=dict)
     library: str = ""
+    """Version of ClawGym."""
     grader: Mapping[str, Any] = field(default_factory=dict)
-    """What graded, for :func:`~clawgym.evaluation.verify`: ``code``, the digest of ClawGym's grading code, and
-    ``images``, image -> fingerprint of its programs, and ``contents``, what these are made of. Not part of the
-    identity."""
+    """Fingerprint of the grading code and the images (:func:`~clawgym.evaluation.grader.describe_grader`). Not part of
+    the identity."""
     created: str = ""
+    """ISO 8601, UTC."""
     resumed: tuple[Mapping[str, Any], ...] = ()
-    """Later openings: ``created``, ``library``, ``grader``, ``platform`` of each."""
+    """``created``, ``library``, ``grader`` and ``platform`` of each time the run was resumed."""
 
     @property
     def label(self) -> str:
-        """Agent, and model if there is one."""
+        """Agent, and the model if the agent uses one."""
         model = str(self.engine.get("model") or self.agent.get("model") or "")
         agent = str(self.agent.get("name") or "unknown")
         return f"{agent} · {model}" if model else agent
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields that must not change within one run folder. An evaluation may get more samples later, so theirs
-        is not among them."""
+        """The fields that must not change within one run folder. Without the samples of an evaluation, which may be
+        raised later."""
         return json_safe(
             {
                 "kind": self.kind,
@@ -109,12 +110,13 @@ class RunManifest:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, scrubbed of secrets and host paths."""
+        """JSON-ready data, without secrets and host paths."""
         return json_safe(_scrub({f.name: getattr(self, f.name) for f in dataclasses.fields(self)}))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """Unknown fields (of a newer version) are ignored. Raises :class:`RunFolderError` if it is none."""
+        """Read a stored manifest; fields of newer versions are ignored. Raises :class:`RunFolderError` if ``raw`` is
+        not a run manifest."""
         if not isinstance(raw, Mapping) or "kind" not in raw:
             raise RunFolderError("this receipt.json is not a ClawGym run manifest: give a run folder")
         names = {f.name for f in dataclasses.fields(cls)}
@@ -136,10 +138,10 @@ def make_manifest(
     grader: Mapping[str, Any] | None = None,
     judged: Mapping[str, str] | None = None,
 ) -> RunManifest:
-    """A run manifest for a run that starts now. ``engine`` and ``sampling`` are taken out of the agent's run manifest.
+    """Make the manifest of a run that starts now. ``engine`` and ``sampling`` are taken from ``agent``.
 
-    ``floors``: the cheap-policy score of each task (by id) that the corrected scores are measured from. ``judged``: by
-    task id, the grader and its model where a model gives the scores.
+    ``baselines``: no-model baseline by task id. ``judged``: by task id, the grader and its model if a model gives the
+    scores.
     """
     agent = dict(agent or {})
     engine, sampling = agent.pop("engine", None) or {}, agent.pop("sampling", None) or {}
@@ -201,7 +203,7 @@ def library_version() -> str:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """``field: old != new`` for every leaf in which two JSON values differ."""
+    """List the leaves in which two JSON values differ: ``field: 1 there, 2 asked for``."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [
             line

@@ -1,4 +1,4 @@
-"""What grading a workspace gives: named checks, and the three scores made of them."""
+"""The result of grading a workspace: named checks and three scores."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ __all__ = ["VerifierResult"]
 
 @dataclass(frozen=True)
 class VerifierResult:
-    """Named checks and the three numbers made of them; all in [0, 1]."""
+    """Named checks and three scores; all in [0, 1]."""
 
     checks: Mapping[str, float]
-    """The strict grading's named checks."""
+    """Name of a check -> score, with changed inputs restored."""
     official: float
-    """Bit for bit what the format's own harness gives on the workspace as it was left."""
+    """The score of the original grader on the workspace as the agent left it, exactly."""
     strict: float
     """1.0 if every check passes with changed inputs restored, else 0.0."""
     corrected: float | None
-    """max(0, (s - f) / (1 - f)): ``s`` the mean of the non-composite checks, ``f`` the task's floor (the
-    best cheap policy's ``s``). ``None`` where no floor is known."""
+    """The baseline-adjusted score, max(0, (s - b) / (1 - b)): ``s`` is the mean of the non-composite checks, ``b`` the
+    task's no-model baseline. ``None`` if no baseline is known."""
     mode: GradingMode = GradingMode.CLEAN
     verifier_hash: str = ""
     floor: float | None = None
+    """The task's no-model baseline: the best mean of the non-composite checks that a policy without a model gets."""
     tampered: bool = False
-    """Restoring the inputs changed the checks."""
+    """Whether restoring the inputs changed the checks."""
     changed_inputs: tuple[str, ...] = ()
+    """Paths of the inputs that the agent changed and that were restored."""
     cause: str | None = None
     """Why the verifier gave no checks (``crash``, ``timeout``, ``oom``, ``output``, ...), or ``None``."""
     log: str = ""
-    """Output of the verifier, both ends."""
+    """Beginning and end of the verifier's output. Untrusted."""
     judged_by: str = ""
-    """The model that gave the scores, and the grader that asked it: ``rubric (gpt-5)``. Empty where code graded."""
+    """The grader and the model that gave the scores, such as ``rubric (gpt-5)``. Empty if code graded."""
     out_of_range: tuple[str, ...] = ()
-    """Checks that scored below 0, above 1 or NaN. They count as held to [0, 1], NaN as 0."""
+    """Names of the checks that scored below 0, above 1 or NaN. They are clipped to [0, 1], NaN to 0."""
     seconds: float = 0.0
+    """Wall time of the grading."""

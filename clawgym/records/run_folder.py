@@ -1,8 +1,11 @@
-"""The run folder and the run manifest: what every run leaves behind, resumable by the same command.
+"""The run folder: the run manifest, the results and the files of every episode. A run is resumed from it.
 
-Invariants: an episode's files are complete on disk before its line is in ``results.jsonl``; a line is
-there whole or not at all (what a killed process tore is cut off at the next opening); one process at a
-time writes a folder; a folder never mixes results of two configurations.
+Invariants:
+
+- The files of an episode are complete on disk before its line is in ``results.jsonl``.
+- A line is written completely or not at all. A partial line of a killed process is removed when the folder is opened.
+- One process at a time writes a folder.
+- A folder never mixes results of two configurations.
 
 The layout is described in ``docs/evaluation.md``.
 """
@@ -32,7 +35,7 @@ from clawgym.records.manifest import RunManifest, differences, make_manifest, no
 from clawgym.visible import visible_lines
 
 __all__ = [
-    "KEPT_WORKSPACE",
+    "MAX_WORKSPACE",
     "RunManifest",
     "RunFolder",
     "make_manifest",
@@ -48,14 +51,15 @@ MANIFEST, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.jso
 _PLAIN_ID = re.compile(r"[a-z0-9_][a-z0-9._-]{0,99}")
 _TEXT_CAP = 4000
 TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.tar.gz"
-"""What we recorded; what the agent left; what its own program wrote about itself, if it does."""
-KEPT_WORKSPACE = 64 * 2**20
-"""Largest compressed workspace that is kept, in bytes."""
+"""Files of an episode: the transcript, the final workspace, and the files that the agent's program wrote about its own
+work."""
+MAX_WORKSPACE = 64 * 2**20
+"""Largest compressed workspace that is stored, in bytes."""
 _TEMPORARY = ".tmp"
 
 
 def safe_name(task_id: str, sample: int) -> str:
-    """A file name for one episode. No two (id, sample) share one, also where case is ignored."""
+    """A file name for one episode, unique per (id, sample) also on file systems that ignore case."""
     if _PLAIN_ID.fullmatch(task_id):
         return f"{task_id}.{sample}"
     digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -64,7 +68,7 @@ def safe_name(task_id: str, sample: int) -> str:
 
 
 def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
-    """One line of ``results.jsonl``: the episode without transcript, tokens and workspace."""
+    """The row of ``results.jsonl`` for an episode: without transcript, tokens, workspace and verifier log."""
     result = None
     if episode.result is not None:
         result = {f.name: getattr(episode.result, f.name) for f in dataclasses.fields(episode.result)}
@@ -94,13 +98,16 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
 
 
 def checksum_of(row: Mapping[str, Any]) -> str:
-    """Hex SHA-256 over a row without its ``seal``: shows that a line was edited, not who did it."""
+    """Checksum of a row, stored under its key ``seal``: hex SHA-256 over the other keys.
+
+    It detects edits, unless it was recomputed.
+    """
     plain = {key: value for key, value in row.items() if key != "seal"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def repair_tail(path: Path) -> int:
-    """Cut a torn last line off a JSON-lines file; how many bytes went."""
+    """Remove an incomplete last line from a JSON Lines file. Returns the number of bytes removed."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         end = size
@@ -119,7 +126,10 @@ def repair_tail(path: Path) -> int:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``results.jsonl``; an unfinished last line is passed over."""
+    """Read the rows of a ``results.jsonl``; an incomplete last line is ignored.
+
+    Raises :class:`RunFolderError` for a damaged line.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -131,14 +141,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("key"), str):
-            raise RunFolderError(f"{path}: line {number} is damaged: delete that line, and its episode is run again")
+            raise RunFolderError(f"{path}: line {number} is damaged: delete the line to run its episode again")
         rows.append(row)
     return rows
 
 
-_MEND = {
-    errno.ENOSPC: "make room on that disk",
-    errno.EDQUOT: "make room in your quota",
+_REMEDY = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space in your quota",
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
     errno.EROFS: "make it writable",
@@ -147,19 +157,19 @@ _MEND = {
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write ``path`` into a :class:`RunFolderError` with the mend."""
+    """Turn an OSError of writing ``path`` into a :class:`RunFolderError` that says how to fix it."""
     try:
         yield
     except OSError as error:
-        mend = _MEND.get(error.errno or 0, "see what ails that disk")
+        remedy = _REMEDY.get(error.errno or 0, "check that disk")
         raise RunFolderError(
-            f"{path}: cannot be written ({error.strerror}): {mend}, then run the same command to continue; "
-            "what was finished is kept"
+            f"{path}: cannot be written ({error.strerror}): {remedy}, then run the same command again to resume; "
+            "finished results are kept"
         ) from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises :class:`RunFolderError`."""
+    """Write a file atomically and sync it. Raises :class:`RunFolderError` if it cannot be written."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     with _writing(path):
         try:
@@ -179,39 +189,39 @@ def _json_bytes(value: Any) -> bytes:
 
 
 class RunFolder:
-    """A run folder. Make one with :meth:`open` (to write) or :meth:`read`. Safe to use from several threads."""
+    """A run folder. Create it with :meth:`open` (to write) or :meth:`read`. Thread-safe."""
 
     def __init__(self, path: Path, manifest: RunManifest, rows: list[dict[str, Any]], lock: _Lock | None) -> None:
         self.path = path
         self.manifest = manifest
         self.rows = rows
-        """Every line of ``results.jsonl``, in order; retried episodes have several."""
+        """Every row of ``results.jsonl``, in order. Retried episodes have several."""
         self._lock = lock
-        self._append = threading.Lock()
-        self._picture = threading.Lock()
+        self._append_lock = threading.Lock()
+        self._picture_lock = threading.Lock()
 
     @classmethod
     def open(cls, path: str | Path, manifest: RunManifest) -> Self:
         """Create the folder, or resume it if its run manifest has the same identity.
 
-        Raises :class:`RunFolderError` if it belongs to another configuration, if another process is
-        writing it, or if it holds something else.
+        Raises :class:`RunFolderError` if the folder belongs to another configuration, is being written by another
+        process, or contains other files.
         """
         path = Path(path)
         manifest = RunManifest.from_dict(manifest.to_dict())
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{path} is not a folder: choose another --out")
         if path.is_dir() and not (path / MANIFEST).exists() and any(map(_foreign, path.iterdir())):
-            raise RunFolderError(f"{path} holds other files and no {MANIFEST}: choose another --out")
+            raise RunFolderError(f"{path} contains other files and no {MANIFEST}: choose another --out")
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)  # what agents and people said is nobody else's to read; earlier versions left it open
+            path.chmod(0o700)  # transcripts are private; folders of earlier versions were readable by others
             lock = _Lock(path)
         try:
             if (path / MANIFEST).exists():
                 manifest = _resume(path, manifest)
-                for torn in (path / PICTURES).glob(f".*{_TEMPORARY}"):  # no later write has the same name
-                    torn.unlink(missing_ok=True)
+                for partial in (path / PICTURES).glob(f".*{_TEMPORARY}"):  # left by a killed process
+                    partial.unlink(missing_ok=True)
             write_atomic(path / MANIFEST, _json_bytes(manifest.to_dict()))
             results = path / RESULTS
             with _writing(results):
@@ -224,7 +234,10 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Open for reading only; also while another process writes it."""
+        """Open a folder for reading, also while another process writes it.
+
+        Raises :class:`RunFolderError` if it is not a run folder, or damaged.
+        """
         path = Path(path)
         return cls(path, _read_manifest(path), read_rows(path / RESULTS), None)
 
@@ -235,17 +248,21 @@ class RunFolder:
 
     @property
     def done(self) -> set[str]:
-        """Keys that need no further run: the last attempt was not ``infra``."""
+        """Keys of the episodes whose last attempt did not end by an infrastructure error."""
         return {key for key, row in self.latest.items() if row["outcome"] != Outcome.INFRA}
 
     def episode_folder(self, task_id: str, sample: int) -> Path:
-        """Where one episode's files are."""
+        """The folder of one episode's files."""
         return self.path / "episodes" / safe_name(task_id, sample)
 
     def record(
         self, episode: Episode, *, attempt: int = 0, agent_version: str = "", model: str | None = None
     ) -> dict[str, Any]:
-        """Write the episode's files, then its line; returns that row."""
+        """Write the episode's files, then its row; returns the row.
+
+        ``attempt``: index of the attempt, from 0. ``model``: name of the model for the transcript. Raises
+        :class:`RunFolderError` if a file cannot be written.
+        """
         folder = self.episode_folder(episode.task_id, episode.sample)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -253,14 +270,14 @@ class RunFolder:
         for step in episode.steps:
             for seen in step.observations:
                 if seen.image is not None:
-                    self._keep(seen.image)
+                    self._write_picture(seen.image)
         transcript = _json_bytes(episode_to_atif(episode, agent_version=agent_version, model=model))
         write_atomic(folder / TRANSCRIPT, transcript)
         row["files"] = {TRANSCRIPT: hashlib.sha256(transcript).hexdigest()}
         workspace = episode.workspace
-        if workspace is not None and len(workspace) > KEPT_WORKSPACE:
+        if workspace is not None and len(workspace) > MAX_WORKSPACE:
             row["dropped"].append(
-                f"{WORKSPACE}: not kept: {len(workspace) >> 20} MiB, over the {KEPT_WORKSPACE >> 20} MiB kept"
+                f"{WORKSPACE}: not stored: {len(workspace) >> 20} MiB, limit {MAX_WORKSPACE >> 20} MiB"
             )
             workspace = None
         if workspace is not None:
@@ -268,7 +285,7 @@ class RunFolder:
             row["files"][WORKSPACE] = hashlib.sha256(workspace).hexdigest()
         else:
             with _writing(folder):
-                (folder / WORKSPACE).unlink(missing_ok=True)  # an earlier attempt's
+                (folder / WORKSPACE).unlink(missing_ok=True)  # of an earlier attempt
         if episode.files:
             packed = _packed(episode.files)
             write_atomic(folder / PROGRAM, packed)
@@ -282,24 +299,27 @@ class RunFolder:
             write_atomic(folder / "error.log", visible_lines(episode.error).encode())
         return self.append(row)
 
-    def _keep(self, image: Image) -> None:
-        """Write a picture, once for the whole run. Its name is its digest, which the transcript pins."""
+    def _write_picture(self, image: Image) -> None:
+        """Write a picture once per run. Its file name is its digest, to which the transcripts refer."""
         if (name := picture_name(image)) is None:
             return
         path = self.path / PICTURES / name
-        with self._picture, _writing(path):  # several episodes may have seen the same at once
+        with self._picture_lock, _writing(path):  # several episodes may write the same picture at once
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
                 write_atomic(path, image.data)
 
     def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Append one row; on return it is on disk. A failed append leaves the file as it was."""
+        """Append one row, with its checksum, and sync it to disk; returns the stored row.
+
+        Raises :class:`RunFolderError` if it cannot be written; the file is then unchanged.
+        """
         self._check_writable()
         line: dict[str, Any] = json_safe(row)
         line["seal"] = checksum_of(line)
         data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         results = self.path / RESULTS
-        with self._append, _writing(results), results.open("ab", buffering=0) as file:
+        with self._append_lock, _writing(results), results.open("ab", buffering=0) as file:
             before = os.fstat(file.fileno()).st_size
             try:
                 view = memoryview(data)
@@ -313,7 +333,7 @@ class RunFolder:
         return line
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write one file of the folder itself (``summary.json``, ``report.html``), atomically."""
+        """Write a file of the folder (``summary.json``, ``report.html``) atomically; returns its path."""
         self._check_writable()
         write_atomic(self.path / name, data)
         return self.path / name
@@ -323,7 +343,7 @@ class RunFolder:
         return self.write(name, _json_bytes(json_safe(value)))
 
     def close(self) -> None:
-        """Let other processes write the folder. Idempotent."""
+        """Release the lock, so that other processes can write the folder. Idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -340,7 +360,7 @@ class RunFolder:
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:
-    """A gzipped tar, the same for the same files. Names come out of a box: a tar may hold any, a folder may not."""
+    """A deterministic gzipped tar. File names are untrusted, so the files are not written to a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in sorted(files.items()):
@@ -351,7 +371,7 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether a file is none that an opening leaves which was cut off before the run manifest was there."""
+    """Whether a file was not written by :meth:`RunFolder.open`; it may have been killed before the manifest existed."""
     return path.name not in (LOCK, f".{MANIFEST}{_TEMPORARY}")
 
 
@@ -365,42 +385,47 @@ def _read_manifest(path: Path) -> RunManifest:
 
 
 def _resume(path: Path, manifest: RunManifest) -> RunManifest:
-    """The stored run manifest with this opening added, if the two have the same identity."""
+    """The stored run manifest with an entry for this resumption.
+
+    Raises :class:`RunFolderError` if the two manifests differ in their identity.
+    """
     stored = _read_manifest(path)
     _same_endpoint(path, stored, manifest)
     found = differences(stored.identity, manifest.identity)
     if found:
         shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
-        restore = "put the changed tasks back, or " if any(line.startswith("tasks.") for line in found) else ""
+        restore = "restore the changed tasks, or " if any(line.startswith("tasks.") for line in found) else ""
         raise RunFolderError(f"{path} belongs to another configuration ({shown}): {restore}choose another --out")
     if manifest.samples < stored.samples:
         raise RunFolderError(
-            f"{path} has {stored.samples} episodes of each task, and {manifest.samples} are asked for: give "
-            f"-k {stored.samples} (or more) to continue it, or choose another --out"
+            f"{path} has {stored.samples} samples per task, more than the requested {manifest.samples}: give "
+            f"-k {stored.samples} (or more) to resume it, or choose another --out"
         )
     opening = {name: getattr(manifest, name) for name in ("created", "library", "grader", "platform")}
     return dataclasses.replace(stored, samples=manifest.samples, resumed=(*stored.resumed, opening))
 
 
 def _same_endpoint(path: Path, stored: RunManifest, manifest: RunManifest) -> None:
-    """Raise :class:`RunFolderError` where the run was made with another endpoint than is asked for now."""
-    there, asked = stored.engine.get("base_url"), manifest.engine.get("base_url")
-    if asked is None or there == asked:
+    """Raise :class:`RunFolderError` if the stored run used another endpoint."""
+    old, new = stored.engine.get("base_url"), manifest.engine.get("base_url")
+    if new is None or old == new:
         return
-    if there is None:  # before 0.2, only the host was stored
+    if old is None:  # before 0.2, only the host was stored
         raise RunFolderError(
-            f"{path} was made by an earlier version, or without {asked}: results of two endpoints are never mixed in a "
+            f"{path} was made by an earlier version, or without {new}: results of two endpoints are never mixed in a "
             "folder: choose another --out"
         )
     raise RunFolderError(
-        f"{path} was made with the endpoint {there}, not {asked}: results of two endpoints are never mixed in a "
-        f"folder: give --base-url {there} to continue it, or choose another --out"
+        f"{path} was made with the endpoint {old}, not {new}: results of two endpoints are never mixed in a "
+        f"folder: give --base-url {old} to resume it, or choose another --out"
     )
 
 
 def writer_of(path: str | Path) -> int | None:
-    """The process that writes the run folder at ``path``, if one does now. Raises :class:`RunFolderError` for what is
-    no run folder."""
+    """The id of the process that is writing the run folder at ``path``; None if there is none.
+
+    Raises :class:`RunFolderError` if ``path`` is not a run folder.
+    """
     path = Path(path)
     _read_manifest(path)
     try:
@@ -411,12 +436,15 @@ def writer_of(path: str | Path) -> int | None:
 
 
 class _Lock:
-    """An exclusive ``flock``. A child that outlives a killed owner for a moment is waited for."""
+    """An exclusive ``flock`` on a run folder.
+
+    Waits up to ``patience`` seconds for the children of a killed owner, which may hold the lock for a moment.
+    """
 
     def __init__(self, path: Path, patience: float = 5.0) -> None:
         try:
             import fcntl
-        except ImportError:  # not a POSIX system: nothing to lock with
+        except ImportError:  # not a POSIX system, so there are no locks
             self._file = None
             return
         self._file = (path / LOCK).open("a+")

@@ -1,8 +1,10 @@
-"""Tasks: the instruction, the input files, the grader and the limits of one piece of work.
+"""Tasks: an instruction with its input files, verifier and limits.
 
-Invariants: records are frozen and hold no open resource; file contents stay on disk until
-``TaskFile.read``; a task's :attr:`Task.content_hash` depends on what an agent sees and what grades
-it, and on nothing else (not on its id, its folder, or the format it was read from).
+Invariants:
+
+- Records are frozen and hold no open resource. File contents stay on disk until :meth:`TaskFile.read`.
+- :attr:`Task.content_hash` depends only on what an agent sees and what grades it, not on the task's id, its folder or
+  the format it was read from.
 """
 
 from __future__ import annotations
@@ -36,21 +38,24 @@ __all__ = [
 ]
 
 DEFAULT_WORKSPACE = "/root/.openclaw/workspace"
-"""Where ClawGym tasks keep their files, inside the box."""
-_LARGEST_LIMIT = 2.0**53
+"""The default workspace folder, inside the sandbox."""
+_MAX_LIMIT = 2.0**53
 
 
 class GradingMode(StrEnum):
     """Where the verifier runs (see ``docs/grading.md``)."""
 
     CLEAN = "clean"
+    """In a new sandbox, on a copy of the workspace."""
     FORK = "fork"
+    """In a sandbox made from a snapshot of the agent's sandbox."""
     LIVE = "live"
+    """In the agent's sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one episode may use. Sizes in MiB (2**20 bytes), times in seconds."""
+    """The resources that one episode may use. Sizes in MiB (2**20 bytes), times in seconds."""
 
     memory_mb: int = 1024
     pids: int = 256
@@ -64,26 +69,26 @@ class Limits:
     verify_seconds: float = 120.0
     teardown_seconds: float = 30.0
     command_seconds: float = 60.0
-    """One shell command."""
+    """Most seconds of one shell command."""
     output_bytes: int = 64 * 1024
-    """Kept of one command's output: both ends."""
+    """Bytes kept of one command's output, from its beginning and end."""
     max_steps: int = 50
-    """Actions or model calls in one episode."""
+    """Most actions or model calls in one episode."""
 
     def plus(self, **more: int) -> Limits:
-        """These limits, and ``more`` of some of them (``memory_mb=512``)."""
+        """These limits with some increased by the given amounts (``memory_mb=512``)."""
         return replace(self, **{name: getattr(self, name) + extra for name, extra in more.items()})
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not 0 < value <= _LARGEST_LIMIT:
-                shown = "one over 2**53" if value > _LARGEST_LIMIT else repr(value)
+            if not 0 < value <= _MAX_LIMIT:
+                shown = "one over 2**53" if value > _MAX_LIMIT else repr(value)
                 raise TaskError(f"limits.{name} must be a positive number, not {shown}: correct it in the task")
 
 
 def check_relative_path(path: str, where: str) -> str:
-    """Return ``path`` if it is a plain relative POSIX path, else raise :class:`TaskError` naming ``where``."""
+    """Return ``path`` if it is a plain relative POSIX path. Raises :class:`TaskError` with ``where`` otherwise."""
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
         raise TaskError(f"{where}: {path!r} is not a plain relative path (no '..', no leading '/'): correct it")
@@ -95,19 +100,19 @@ class TaskFile:
     """One file of a task. ``source`` is a path, read only when used, or the bytes themselves."""
 
     path: str
-    """Relative POSIX path below the folder it goes to."""
+    """Relative POSIX path below the target folder."""
     source: Path | bytes
     executable: bool = False
     within: Path | None = field(default=None, compare=False)
-    """The folder below which no link on the way to ``source`` is followed; None for the one that it lies in."""
+    """The folder below which no link in the path of ``source`` is followed; None: the folder of ``source``."""
 
     def __post_init__(self) -> None:
         check_relative_path(self.path, "task file")
 
     def read(self) -> bytes:
-        """The content.
+        """Read the content.
 
-        Raises :class:`TaskError` if it is no regular file of at most ``LARGEST_FILE`` bytes, or not any more.
+        Raises :class:`TaskError` if ``source`` is missing, or not a regular file of at most ``LARGEST_FILE`` bytes.
         """
         if isinstance(self.source, bytes):
             return self.source
@@ -148,20 +153,20 @@ class VerifierSpec:
     """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``. None for ``grader``."""
     mode: GradingMode = GradingMode.CLEAN
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
-    """Whether the checker imports (or runs) code the agent wrote: its result can then be forged."""
+    """Whether the checker imports or runs the agent's code, which could then forge the result."""
     mutable_inputs: tuple[str, ...] = ()
-    """Glob patterns (``fnmatch`` on the path below the workspace) of inputs the task asks to change.
-    The others are restored before the strict grading."""
+    """Glob patterns (``fnmatch`` on the path below the workspace) of the inputs that the task asks to change. The other
+    inputs are restored before the strict grading."""
     env: Mapping[str, str] = field(default_factory=dict)
     protected: tuple[str, ...] = ()
-    """Glob patterns (``fnmatch`` on the path below the workspace) of what the agent's work is not taken from: in every
-    grading, the official one too, files that match are as the task gave them, and others that match are gone (tests,
-    their configuration, caches). Where there are some, what is graded is the agent's *diff* on the task's inputs, and
-    the verifier's own files below ``overlay/`` are put over it: tests that the agent never saw. Mode ``clean`` only."""
+    """Glob patterns (``fnmatch`` on the path below the workspace) of files that the agent cannot change, such as tests,
+    their configuration and caches. Before every grading, the official one too, inputs that match are restored and other
+    files that match are removed. With protected files, the agent's *diff* on the task's inputs is graded, and the
+    verifier's files below ``overlay/`` (tests that the agent never saw) are added. Mode ``clean`` only."""
     grader: str = ""
     """Of the protocol ``grader``: its name in :data:`clawgym.registry.graders`, such as ``rubric``."""
     grader_options: Mapping[str, Any] = field(default_factory=dict)
-    """What the grader is made with; plain JSON, part of the hash."""
+    """Options of the grader; plain JSON, part of the hash."""
 
     def __post_init__(self) -> None:
         if self.protected and self.mode is not GradingMode.CLEAN:
@@ -191,22 +196,22 @@ class VerifierSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A folder of this machine that every box of a task sees, read-only: made once, never for an episode."""
+    """A folder of the host that is mounted read-only in every sandbox of a task. It is made once, not per episode."""
 
     name: str
-    """For messages: ``swe/humanize``."""
+    """Name for messages, such as ``swe/humanize``."""
     digest: str
-    """Hex SHA-256 of what the folder is made from, the same on every machine."""
+    """Hex SHA-256 of what the folder is made from; the same on every machine."""
     folder: Path
-    """Where it is here."""
+    """The folder on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:
-    """A program in a box that offers tools over the Model Context Protocol, on its stdin and stdout.
+    """A program in a sandbox that offers tools over the Model Context Protocol, on its stdin and stdout.
 
-    The first server of a task runs in the episode's own box, where the task's inputs are and whose workspace is graded;
-    each further one in a box of its own, so that no server's code reaches what another keeps.
+    The first server of a task runs in the episode's sandbox, which has the task's inputs and whose workspace is graded.
+    Each further server runs in its own sandbox, so that it cannot access the state of the others.
     """
 
     name: str
@@ -214,7 +219,7 @@ class ToolServer:
     argv: tuple[str, ...]
     """Started in the workspace."""
     files: tuple[TaskFile, ...] = ()
-    """Read-only at ``/tools/<name>`` of its box."""
+    """Mounted read-only at ``/tools/<name>`` of its sandbox."""
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -224,17 +229,17 @@ class ToolServer:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A web server in the episode's box, whose workspace is graded; it listens at 127.0.0.1:8080."""
+    """A web server in the episode's sandbox, whose workspace is graded. It listens at 127.0.0.1:8080."""
 
     argv: tuple[str, ...]
     """Started in the workspace."""
     files: tuple[TaskFile, ...] = ()
-    """Read-only at ``/tools/site``."""
+    """Mounted read-only at ``/tools/site``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Desktop:
-    """A screen with programs, which the agent sees and drives by mouse and keyboard and by nothing else."""
+    """A screen with programs. The agent sees it and uses it only by mouse and keyboard."""
 
     width: int = 1024
     """Pixels."""
@@ -242,10 +247,10 @@ class Desktop:
     programs: tuple[tuple[str, ...], ...] = ()
     """Each opens one window; started in the workspace, in this order."""
     site: Site | None = None
-    """Then the desktop is in a box of its own, and its browser sees this site: nothing that the agent reaches in there
-    reaches the files of the site but by asking the site."""
+    """A web site for the desktop's browser. The desktop then has its own sandbox, so the agent can change the files of
+    the site only through the site."""
     page: str = ""
-    """What a browser opens at the start, such as ``/orders``; no browser if empty."""
+    """The page that a browser opens at the start, such as ``/orders``; empty: no browser."""
 
     def __post_init__(self) -> None:
         if not (320 <= self.width <= 3840 and 240 <= self.height <= 2160):
@@ -253,14 +258,16 @@ class Desktop:
         if self.page and (self.site is None or not self.page.startswith("/")):
             raise TaskError(f"desktop page {self.page!r}: give a path like '/orders', and the site that has it")
         if self.site is not None and self.programs:
-            raise TaskError("a desktop has a site or programs of its own, not both: the box of a site has no files")
+            raise TaskError(
+                "a desktop has a site or programs of its own, not both: the desktop of a site has no workspace"
+            )
 
 
 _DEFAULT_IMAGE = "default"
 
 
 def packages_of(image: str) -> tuple[str, ...] | None:
-    """The packages asked for beside the default image's own; None for another image.
+    """The Debian packages that an image adds to the default image; None for other images.
 
     >>> packages_of("default"), packages_of("default:python3-yaml"), packages_of("python:3.12")
     ((), ('python3-yaml',), None)
@@ -271,48 +278,50 @@ def packages_of(image: str) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work."""
+    """One task: what the agent is asked to do, with which files and tools, and how the work is graded."""
 
     id: str
+    """Unique in its task set."""
     instruction: str
+    """The prompt."""
     verifier: VerifierSpec
     inputs: tuple[TaskFile, ...] = ()
-    """Put below :attr:`workspace` before the agent starts."""
+    """Files that are put below :attr:`workspace` before the agent starts."""
     workspace: str = DEFAULT_WORKSPACE
     image: str = "default"
-    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), ``default:PACKAGE,PACKAGE`` (with these packages of
-    Debian), or a name the backend knows."""
+    """``default`` (host ``/usr`` read-only, synthetic ``/etc``), ``default:PACKAGE,PACKAGE`` (with these Debian
+    packages), or the name of an image that the backend knows."""
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Layer] = field(default_factory=dict)
-    """Absolute folder in the box -> what is mounted there, in the agent's boxes and the verifier's."""
+    """Absolute folder in the sandbox -> layer that is mounted there, in the sandboxes of the agent and the verifier."""
     tools: tuple[ToolServer, ...] = ()
-    """What the agent acts with. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
+    """The tools of the agent. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
     desktop: Desktop | None = None
-    """What the agent acts with, instead of tools."""
+    """The desktop that the agent uses instead of tools."""
     packages: tuple[str, ...] = ()
-    """Packages of Debian that the checker tries to import: a format's reader finds them. Not part of the hash, as the
-    checker is; :attr:`sandbox_image` has them."""
+    """Debian packages that the checker imports, found by the task format's reader. Part of :attr:`sandbox_image`. Not
+    part of the hash, which covers the checker itself."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Free-form; ``category`` and ``level`` are used by the report. Not part of the hash."""
+    """Free-form; reports use ``category`` and ``level``. Not part of the hash."""
     solution: tuple[TaskFile, ...] = ()
-    """Reference solution; entry ``solve.sh``, run with ``bash`` in the workspace, or where the task brings tools
+    """Reference solution: ``solve.sh``, run with ``bash`` in the workspace, or for a task with its own tools
     ``solve.json``, a list of calls ``{"name", "arguments"}``. Not part of the hash."""
     wrong_solutions: tuple[TaskFile, ...] = ()
-    """Scripts (or lists of calls) that must not pass. Not part of the hash."""
+    """Scripts (or lists of calls) that must fail. Not part of the hash."""
     unsupported: str | None = None
     """Why this task cannot run here, or ``None``."""
     origin: str = ""
-    """Where the task was read, for messages."""
+    """Where the task was read from, for messages."""
 
     @property
     def brings_tools(self) -> bool:
-        """Whether the agent acts with what the task brings, tool servers or a desktop, instead of a shell."""
+        """Whether the agent uses tool servers or a desktop of the task instead of a shell."""
         return bool(self.tools) or self.desktop is not None
 
     @property
     def sandbox_image(self) -> str:
-        """:attr:`image`, with :attr:`packages` if it is the default one: what every sandbox is made from."""
+        """The image of every sandbox of the task: :attr:`image`, with :attr:`packages` added to the default image."""
         asked = packages_of(self.image)
         both = sorted({*(asked or ()), *self.packages})
         return self.image if asked is None or not both else f"{_DEFAULT_IMAGE}:{','.join(both)}"
@@ -323,7 +332,8 @@ class Task:
         return self.content_hash_with(self.verifier._digest_over(self._files[1]))
 
     def content_hash_with(self, verifier: str) -> str:
-        """The content hash if the verifier's digest were ``verifier``: tells a changed verifier from a changed task."""
+        """The content hash with ``verifier`` as the verifier's digest, to distinguish a changed verifier from a changed
+        task."""
         what: list[Any] = [self.instruction, self.workspace, self.image, sorted(self.env.items())]
         if self.layers or self.tools:
             what.append(sorted((target, layer.digest) for target, layer in self.layers.items()))
@@ -337,52 +347,49 @@ class Task:
 
     @cached_property
     def _files(self) -> tuple[_Rows, _Rows, _Rows, _Rows]:
-        """Inputs, verifier, tool servers and site, as they were when the hash was taken."""
+        """Files of the inputs, verifier, tool servers and site, as they were when the hash was computed."""
         served = (replace(file, path=f"{server.name}/{file.path}") for server in self.tools for file in server.files)
         site = self.desktop.site.files if self.desktop and self.desktop.site else ()
         return _rows(self.inputs), _rows(self.verifier.files), _rows(served), _rows(site)
 
     def frozen(self) -> Task:
-        """This task with its inputs and its verifier in memory: what one attempt uses from beginning to end.
+        """A copy of this task with all files in memory, so that one attempt uses the same files throughout.
 
-        Each file is read once. Raises :class:`TaskError` if one is gone, or is not what :attr:`content_hash` was taken
-        of; where it was not taken yet, it will be taken of what is returned.
+        Each file is read once. Raises :class:`TaskError` if a file is missing, or has changed since
+        :attr:`content_hash` was computed.
         """
 
-        def held(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
+        def in_memory(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
             return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
 
-        verifier = replace(self.verifier, files=held(self.verifier.files))
-        tools = tuple(replace(server, files=held(server.files)) for server in self.tools)
+        verifier = replace(self.verifier, files=in_memory(self.verifier.files))
+        tools = tuple(replace(server, files=in_memory(server.files)) for server in self.tools)
         desktop = self.desktop
         if desktop is not None and desktop.site is not None:
-            desktop = replace(desktop, site=replace(desktop.site, files=held(desktop.site.files)))
-        copy = replace(self, inputs=held(self.inputs), verifier=verifier, tools=tools, desktop=desktop)
-        taken_of = self.__dict__.get("_files", copy._files)
+            desktop = replace(desktop, site=replace(desktop.site, files=in_memory(desktop.site.files)))
+        copy = replace(self, inputs=in_memory(self.inputs), verifier=verifier, tools=tools, desktop=desktop)
+        hashed = self.__dict__.get("_files", copy._files)
         kinds = ("input", "verifier file", "file of tool", "file of the site")
-        for kind, old, new in zip(kinds, taken_of, copy._files, strict=True):
+        for kind, old, new in zip(kinds, hashed, copy._files, strict=True):
             if old != new:
                 path = min(set(new) - set(old))[0]
                 raise TaskError(
                     f"task {self.id}: {kind} {path} was changed after the task was read "
-                    f"({self.origin or 'no folder'}): put it back, or start a new run with the task as it is now"
+                    f"({self.origin or 'no folder'}): restore it, or start a new run with the changed task"
                 )
         return copy
 
 
 @dataclass(frozen=True)
 class TaskSet:
-    """An ordered, named, versioned collection of tasks.
-
-    ``problems`` maps the id (or file) of each task that could not be read to the reason: one bad
-    task never hides the others.
-    """
+    """An ordered, named, versioned collection of tasks."""
 
     name: str
     tasks: tuple[Task, ...]
     version: str = ""
     """Revision, pack version, or the hash of the contents."""
     problems: Mapping[str, str] = field(default_factory=dict)
+    """Id or file of each task that could not be read -> the reason."""
 
     @cached_property
     def content_hash(self) -> str:
@@ -391,6 +398,7 @@ class TaskSet:
 
     @cached_property
     def by_id(self) -> dict[str, Task]:
+        """Task id -> task."""
         return {t.id: t for t in self.tasks}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Turns: one model call each, exact to the token, and the training sequences made of them."""
+"""Turns (one model call each, with exact token ids) and the training sequences made from them."""
 
 from __future__ import annotations
 
@@ -9,58 +9,63 @@ from typing import Any, Literal
 __all__ = ["Role", "TrainingSequence", "Turn", "common_prefix", "continued", "prompt_ids"]
 
 Role = Literal["main", "subagent", "compaction", "unknown"]
-"""What a model call was for. ``unknown`` is never trained."""
+"""The purpose of a model call. Calls of role ``unknown`` are never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call, exact to the token, or marked with the ``flaw`` that keeps it out of training.
+    """One model call, with exact token ids, or with a ``flaw`` that excludes it from training.
 
-    A turn that continues another one holds only what is new: the engine was given the prompt and the sample
-    of ``parent``, then ``context_ids``. So a continued history is a prefix by construction
-    (:func:`prompt_ids` puts the whole together).
+    A turn that continues another turn stores only the new part of its prompt. The engine's prompt is the prompt and the
+    sample of ``parent``, followed by ``context_ids``; :func:`prompt_ids` joins them.
+
+    Raises ValueError if there is no flaw and ``logprobs`` and ``sampled_ids`` differ in length.
     """
 
     context_ids: tuple[int, ...] = ()
-    """Given to the engine after the ids of ``parent``; the whole prompt where there is no parent."""
+    """The prompt's token ids after those of ``parent``; the whole prompt without a parent."""
     sampled_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """One per sampled id, in nats: log softmax(logits / temperature), over the whole vocabulary."""
     policy_version: int | None = None
     role: Role = "main"
     parent: int | None = None
-    """Index in its episode of the turn that this one continues."""
+    """Index, in the episode, of the turn that this one continues."""
     finish_reason: str = "stop"
     """``stop``, ``length``, ``tool_calls``, ``content_filter``, ``aborted`` (the agent left) or ``error``."""
     flaw: str | None = None
-    """Why its tokens are not proved to be what was sampled (``text-only``, ``stripped``, ``constrained``, ...);
-    training refuses it."""
+    """Why the token ids may differ from what was sampled (``text-only``, ``stripped``, ``constrained``, ...); such a
+    turn is never trained on."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Temperature, top_p, ... that were in force."""
+    """Sampling parameters: temperature, top_p, ..."""
     images: tuple[str, ...] = ()
-    """Hex SHA-256 of each image new in this turn's context, in order."""
+    """Hex SHA-256 of each image that is new in this turn's context, in order."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """``queued``, ``first_token``, ``total``: wall seconds since the request came."""
+    """``queued``, ``first_token``, ``total``: wall seconds since the request arrived."""
     malformed_calls: int = 0
+    """Number of tool calls in the reply that could not be parsed."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """New in this turn (all of them where there is no parent), in OpenAI chat form."""
+    """The messages that are new in this turn (all of them without a parent), in OpenAI chat format."""
     reply: Mapping[str, Any] = field(default_factory=dict)
     """The assistant message as it was sent to the agent."""
     tools: str = ""
-    """Hex SHA-256 of the tool definitions that were rendered into the prompt, kept beside images; empty without."""
+    """Hex SHA-256 of the tool definitions in the prompt, which are stored as the images are; empty without tools."""
     id: str = ""
-    """The id that the agent was given with the answer (``chatcmpl-...``), to join its own transcript by."""
+    """The response id that the agent received (``chatcmpl-...``), to match the turn with the agent's transcript."""
 
     def __post_init__(self) -> None:
         if self.flaw is None and len(self.logprobs) != len(self.sampled_ids):
             raise ValueError(
                 f"{len(self.sampled_ids)} sampled ids with {len(self.logprobs)} log-probs: record both as the engine "
-                "gave them, or name the flaw"
+                "returned them, or set flaw"
             )
 
 
 def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
-    """All ids that the engine was given for ``turns[index]``, in order."""
+    """The token ids of the whole prompt of ``turns[index]``.
+
+    Raises ValueError if a parent does not come before its child.
+    """
     parts: list[tuple[int, ...]] = [turns[index].context_ids]
     parent = turns[index].parent
     while parent is not None:
@@ -73,16 +78,18 @@ def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
 
 
 def continued(prompt: tuple[int, ...], histories: Mapping[int, tuple[int, ...]]) -> int | None:
-    """The key of the longest of ``histories`` (index of a turn -> its prompt and sample) that ``prompt`` begins with;
-    the latest of equals, ``None`` where there is none."""
+    """The key of the longest of ``histories`` that is a prefix of ``prompt``; ``None`` if there is none.
+
+    ``histories``: index of a turn -> token ids of its prompt and sample. Of equal histories, the latest turn is chosen.
+    """
     fits = [index for index, ids in histories.items() if ids and prompt[: len(ids)] == ids]
     return max(fits, key=lambda index: (len(histories[index]), index), default=None)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two lists (or two tuples) begin with in common."""
+    """The length of the common prefix of two lists, or two tuples."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # whole slices are compared in C
+    while low < high:  # binary search: comparing slices is faster than a loop over items
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
@@ -93,19 +100,22 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One training sequence: the ids along a path of turns, from a first prompt to a last sample."""
+    """One training sequence: the token ids along a path of turns, from the first prompt to the last sample.
+
+    T is the number of ids, S the number of ids that are trained on.
+    """
 
     turns: tuple[int, ...]
-    """Indices in the episode, first to last."""
+    """Indices of the turns in the episode, first to last."""
     ids: tuple[int, ...]
-    """(T,) as the engine saw and sampled them."""
+    """(T,) prompt and sampled ids, as the engine saw them."""
     mask: tuple[int, ...]
-    """(T,) 1 where an id was sampled and is trained on here; each sampled id is trained on in one sequence only."""
+    """(T,) 1 for ids that were sampled and are trained on in this sequence. Each sampled id is trained on only once."""
     logprobs: tuple[float, ...]
-    """(S,) one per 1 of ``mask``, in order: never padded."""
+    """(S,) log-probability of each id with mask 1, in order, without padding."""
     policy_versions: tuple[int | None, ...]
-    """(S,)"""
+    """(S,) version of the policy that sampled each id."""
     turn_of: tuple[int, ...]
-    """(S,) index in the episode of the turn that sampled it."""
+    """(S,) index in the episode of the turn that sampled each id."""
     images: tuple[str, ...] = ()
-    """Hex SHA-256, in the order of their places in ``ids``."""
+    """Hex SHA-256 of the images, in the order of their positions in ``ids``."""

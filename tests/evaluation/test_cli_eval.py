@@ -201,7 +201,7 @@ async def test_resuming_with_another_endpoint_is_refused(tmp_path: Path, fake_op
     assert code == 2
     said = " ".join(errors.split())
     assert f"was made with the endpoint {fake_openai.base_url}, not {other.base_url}" in said
-    assert f"give --base-url {fake_openai.base_url} to continue it, or choose another --out" in said
+    assert f"give --base-url {fake_openai.base_url} to resume it, or choose another --out" in said
 
 
 async def test_samples_can_be_raised_but_not_lowered(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_samples_can_be_raised_but_not_lowered(tmp_path: Path) -> None:
     assert set(summary["pass_at"]) == {"1", "2", "3"}
     code, _, errors = await clawgym(*words, "-k", "1", cwd=tmp_path)
     assert code == 2
-    assert "has 3 episodes of each task, and 1 are asked for: give -k 3" in " ".join(errors.split())
+    assert "has 3 samples per task, more than the requested 1: give -k 3" in " ".join(errors.split())
     assert RunFolder.read(folder).manifest.samples == 3
 
 

@@ -430,9 +430,9 @@ def test_episodes_without_stored_workspace_are_not_regradable(tmp_path: Path, mo
     record = again(run(tmp_path / "none", tasks, keep_workspaces=False), tasks)
     assert "workspace.tar.gz was not stored" in why(record)
     assert not record.agrees
-    monkeypatch.setattr("clawgym.records.run_folder.KEPT_WORKSPACE", 10)
+    monkeypatch.setattr("clawgym.records.run_folder.MAX_WORKSPACE", 10)
     record = again(run(tmp_path / "large", tasks), tasks)
-    assert "workspace.tar.gz: not kept: 0 MiB, over" in why(record)
+    assert "workspace.tar.gz: not stored: 0 MiB, limit" in why(record)
     assert not list((tmp_path / "large").rglob("workspace.tar.gz"))
 
 
@@ -543,7 +543,7 @@ def test_leaderboard_shows_verification_of_these_results_only(copy: Path):
     assert "clawgym runs verify RUN" in text
     edit(copy, lie, checksum=True)
     assert load_entry(copy).verified == ""
-    assert "its verification is of other results" in load_entry(copy).flags
+    assert "its verification is for other results" in load_entry(copy).flags
     again(copy)
     assert load_entry(copy).verified == "no"
     (copy / "verification.json").write_text("{}")

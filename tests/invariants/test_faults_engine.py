@@ -31,7 +31,7 @@ def test_the_supervisor_of_a_run_is_killed(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=200)
     assert process.returncode == 1, said
     assert "the sandbox supervisor has ended: start the run again" in said
-    assert "run the same command to continue" in said
+    assert "run the same command again to resume" in said
     rows = work.rows()
     assert {row["outcome"] for row in rows} == {"solved", "infra"}, "the agent is not to blame"
     done = work.run()

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-REMEDY = "make room on that disk, then run the same command to continue; what was finished is kept"
+REMEDY = "free space on that disk, then run the same command again to resume; finished results are kept"
 
 
 def _private_mounts(script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -70,7 +70,7 @@ async def test_before_an_attempt(backend: Backend, folder: Path, name: str, chan
     assert episode.outcome is Outcome.INFRA, episode.outcome
     assert (episode.cause or "").startswith("task: ")
     assert Path(name).name in episode.error
-    assert "put it back" in episode.error or "restore the file" in episode.error
+    assert "restore it, or" in episode.error or "restore the file" in episode.error
     assert episode.task_hash == made.content_hash
 
 
@@ -115,7 +115,7 @@ async def test_between_two_sequences_of_a_run(backend: Backend, folder: Path, tm
     assert summary.outcomes == {"solved": 1}
     assert all("check.py was changed" in cause for cause in summary.infra_causes)
     rows = RunFolder.read(tmp_path / "run").rows
-    with pytest.raises(RunFolderError, match=r"tasks\.sum\.hash.*put the changed tasks back"):
+    with pytest.raises(RunFolderError, match=r"tasks\.sum\.hash.*restore the changed tasks"):
         await evaluate(config(agent))
     (folder / CHECKER).write_bytes(before)
     assert (await evaluate(config(Editing(lambda: None)))).complete
@@ -154,7 +154,7 @@ async def test_between_a_run_and_its_continuation(backend: Backend, folder: Path
         change(bench)
         with pytest.raises(RunFolderError, match=name if "." in name else "sum.hash") as refused:
             await evaluate(config())
-        assert str(refused.value).endswith("put the changed tasks back, or choose another --out")
+        assert str(refused.value).endswith("restore the changed tasks, or choose another --out")
         shutil.rmtree(bench)
         shutil.copytree(kept, bench)
     assert (await evaluate(config())).complete

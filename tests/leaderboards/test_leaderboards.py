@@ -49,13 +49,13 @@ def ranks(*paths: Path, by: str = "strict") -> list[tuple[str, int | None]]:
     return [(ranked.entry.name, ranked.rank) for ranked in board.entries]
 
 
-def test_entries_that_cannot_be_told_apart_share_a_rank(tmp_path: Path):
+def test_entries_with_overlapping_intervals_share_a_rank(tmp_path: Path):
     a, b = make_run(tmp_path / "a", 20), make_run(tmp_path / "b", 22)
     low, high = make_run(tmp_path / "low", 1), make_run(tmp_path / "high", 40)
     assert ranks(a, b, low, high) == [("high", 1), ("b", 2), ("a", 2), ("low", 4)]
 
 
-def test_the_order_of_the_arguments_does_not_matter(tmp_path: Path):
+def test_ranking_does_not_depend_on_argument_order(tmp_path: Path):
     paths = [make_run(tmp_path / name, passes) for name, passes in (("a", 9), ("b", 9), ("c", 35))]
     assert ranks(*paths) == ranks(*reversed(paths))
 
@@ -68,7 +68,7 @@ def test_other_task_contents_get_their_own_board(tmp_path: Path):
     assert boards[0].task_set_hash != boards[1].task_set_hash
 
 
-def test_missing_and_tampered_episodes_are_flagged_everywhere(tmp_path: Path):
+def test_missing_and_tampered_episodes_are_flagged(tmp_path: Path):
     path = make_run(tmp_path / "a", 5, done=30, tampered=2)
     entry = load_entry(path)
     assert entry.flags == ("10 of 40 episodes missing", "tampered episodes: 2")
@@ -78,17 +78,17 @@ def test_missing_and_tampered_episodes_are_flagged_everywhere(tmp_path: Path):
     assert "10 of 40 episodes missing" in CliRunner().invoke(app, ["show", str(path)]).output
 
 
-def test_tasks_that_run_agent_code_are_shown_apart(tmp_path: Path):
+def test_tasks_that_run_agent_code_are_shown_separately(tmp_path: Path):
     entry = load_entry(make_run(tmp_path / "a", 5, executes=3))
-    shown = {group.name: group.episodes for group in entry.apart}
+    shown = {group.name: group.episodes for group in entry.excluded}
     assert shown == {"runs agent code (in process)": 1, "runs agent code (subprocess)": 2}
     boards = rank([entry])
-    assert "results can be forged" in to_markdown(boards)
+    assert "could forge the result" in to_markdown(boards)
     assert to_json(boards)[0]["entries"][0]["executes_agent_code"].keys() == shown.keys()
-    assert load_entry(make_run(tmp_path / "b", 5)).apart == ()
+    assert load_entry(make_run(tmp_path / "b", 5)).excluded == ()
 
 
-def test_what_a_model_judged_is_marked_and_in_no_strict_score(tmp_path: Path):
+def test_model_judged_tasks_are_marked_and_not_in_the_strict_score(tmp_path: Path):
     entry = load_entry(make_run(tmp_path / "a", 20, judged=20))
     assert entry.score("strict").value == 0
     assert entry.flags == ("judged by a model: 20 episodes, rubric (judge-1)",)
@@ -102,7 +102,7 @@ def test_what_a_model_judged_is_marked_and_in_no_strict_score(tmp_path: Path):
     assert ranks(tmp_path / "b", tmp_path / "a") == [("a", 1), ("b", None)]
 
 
-def test_what_could_be_forged_is_in_no_strict_score(tmp_path: Path):
+def test_forgeable_tasks_are_not_in_the_strict_score(tmp_path: Path):
     forged = load_entry(make_run(tmp_path / "forged", 20, executes=20))  # every flagged task, no other
     assert forged.score("strict").value == 0
     assert forged.score("official").value == 0.5
@@ -113,7 +113,7 @@ def test_what_could_be_forged_is_in_no_strict_score(tmp_path: Path):
     assert to_json([board])[0]["entries"][0]["strict"]["value"] == 0
 
 
-def test_a_set_of_nothing_else_has_no_strict_board(tmp_path: Path):
+def test_set_of_forgeable_tasks_has_no_strict_rank(tmp_path: Path):
     make_run(tmp_path / "a", 40, executes=40)
     assert ranks(tmp_path / "a") == [("a", None)]
     assert ranks(tmp_path / "a", by="official") == [("a", 1)]
@@ -136,14 +136,14 @@ def edit(path: Path, change) -> None:
         lambda rows: rows[30].update(task_id="t0"),
     ],
 )
-def test_results_that_do_not_fit_the_run_manifest_are_flagged(tmp_path: Path, change):
+def test_results_that_contradict_the_run_manifest_are_flagged(tmp_path: Path, change):
     path = make_run(tmp_path / "a", 5)
     assert load_entry(path).flags == ()
     edit(path, change)
-    assert any("do not fit the run manifest: 1" in flag for flag in load_entry(path).flags)
+    assert any("contradict the run manifest: 1" in flag for flag in load_entry(path).flags)
 
 
-def test_a_stored_summary_is_not_believed(tmp_path: Path):
+def test_stored_summary_is_ignored(tmp_path: Path):
     path = make_run(tmp_path / "a", 5)
     (path / "summary.json").write_text('{"scores": {"strict": {"value": 1.0}}}')
     score = load_entry(path).score("strict")
@@ -151,13 +151,13 @@ def test_a_stored_summary_is_not_believed(tmp_path: Path):
     assert score.value == 5 / 40
 
 
-def test_without_floors_nothing_is_ranked_by_corrected(tmp_path: Path):
+def test_no_rank_by_adjusted_score_without_baselines(tmp_path: Path):
     assert ranks(make_run(tmp_path / "a", 5), by="corrected") == [("a", None)]
     with pytest.raises(ValueError, match="choose one of strict"):
         rank([], "best")
 
 
-def test_markdown_cannot_be_broken_by_a_name(tmp_path: Path):
+def test_names_are_escaped_in_markdown(tmp_path: Path):
     evil = "x | 99 | <script>alert(1)</script>\n| [link](javascript:1)"
     text = to_markdown(rank([load_entry(make_run(tmp_path / "a", 5, agent=evil))]))
     line = next(line for line in text.splitlines() if "alert" in line)
@@ -165,12 +165,12 @@ def test_markdown_cannot_be_broken_by_a_name(tmp_path: Path):
     assert "<script" not in line.replace("\\<", "")
 
 
-def test_the_command_prints_json(tmp_path: Path):
+def test_command_prints_json(tmp_path: Path):
     result = CliRunner().invoke(app, ["show", str(make_run(tmp_path / "a", 5)), "--json"])
     assert json.loads(result.output)[0]["entries"][0]["strict"]["value"] == 0.125
 
 
-def test_a_board_shows_shares_in_percent_and_what_was_verified(tmp_path: Path):
+def test_board_shows_percentages_and_verification(tmp_path: Path):
     path = make_run(tmp_path / "a", 10)
     with RunFolder.open(path, RunFolder.read(path).manifest) as run:
         task = Task("t0", "do", VerifierSpec("reward_sh", ()), workspace="/w")
@@ -185,7 +185,7 @@ def test_a_board_shows_shares_in_percent_and_what_was_verified(tmp_path: Path):
     assert entry.score("strict").value == 9 / 39  # the last attempt at one of ten has no result
     assert "23.1 [12.6, 38.3]" in cells
     assert "33.3%" in cells
-    assert f"bench 1 ({board.task_set_hash[:12]}), ranked by strict" in text
+    assert f"bench 1 ({board.task_set_hash[:12]}), ranked by strict score" in text
     out = CliRunner().invoke(app, ["show", str(path)]).output
     head = next(line for line in out.splitlines() if "agent" in line)
-    assert re.findall(r"\w+", head) == ["rank", "agent", "strict", "corrected", "official", "k"]
+    assert re.findall(r"\w+", head) == ["rank", "agent", "strict", "adjusted", "official", "k"]

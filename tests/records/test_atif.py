@@ -38,13 +38,13 @@ FULL = (
 )
 
 
-def test_well_formed_steps_come_back_unchanged():
+def test_well_formed_steps_round_trip():
     document = through_json(episode(*FULL))
     assert document["schema_version"] == ATIF_VERSION
     assert steps_from_atif(document) == FULL
 
 
-def test_pictures_are_referred_to_as_the_format_has_it_and_come_back_without_their_data():
+def test_pictures_are_referenced_and_read_without_data():
     digest = "ab" * 32
     seen = (
         Observation("", "c1", Image(digest, b"png")),
@@ -95,7 +95,7 @@ any_steps = st.builds(
 
 @settings(deadline=None)
 @given(steps=st.lists(any_steps, max_size=4))
-def test_any_transcript_round_trips_and_keeps_the_formats_rules(steps):
+def test_any_transcript_is_valid_atif_and_round_trips(steps):
     document = through_json(episode(*steps))
     for number, step in enumerate(document["steps"], 1):
         assert step["step_id"] == number
@@ -107,13 +107,13 @@ def test_any_transcript_round_trips_and_keeps_the_formats_rules(steps):
     assert steps_from_atif(document) == tuple(steps)
 
 
-def test_an_empty_transcript_is_valid_and_reads_as_empty():
+def test_empty_transcript_is_valid_and_round_trips():
     document = through_json(episode())
     assert len(document["steps"]) == 1
     assert steps_from_atif(document) == ()
 
 
-def test_hostile_values_become_plain_json():
+def test_unusual_values_become_plain_json():
     deep: dict = {}
     for _ in range(500):
         deep = {"d": deep}
@@ -126,7 +126,7 @@ def test_hostile_values_become_plain_json():
     assert json_safe("\ud83d\ude00") == "\U0001f600"
 
 
-def test_tokens_go_to_their_steps_only_where_nothing_is_guessed():
+def test_tokens_are_attached_to_steps_only_if_turns_match():
     turn = Turn((1, 2), (3,), (-0.5,), policy_version=4)
     steps = (Step("user", "q", WHEN), Step("agent", "a", WHEN))
     metrics = through_json(episode(*steps, turns=(turn,)))["steps"][1]["metrics"]
@@ -141,7 +141,7 @@ def test_tokens_go_to_their_steps_only_where_nothing_is_guessed():
     assert len(apart["extra"]["clawgym"]["turns"]) == 2
 
 
-def test_foreign_documents_are_read():
+def test_documents_of_other_tools_are_read():
     document = {
         "schema_version": "ATIF-v1.4",
         "steps": [
@@ -165,6 +165,6 @@ def test_foreign_documents_are_read():
     "document",
     [{}, {"schema_version": "ATIF-v2.0", "steps": []}, {"schema_version": "ATIF-v1.7", "steps": [{"source": "agent"}]}],
 )
-def test_what_is_no_trajectory_is_refused(document):
+def test_invalid_documents_are_refused(document):
     with pytest.raises(TaskError):
         steps_from_atif(document)

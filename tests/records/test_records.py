@@ -13,7 +13,7 @@ from clawgym.records import Limits, ToolServer
 FIELDS = [field.name for field in dataclasses.fields(Limits)]
 
 
-def test_the_limits_of_a_task_that_names_none() -> None:
+def test_default_limits() -> None:
     """Published scores rest on them."""
     assert dataclasses.asdict(Limits()) == {
         "memory_mb": 1024,
@@ -32,7 +32,7 @@ def test_the_limits_of_a_task_that_names_none() -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_limit_is_a_positive_number_that_a_float_holds(name: str) -> None:
+def test_limits_must_be_positive_and_bounded(name: str) -> None:
     assert getattr(Limits(**{name: 2**53}), name) == 2**53
     assert getattr(Limits(**{name: 1}), name) == 1
     for wrong, shown in (
@@ -46,16 +46,16 @@ def test_a_limit_is_a_positive_number_that_a_float_holds(name: str) -> None:
             Limits(**{name: wrong})
 
 
-def test_more_of_some_limits() -> None:
+def test_limits_plus() -> None:
     assert Limits(memory_mb=100, pids=7).plus(memory_mb=28) == Limits(memory_mb=128, pids=7)
 
 
 @pytest.mark.parametrize("name", ["mail", "a", "my-mail", "2"])
-def test_names_of_tool_servers(name: str) -> None:
+def test_valid_tool_server_names(name: str) -> None:
     assert ToolServer(name, ("true",)).name == name
 
 
 @pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "..", "a.b", "a_b", "a\n"])
-def test_names_that_no_folder_of_tools_may_have(name: str) -> None:
+def test_invalid_tool_server_names_are_refused(name: str) -> None:
     with pytest.raises(TaskError, match="letters, digits and '-' only"):
         ToolServer(name, ("true",))

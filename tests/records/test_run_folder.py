@@ -36,7 +36,7 @@ def episode(task_id: str = "t0", sample: int = 0, outcome: Outcome = Outcome.SOL
     return Episode(task_id, "hash", sample, 7, "noop", outcome, result=result, **kwargs)
 
 
-def test_what_is_recorded_is_read_back(tmp_path: Path):
+def test_recorded_episode_is_read_back(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)), attempt=2)
     back = RunFolder.read(tmp_path / "run")
@@ -52,7 +52,7 @@ def test_what_is_recorded_is_read_back(tmp_path: Path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_run_folder_is_private_whatever_the_umask_also_when_it_is_resumed(tmp_path: Path):
+def test_run_folder_is_private_for_any_umask_and_after_resuming(tmp_path: Path):
     before = os.umask(0)
     try:
         with RunFolder.open(tmp_path / "runs" / "mine", manifest()) as run:
@@ -70,7 +70,7 @@ def saw(*data: bytes) -> tuple[Step, ...]:
     return tuple(Step("agent", "", "", observations=(Observation("", None, image),)) for image in images)
 
 
-def test_pictures_are_kept_once_for_the_whole_run_beside_the_transcripts(tmp_path: Path):
+def test_pictures_are_stored_once_per_run(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         episodes = [episode("t0", n, steps=saw(b"first", b"then", b"own %d" % n)) for n in range(8)]
         threads = [threading.Thread(target=run.record, args=(e,)) for e in episodes]
@@ -91,7 +91,7 @@ def test_pictures_are_kept_once_for_the_whole_run_beside_the_transcripts(tmp_pat
     assert [(folder / path).read_bytes() for path in paths] == [b"first", b"then", b"own 3"]
 
 
-def test_a_torn_picture_is_gone_at_the_next_opening_and_no_folder_is_made_without_pictures(tmp_path: Path):
+def test_partial_pictures_are_removed_when_resuming(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(steps=(Step("agent", "hi", ""),)))
     pictures = tmp_path / "run" / "pictures"
@@ -102,7 +102,7 @@ def test_a_torn_picture_is_gone_at_the_next_opening_and_no_folder_is_made_withou
     assert not list(pictures.iterdir())
 
 
-def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):
+def test_infrastructure_error_is_not_done_and_later_attempt_counts(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(outcome=Outcome.INFRA, cause="fork"))
         assert run.done == set()
@@ -111,7 +111,7 @@ def test_infra_is_not_done_and_a_later_attempt_counts(tmp_path: Path):
     assert len(RunFolder.read(tmp_path / "run").rows) == 2
 
 
-def test_the_same_configuration_resumes_and_the_run_manifest_says_so(tmp_path: Path):
+def test_same_configuration_resumes_and_is_recorded_in_the_manifest(tmp_path: Path):
     for _ in range(3):
         RunFolder.open(tmp_path / "run", manifest(seed=4)).close()
     stored = RunFolder.read(tmp_path / "run").manifest
@@ -131,7 +131,7 @@ def test_the_same_configuration_resumes_and_the_run_manifest_says_so(tmp_path: P
         ({"isolation": {"backend": "docker", "tier": "docker"}}, "isolation.backend"),
     ],
 )
-def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, named):
+def test_other_configuration_is_refused_with_the_field(tmp_path: Path, change, named):
     there = {"samples": 2, "kind": change.get("kind", "eval")}
     RunFolder.open(tmp_path / "run", manifest(**there)).close()
     with pytest.raises(RunFolderError, match=r"choose another --out") as caught:
@@ -140,7 +140,7 @@ def test_another_configuration_is_refused_by_the_field(tmp_path: Path, change, n
 
 
 @pytest.mark.parametrize("stored", [None, "http://127.0.0.1:1/v1"])
-def test_another_endpoint_is_refused_with_what_to_do(tmp_path: Path, stored: str | None):
+def test_other_endpoint_is_refused_with_advice(tmp_path: Path, stored: str | None):
     def made(url: str | None):
         engine = {"name": "openai", "host": "127.0.0.1"} | ({} if url is None else {"base_url": url})
         return manifest(agent={"name": "tool-loop", "version": "1", "engine": engine})
@@ -152,20 +152,20 @@ def test_another_endpoint_is_refused_with_what_to_do(tmp_path: Path, stored: str
     RunFolder.open(tmp_path / "run", made(stored)).close()
 
 
-def test_samples_may_be_raised(tmp_path: Path):
+def test_samples_can_be_raised(tmp_path: Path):
     RunFolder.open(tmp_path / "run", manifest()).close()
     RunFolder.open(tmp_path / "run", manifest(samples=5)).close()
     assert RunFolder.read(tmp_path / "run").manifest.samples == 5
 
 
-def test_a_changed_task_is_refused(tmp_path: Path):
+def test_changed_task_is_refused(tmp_path: Path):
     RunFolder.open(tmp_path / "run", manifest()).close()
     other = make_manifest("eval", task_set(workspace="/elsewhere"), agent={"name": "noop", "version": "1"})
     with pytest.raises(RunFolderError, match=r"task_set\.hash|tasks\.t0\.hash"):
         RunFolder.open(tmp_path / "run", other)
 
 
-def test_a_second_writer_is_refused_with_the_pid(tmp_path: Path):
+def test_second_writer_is_refused_with_the_pid(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()):
         began = time.monotonic()
         with pytest.raises(RunFolderError, match=rf"process {os.getpid()}: wait"):
@@ -174,7 +174,7 @@ def test_a_second_writer_is_refused_with_the_pid(tmp_path: Path):
     RunFolder.open(tmp_path / "run", manifest()).close()
 
 
-def test_the_lock_dies_with_its_owner(tmp_path: Path):
+def test_lock_is_released_when_its_owner_dies(tmp_path: Path):
     program = textwrap.dedent(
         f"""
         import time
@@ -194,9 +194,9 @@ def test_the_lock_dies_with_its_owner(tmp_path: Path):
     RunFolder.open(tmp_path / "run", make_manifest("serve")).close()
 
 
-def test_other_peoples_folders_are_left_alone(tmp_path: Path):
+def test_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(RunFolderError, match="holds other files"):
+    with pytest.raises(RunFolderError, match="contains other files"):
         RunFolder.open(tmp_path, manifest())
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -209,7 +209,7 @@ def test_reading_needs_a_run_manifest_and_never_writes(tmp_path: Path):
         RunFolder.read(tmp_path / "run").append({"key": "x", "outcome": "failed"})
 
 
-def test_run_manifests_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
+def test_run_manifest_has_no_secret_and_no_host_path(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     dirty = {
@@ -232,18 +232,18 @@ def test_run_manifests_hold_no_secret_and_no_host_path(tmp_path: Path, monkeypat
     assert json.loads(text)["agent"]["max_tokens"] == 5
 
 
-def test_a_damaged_line_is_named(tmp_path: Path):
+def test_damaged_line_is_reported(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode())
     path = tmp_path / "run" / "results.jsonl"
     path.write_bytes(b"\x00\x00\n" + path.read_bytes())
-    with pytest.raises(RunFolderError, match="line 1 is damaged: delete that line"):
+    with pytest.raises(RunFolderError, match="line 1 is damaged: delete the line"):
         RunFolder.open(tmp_path / "run", manifest())
     path.write_bytes(path.read_bytes()[3:])  # and the failed opening gave the lock back:
     RunFolder.open(tmp_path / "run", manifest()).close()
 
 
-def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
+def test_failed_append_leaves_no_partial_line(tmp_path: Path, monkeypatch):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode())
         before = (tmp_path / "run" / "results.jsonl").read_bytes()
@@ -252,7 +252,7 @@ def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunFolderError, match=r"No space left on device\): make room"):
+        with pytest.raises(RunFolderError, match=r"No space left on device\): free space"):
             run.append({"key": "t1#0", "outcome": "failed"})
         assert (tmp_path / "run" / "results.jsonl").read_bytes() == before
         assert "t1#0" not in run.done
@@ -263,7 +263,7 @@ def test_a_failed_append_leaves_no_torn_line(tmp_path: Path, monkeypatch):
     rows=st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=40), max_size=3), max_size=6),
     data=st.data(),
 )
-def test_repair_keeps_exactly_the_whole_lines(tmp_path_factory, rows, data):
+def test_repair_tail_keeps_complete_lines(tmp_path_factory, rows, data):
     path = tmp_path_factory.mktemp("torn") / "results.jsonl"
     lines = [json.dumps(row).encode() + b"\n" for row in rows]
     whole = b"".join(lines)
@@ -281,7 +281,7 @@ def test_repair_keeps_exactly_the_whole_lines(tmp_path_factory, rows, data):
     assert repair_tail(path) == 0
 
 
-def test_repair_of_a_long_torn_line(tmp_path: Path):
+def test_repair_tail_removes_a_long_partial_line(tmp_path: Path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 300_000)
     assert repair_tail(path) == 300_000
@@ -296,7 +296,7 @@ ids = st.one_of(st.text(min_size=1, max_size=140), st.from_regex(r"[a-zA-Z0-9._~
 @example(first=("A", 0), second=("a", 0))
 @example(first=("a.1", 0), second=("a", 10))
 @example(first=("x" * 200, 0), second=("x" * 201, 0))
-def test_safe_names_are_safe_and_never_collide(first, second):
+def test_safe_names_are_safe_and_unique(first, second):
     names = [safe_name(*first), safe_name(*second)]
     for name in names:
         assert re.fullmatch(r"[a-z0-9_][a-z0-9._~-]{0,150}", name)
@@ -305,7 +305,7 @@ def test_safe_names_are_safe_and_never_collide(first, second):
 
 
 @pytest.mark.parametrize("task_id", ["../../etc/passwd", "..", ".", "a/b", "a\0b", "A", "\ud800", "x" * 500])
-def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
+def test_hostile_task_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         run.record(episode(task_id))
         assert run.episode_folder(task_id, 0).parent == tmp_path / "run" / "episodes"
@@ -313,7 +313,7 @@ def test_hostile_ids_stay_below_the_folder(tmp_path: Path, task_id: str):
     assert len(list((tmp_path / "run" / "episodes").iterdir())) == 1
 
 
-def test_a_line_pins_its_files_and_itself(tmp_path: Path):
+def test_row_has_digests_of_its_files_and_a_checksum(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         row = run.record(episode(workspace=b"tar", steps=(Step("agent", "hi", ""),)))
         folder = run.episode_folder("t0", 0)
@@ -331,17 +331,17 @@ def test_a_line_pins_its_files_and_itself(tmp_path: Path):
         assert row["seal"] != checksum_of(row | {"attempt": 9})
 
 
-def test_a_workspace_over_the_cap_is_not_kept_and_that_is_said(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("clawgym.records.run_folder.KEPT_WORKSPACE", 2 * 2**20)
+def test_too_large_workspace_is_not_stored_and_listed_as_dropped(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("clawgym.records.run_folder.MAX_WORKSPACE", 2 * 2**20)
     with RunFolder.open(tmp_path / "run", manifest()) as run:
         kept = run.record(episode("t0", workspace=bytes(2 * 2**20)))
         left = run.record(episode("t1", workspace=bytes(3 * 2**20), dropped=("pipe: a FIFO",)))
     assert kept["dropped"] == []
-    assert left["dropped"] == ["pipe: a FIFO", "workspace.tar.gz: not kept: 3 MiB, over the 2 MiB kept"]
+    assert left["dropped"] == ["pipe: a FIFO", "workspace.tar.gz: not stored: 3 MiB, limit 2 MiB"]
     assert len(list(tmp_path.rglob("workspace.tar.gz"))) == 1
 
 
-def test_each_opening_says_what_graded(tmp_path: Path):
+def test_grader_of_each_start_is_recorded(tmp_path: Path):
     for code in ("a", "b", "c"):
         RunFolder.open(tmp_path / "run", manifest(grader={"code": code})).close()
     stored = RunFolder.read(tmp_path / "run").manifest
