@@ -189,7 +189,7 @@ NEAR: dict[str, tuple[str, ...]] = {
             "envs/_single": "envs/test_terminal envs/test_new_environment",
             "envs/_tasks": "envs/test_terminal",
             "envs/_vector": "envs/test_terminal envs/test_many envs/test_toolcall",
-            "envs/_worker": "envs/test_terminal envs/test_toolcall",
+            "envs/_runner": "envs/test_terminal envs/test_toolcall",
             "envs/swe": "envs/test_swe",
             "live/page": "live/test_live",
             "live/registry": "live/test_live",

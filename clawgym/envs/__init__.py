@@ -1,6 +1,6 @@
-"""Gymnasium environments. Importing :mod:`clawgym` registers the known ids; the classes load when one is made.
+"""Gymnasium environments. Importing :mod:`clawgym` registers the known ids; classes are imported when one is made.
 
-- :class:`SandboxEnv` is what an author writes, ``clawgym.registry.envs.register`` gives it a name.
+- :class:`SandboxEnv` is the base class for new environments; ``clawgym.registry.envs.register`` gives them a name.
 - :class:`TaskEnv` and :class:`TaskVectorEnv` are what ``gym.make`` returns: one environment, or a batch.
 """
 
@@ -20,9 +20,9 @@ from clawgym.registry import did_you_mean, envs
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+    from clawgym.envs._runner import RunnerFactory
     from clawgym.envs._single import TaskEnv
     from clawgym.envs._vector import TaskVectorEnv
-    from clawgym.envs._worker import Kit
     from clawgym.envs.env import Observation, SandboxEnv
     from clawgym.rollout import RewardName
 
@@ -44,9 +44,9 @@ _LATE = {
     "TaskEnv": "clawgym.envs._single",
     "TaskVectorEnv": "clawgym.envs._vector",
 }
-"""Imported when it is used."""
+"""Name -> module, for names that are imported on first use."""
 
-Made = Callable[..., "SandboxEnv"]
+EnvClass = Callable[..., "SandboxEnv"]
 
 
 def __getattr__(name: str) -> Any:
@@ -55,11 +55,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _in_gym(id: str, env: str | Made) -> None:
-    """Have Gymnasium know ``env`` as ``id``."""
+def _register_in_gym(id: str, env: str | EnvClass) -> None:
+    """Register ``env`` with Gymnasium as ``id``."""
     known = gym.registry.get(id)
     if known is not None and known.kwargs.get("env") == id:
-        return  # a name that was known before its module was imported
+        return  # registered by name before its module was imported
     # The checking and ordering wrappers of gym.make are for single environments and would hide the batch.
     gym.register(
         id,
@@ -72,35 +72,36 @@ def _in_gym(id: str, env: str | Made) -> None:
 
 
 def register_known() -> None:
-    """Have Gymnasium know the environments of this library and of installed packages (idempotent)."""
-    envs.on_register = _in_gym
+    """Register the environments of this library and of installed packages with Gymnasium. Idempotent."""
+    envs.on_register = _register_in_gym
     for id in envs.names():
-        _in_gym(id, id)
+        _register_in_gym(id, id)
 
 
 def make(
     num_envs: int | None = None,
     *,
-    env: str | Made,
+    env: str | EnvClass,
     tasks: str | TaskSet | None = None,
     backend: str = "auto",
     reward: RewardName = "official",
     render_mode: str | None = None,
     **options: Any,
 ) -> TaskEnv | TaskVectorEnv:
-    """What ``gym.make(id, ...)`` calls: one environment, or with ``num_envs`` (also 1) a batch.
+    """Make one environment, or with ``num_envs`` (also 1) a batch. ``gym.make(id, ...)`` calls this function.
 
     Args:
         num_envs: None for one :class:`TaskEnv`, else the size of the batch.
-        env: one of ``clawgym list envs``, ``package.module:Class``, or the class; ``gym.make`` gives it.
-        tasks: a task set or the name of one (``clawgym tasks list``); by default the ``default_tasks`` of the class.
-        backend: where sandboxes run: ``auto``, ``namespace``, ``chroot``, ``docker`` or ``ray``.
-        reward: what the last step of an episode pays: ``official``, ``strict``, ``corrected`` or ``checks``.
-        render_mode: None, or what the environment has: ``ansi`` or ``rgb_array``; ``human`` for one environment with
-            pictures.
-        options: ``autoreset_mode`` of a batch (:class:`TaskVectorEnv`), and the environment's own.
+        env: one of ``clawgym list envs``, ``package.module:Class``, or the class; ``gym.make`` passes it.
+        tasks: a task set or its name (``clawgym tasks list``); by default the ``default_tasks`` of the class.
+        backend: the sandbox backend: ``auto``, ``namespace``, ``chroot``, ``docker`` or ``ray``.
+        reward: the score that is the reward of the last step: ``official``, ``strict``, ``corrected`` or ``checks``.
+        render_mode: None, or a mode of the environment: ``ansi`` or ``rgb_array``; a single environment with pictures
+            also has ``human``.
+        options: ``autoreset_mode`` of a batch (:class:`TaskVectorEnv`), and the environment's own options.
 
-    Raises ValueError for an option, or a value of one, that is not known.
+    Raises:
+        ValueError: an option or its value is unknown.
     """
     if num_envs is not None:
         return make_vector(
@@ -108,14 +109,14 @@ def make(
         )
     from clawgym.envs._single import TaskEnv
 
-    kit, tasks = _kit(env, tasks, options, reward, _SINGLE)
-    return TaskEnv(kit, tasks, backend=backend, reward=reward, render_mode=render_mode)
+    factory, tasks = _factory(env, tasks, options, reward, _SINGLE)
+    return TaskEnv(factory, tasks, backend=backend, reward=reward, render_mode=render_mode)
 
 
 def make_vector(
     num_envs: int = 1,
     *,
-    env: str | Made,
+    env: str | EnvClass,
     tasks: str | TaskSet | None = None,
     backend: str = "auto",
     reward: RewardName = "official",
@@ -123,12 +124,12 @@ def make_vector(
     render_mode: str | None = None,
     **options: Any,
 ) -> TaskVectorEnv:
-    """What ``gym.make_vec(id, ...)`` calls: a batch. See :func:`make`."""
+    """Make a batch. ``gym.make_vec(id, ...)`` calls this function; :func:`make` describes the arguments."""
     from clawgym.envs._vector import TaskVectorEnv
 
-    kit, tasks = _kit(env, tasks, options, reward, (*_SINGLE, "num_envs", "autoreset_mode"))
+    factory, tasks = _factory(env, tasks, options, reward, (*_SINGLE, "num_envs", "autoreset_mode"))
     return TaskVectorEnv(
-        kit,
+        factory,
         num_envs,
         tasks,
         backend=backend,
@@ -141,13 +142,16 @@ def make_vector(
 _SINGLE = ("tasks", "backend", "reward", "render_mode")
 
 
-def _kit(
-    env: str | Made, tasks: str | TaskSet | None, options: dict[str, Any], reward: RewardName, known: Sequence[str]
-) -> tuple[Kit, str | TaskSet]:
-    """What makes environments of ``env`` with ``options``, and the tasks that they play. Raises ValueError for an
-    option that neither its class nor ``known`` names, and where nothing says which tasks."""
+def _factory(
+    env: str | EnvClass, tasks: str | TaskSet | None, options: dict[str, Any], reward: RewardName, known: Sequence[str]
+) -> tuple[RunnerFactory, str | TaskSet]:
+    """Return the runner factory of ``env`` with ``options``, and the tasks.
+
+    Raises ValueError for an option that is neither an argument of the class nor in ``known``, and if no tasks are given
+    and the class has no default ones.
+    """
     from clawgym.envs._checks import check_reward
-    from clawgym.envs._worker import EnvKit
+    from clawgym.envs._runner import SandboxRunnerFactory
     from clawgym.envs.env import SandboxEnv
 
     check_reward(reward)
@@ -155,7 +159,7 @@ def _kit(
     found: Any = envs.get(env) if isinstance(env, str) else env
     taken = inspect.signature(found).parameters.values()
     if clash := {one.name for one in taken} & {"env", "num_envs", "autoreset_mode", *_SINGLE}:
-        raise ValueError(f"{found!r} has arguments that the library keeps for itself: rename {sorted(clash)}")
+        raise ValueError(f"{found!r} has arguments with reserved names: rename {sorted(clash)}")
     if not any(one.kind is one.VAR_KEYWORD for one in taken):
         names = [*known, *(one.name for one in taken)]
         for option in options:
@@ -169,7 +173,7 @@ def _kit(
     options = envs.validated(name, found, options)
     made = found(**options)
     if isinstance(made, SandboxEnv):
-        return EnvKit(made, partial(found, **options)), tasks
-    if hasattr(made, "worker"):  # openclaw: its episodes are driven by the program, not by actions
+        return SandboxRunnerFactory(made, partial(found, **options)), tasks
+    if hasattr(made, "runner"):  # openclaw: the program drives the episodes, not the actions
         return made, tasks
-    raise TypeError(f"{found!r} makes no SandboxEnv: let the class of the environment extend clawgym.envs.SandboxEnv")
+    raise TypeError(f"{found!r} does not make a SandboxEnv: let the class extend clawgym.envs.SandboxEnv")

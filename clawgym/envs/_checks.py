@@ -1,6 +1,6 @@
-"""What the arguments of an environment must be. Each check raises ValueError and says what was expected, and what came.
+"""Checks of the arguments of environments. Each raises ValueError with what was expected and what was given.
 
-Nothing has started when a check fails: a refused action leaves every episode as it was.
+Checks run before anything starts: a refused action changes no episode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = 60
 
 
 def check_reward(reward: object) -> None:
-    """``reward`` names a :data:`~clawgym.rollout.RewardName`."""
+    """Check that ``reward`` is a :data:`~clawgym.rollout.RewardName`."""
     known = get_args(RewardName)
     if reward not in known:
         names = ", ".join(map(repr, known))
@@ -30,7 +30,7 @@ def check_reward(reward: object) -> None:
 
 
 def autoreset_mode_of(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode that ``mode`` is, or is the name or the value of: ``NEXT_STEP`` and ``NextStep`` are the same."""
+    """Return the mode with this name or value: ``NEXT_STEP`` and ``NextStep`` are the same."""
     if isinstance(mode, AutoresetMode):
         return mode
     wanted = str(mode).replace("_", "").casefold()
@@ -43,11 +43,11 @@ def autoreset_mode_of(mode: AutoresetMode | str) -> AutoresetMode:
 
 
 def check_options(options: Mapping[str, Any] | None, known: Sequence[str], count: int) -> None:
-    """``options`` of ``reset`` has only keys in ``known``, and no more ``task_ids`` than ``count`` environments."""
+    """Check that ``options`` of ``reset`` has only keys in ``known``, and at most ``count`` task ids."""
     for key in options or ():
         if key not in known:
             raise ValueError(
-                f"reset() knows no option {key!r}: use {' or '.join(map(repr, known))}.{did_you_mean(key, known)}"
+                f"reset() has no option {key!r}: use {' or '.join(map(repr, known))}.{did_you_mean(key, known)}"
             )
     ids = (options or {}).get("task_ids")
     if ids is None:
@@ -60,7 +60,7 @@ def check_options(options: Mapping[str, Any] | None, known: Sequence[str], count
 
 
 def check_action(space: gym.Space[Any], action: Any) -> None:
-    """``action`` is a member of ``space``."""
+    """Check that ``action`` is in ``space``."""
     if not space.contains(action):
         raise ValueError(f"step() takes an action of {space}; got {_shown(action)}")
 
@@ -68,8 +68,10 @@ def check_action(space: gym.Space[Any], action: Any) -> None:
 def one_action_each(
     actions: Any, ids: Sequence[int], single: gym.Space[Any], batched: gym.Space[Any] | None = None
 ) -> list[Any]:
-    """One action of ``single`` for each environment in ``ids``: ``actions`` is a sequence of them, or a member of
-    ``batched`` that is a dict of arrays."""
+    """Return one action of the space ``single`` for each environment in ``ids``.
+
+    ``actions`` is a sequence of actions, or a dict of arrays in the space ``batched``.
+    """
     count = len(ids)
     if isinstance(batched, gym.spaces.Dict) and isinstance(actions, Mapping):
         if not batched.contains(actions):

@@ -1,4 +1,4 @@
-"""``render_mode="human"``: the frames of one environment, on a page of this machine."""
+"""``render_mode="human"``: show the frames of one environment on a local web page."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from clawgym.records.atif import json_safe
 if TYPE_CHECKING:
     from clawgym.live.page import Page
 
-__all__ = ["Human"]
+__all__ = ["HumanRenderer"]
 
 
-class Human:
-    """A :class:`~clawgym.live.page.PageSource` of one environment. The address is printed once, with the first
-    frame."""
+class HumanRenderer:
+    """Serves the frames of one environment (:class:`~clawgym.live.page.PageSource`).
+
+    The URL is printed once, with the first frame.
+    """
 
     def __init__(self) -> None:
         self._page: Page | None = None
         self._shown: tuple[dict[str, Any], np.ndarray] | None = None
 
     def show(self, task: str, step: int, action: Any, screen: np.ndarray) -> None:
-        """Have the page show ``screen``, uint8 of shape (height, width, 3). Raises
-        :class:`~clawgym.errors.MissingDependency` without Pillow."""
+        """Show ``screen``, uint8 of shape (height, width, 3), on the page.
+
+        Raises :class:`~clawgym.errors.MissingDependency` without Pillow.
+        """
         from clawgym.console import Console
         from clawgym.live.page import Page
         from clawgym.tools.computer import encoded
@@ -50,7 +54,7 @@ class Human:
         return encoded(self._shown[1]) if self._shown else None
 
     def close(self) -> None:
-        """End the page. Idempotent."""
+        """Stop serving the page. Idempotent."""
         if self._page is not None:
             self._page.close()
             self._page = None

@@ -1,8 +1,9 @@
-"""What a policy says, as the assistant message that an agent gets. Whatever it says is some message.
+"""Parse actions into assistant messages. Every text is a valid action.
 
-``message``: JSON text of an assistant message in OpenAI's form (``content``, ``tool_calls``, ``reasoning_content``);
-anything else is said as it stands, as text without calls. The name of a parser (``clawgym list parsers``): the text as
-a model that writes such calls samples it. Ids of calls are made here, so that the same actions give the same histories.
+With the format ``message``, an action is the JSON text of an assistant message in OpenAI's form (``content``,
+``tool_calls``, ``reasoning_content``); any other text becomes a message without calls. With the name of a parser
+(``clawgym list parsers``), it is text with tool calls as such a model samples it. Ids of calls are assigned here, so
+that equal actions give equal histories.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["deltas_of", "message_of", "parser_of", "reply_of"]
 
 
 def parser_of(action_format: str) -> CallParser | None:
-    """What reads actions of ``action_format``: None for ``message``. Raises ValueError for a name that is not known."""
+    """Return the parser for ``action_format``, or None for ``message``. Raises ValueError for an unknown name."""
     if action_format == "message":
         return None
     known = ("message", *parsers.names())
@@ -36,15 +37,18 @@ def parser_of(action_format: str) -> CallParser | None:
 def reply_of(
     action: str, parser: CallParser | None, tools: Sequence[Mapping[str, Any]], number: int
 ) -> tuple[Message, int]:
-    """The message of ``action`` in answer to request ``number``, which offered ``tools``; and how many calls in it
-    were malformed, and stay text. Without ``parser`` the action is JSON text of a message. Never raises."""
+    """Return the message of ``action``, and the number of its malformed calls, which stay text. Never raises.
+
+    The message answers request ``number``, which offered ``tools``. Without ``parser`` the action is the JSON text of a
+    message.
+    """
     if parser is None:
         message = message_of(action)
         malformed = int(message is None and action.lstrip().startswith("{"))
-        message = message or _said(action)
+        message = message or _text_message(action)
     else:
         reply = ReplyParser(parser, tools)
-        reply.push(_said(action)["content"])
+        reply.push(_text_message(action)["content"])
         reply.finish()
         message, malformed = reply.message, reply.malformed
     for n, call in enumerate(message.get("tool_calls", ())):
@@ -53,7 +57,7 @@ def reply_of(
 
 
 def deltas_of(message: Message) -> list[Delta]:
-    """``message`` as an engine streams it."""
+    """Return ``message`` in the form in which an engine streams it."""
     calls = message.get("tool_calls", ())
     pieces = [Delta(reasoning=message.get("reasoning_content", ""), text=message["content"] or "")]
     for n, call in enumerate(calls):
@@ -62,12 +66,12 @@ def deltas_of(message: Message) -> list[Delta]:
     return [*pieces, Delta(finish_reason="tool_calls" if calls else "stop")]
 
 
-def _said(text: str) -> Message:
+def _text_message(text: str) -> Message:
     return canonical_messages([{"role": "assistant", "content": text}], {})[0]
 
 
 def message_of(action: str) -> Message | None:
-    """The message in JSON text, without ids of its calls; ``None`` where it is none."""
+    """Return the message in the JSON text ``action``, without ids of its calls, or ``None`` if it is not a message."""
     images: dict[str, Image] = {}
     try:
         raw = json.loads(action)

@@ -1,7 +1,7 @@
-"""One asyncio loop on its own thread drives every sandbox of this process, from scripts, Jupyter and forks alike.
+"""One asyncio event loop in its own thread drives all environments of this process, in scripts, Jupyter and forks.
 
-Invariant: whoever waits for the loop learns of its end. A loop that was stopped goes on where it was, on a new thread;
-one that was closed, or that belongs to the process before a fork, is an error that says so.
+Invariant: a caller never waits for a loop that has ended. A loop that was stopped continues on a new thread. For a loop
+that was closed, or that belongs to the parent of a fork, the caller gets an error.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from clawgym.sandbox import backend as make_backend
 __all__ = ["Runtime", "runtime"]
 
 T = TypeVar("T")
-LOOK_SECONDS = 0.5
-"""How often somebody who waits for the loop looks whether it still runs."""
+POLL_SECONDS = 0.5
+"""Interval at which a waiting caller checks that the loop still runs."""
 
 
-class Droppable(Protocol):
-    async def drop(self) -> None:
-        """Give up what runs."""
+class Closable(Protocol):
+    async def shut_down(self) -> None:
+        """End the running episodes and close their sandboxes. Runs on the loop."""
         ...
 
 
 class Runtime:
-    """The loop, and the backends that live on it. Use :func:`runtime`."""
+    """The loop and its sandbox backends. :func:`runtime` returns the one of this process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._backends: dict[str, tuple[Backend, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.users: weakref.WeakSet[Droppable] = weakref.WeakSet()
-        """Environments that are not closed: dropped before the backends, where a process just ends."""
+        self.users: weakref.WeakSet[Closable] = weakref.WeakSet()
+        """Environments that are not closed: shut down before the backends when the process ends."""
         self._reviving = threading.Lock()
         self._thread = self._new_thread()
 
@@ -53,11 +53,11 @@ class Runtime:
 
     @property
     def usable(self) -> bool:
-        """Whether :meth:`ensure` would not raise."""
+        """Whether :meth:`ensure` would succeed."""
         return self.pid == os.getpid() and not self.loop.is_closed()
 
     def ensure(self) -> None:
-        """Start the loop's thread again if something ended it. Raises :class:`ClawGymError` where that cannot be."""
+        """Start the loop's thread again if it has ended. Raises :class:`ClawGymError` if that is impossible."""
         if self.pid != os.getpid():
             raise ClawGymError("this environment belongs to the process that was forked: make one in this process")
         if self.loop.is_closed():
@@ -67,12 +67,12 @@ class Runtime:
                 self._thread = self._new_thread()
 
     def start(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Begin all ``works`` on the loop, which is woken once for them. Raises as :meth:`ensure` does."""
+        """Start all ``works`` on the loop, with a single wake-up. Raises as :meth:`ensure` does."""
 
         def begin() -> None:
             for work in works:
                 task = self.loop.create_task(work)
-                self._tasks.add(task)  # the loop itself holds a task but weakly
+                self._tasks.add(task)  # the loop keeps only a weak reference
                 task.add_done_callback(self._tasks.discard)
 
         try:
@@ -84,7 +84,7 @@ class Runtime:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the loop and wait. Ctrl-C cancels it."""
+        """Run ``work`` on the loop and return its result. Ctrl-C cancels it."""
         try:
             self.ensure()
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -94,9 +94,9 @@ class Runtime:
         try:
             while True:
                 try:
-                    return future.result(timeout=LOOK_SECONDS)
+                    return future.result(timeout=POLL_SECONDS)
                 except TimeoutError:
-                    if future.done():  # it is the work's own
+                    if future.done():  # raised by the work itself
                         raise
                     self.ensure()
         except BaseException:
@@ -105,7 +105,7 @@ class Runtime:
             raise
 
     def acquire(self, name: str) -> Backend:
-        """The shared, probed backend ``name``; give it back with :meth:`release`."""
+        """Return the shared backend ``name``, probed. Call :meth:`release` when done."""
         held = self._backends.get(name)
         if held is None:
 
@@ -123,7 +123,7 @@ class Runtime:
         return held[0]
 
     def release(self, name: str) -> None:
-        """The last release closes the backend."""
+        """Release a backend of :meth:`acquire`. The last release closes it."""
         backend, users = self._backends.pop(name)
         if users > 1:
             self._backends[name] = (backend, users - 1)
@@ -131,12 +131,12 @@ class Runtime:
             self.run(backend.aclose())
 
     def stop(self) -> None:
-        """Close every backend and end the thread."""
+        """Shut down all environments, close all backends and end the thread."""
         if not self.usable:
             return
         for user in list(self.users):
             with contextlib.suppress(Exception):  # the backends close their sandboxes in any case
-                self.run(user.drop())
+                self.run(user.shut_down())
         for backend, _ in self._backends.values():
             self.run(backend.aclose())
         self._backends.clear()
@@ -146,7 +146,7 @@ class Runtime:
         self.loop.close()
 
     async def _end_tasks(self) -> None:
-        """Whatever still runs on the loop, such as a desktop that is being made ahead for nobody."""
+        """Cancel what still runs on the loop, such as the boot of a spare desktop."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -154,7 +154,7 @@ class Runtime:
             await asyncio.wait(others, timeout=5)
 
     def abandon(self) -> None:
-        """Let go of a loop that can do nothing any more: its supervisors end when nobody holds them."""
+        """Drop the backends of an unusable loop. Their supervisors end when they are no longer referenced."""
         self._backends.clear()
 
 
@@ -163,7 +163,7 @@ _lock = threading.Lock()
 
 
 def runtime() -> Runtime:
-    """This process's runtime; made at first use, and again after a fork (a thread does not survive one)."""
+    """Return this process's runtime; created at first use, and again after a fork, which threads do not survive."""
     global _runtime
     with _lock:
         if _runtime is None or not _runtime.usable:
@@ -178,7 +178,8 @@ def _stop() -> None:
         _runtime.stop()
 
 
-# Closing sandboxes needs worker threads: atexit comes after their end, and so does what registers before their module.
+# Closing sandboxes needs worker threads. They end before atexit runs, but after functions that are registered here,
+# once concurrent.futures.thread is imported.
 getattr(threading, "_register_atexit", atexit.register)(_stop)
 
 

@@ -1,4 +1,4 @@
-"""One environment over any :class:`~clawgym.envs._worker.Kit`, as Gymnasium wants it."""
+"""A single Gymnasium environment over a :class:`~clawgym.envs._runner.RunnerFactory`."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from typing import Any
 import gymnasium as gym
 
 from clawgym.envs._checks import check_action, check_options
-from clawgym.envs._human import Human
+from clawgym.envs._human import HumanRenderer
+from clawgym.envs._runner import RunnerFactory
 from clawgym.envs._runtime import runtime
 from clawgym.envs._tasks import TaskChoice
-from clawgym.envs._worker import Kit
 from clawgym.records import Episode, TaskSet
 from clawgym.rollout import RewardName
 
 __all__ = ["TaskEnv", "checked_mode"]
 
 
-def checked_mode(kit: Kit, mode: str | None) -> str | None:
-    """Raises ValueError for a mode of rendering that ``kit`` does not have."""
-    if mode not in (None, kit.render_mode):
+def checked_mode(factory: RunnerFactory, mode: str | None) -> str | None:
+    """Return ``mode``. Raises ValueError if ``factory`` does not have this render mode."""
+    if mode not in (None, factory.render_mode):
         raise ValueError(
-            f"render_mode={mode!r}: use {kit.render_mode!r}, or leave it out (`clawgym runs watch` shows it)"
+            f"render_mode={mode!r}: use {factory.render_mode!r}, or leave it out (`clawgym runs watch` shows it)"
         )
     return mode
 
 
-def single_modes(kit: Kit) -> list[str]:
-    """The modes of rendering of one environment: ``human`` too where it has pictures."""
-    return ["human", kit.render_mode] if kit.render_mode == "rgb_array" else [kit.render_mode]
+def single_modes(factory: RunnerFactory) -> list[str]:
+    """Return the render modes of a single environment: also ``human`` if it renders images."""
+    return ["human", factory.render_mode] if factory.render_mode == "rgb_array" else [factory.render_mode]
 
 
 class TaskEnv(gym.Env[dict[str, Any], Any]):
-    """Chooses tasks, and plays them one after another: :func:`clawgym.envs.make` has the arguments.
+    """A single environment: each episode is an attempt at one task. :func:`clawgym.envs.make` makes it.
 
-    ``reset(seed=...)`` chooses the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it. Other options,
-    and actions that are not in the action space, raise ValueError.
-    ``render_mode="human"`` shows each frame on a page of this machine, whose address is printed at the first reset.
+    ``reset(seed=...)`` draws the task reproducibly; ``reset(options={"task_ids": ["..."]})`` names it. Other options,
+    and actions outside the action space, raise ValueError. ``render_mode="human"`` shows each frame on a local web
+    page, whose URL is printed at the first reset.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
 
     def __init__(
-        self, kit: Kit, tasks: str | TaskSet, *, backend: str, reward: RewardName, render_mode: str | None
+        self, factory: RunnerFactory, tasks: str | TaskSet, *, backend: str, reward: RewardName, render_mode: str | None
     ) -> None:
-        modes = single_modes(kit)
-        self.render_mode = render_mode if render_mode in modes else checked_mode(kit, render_mode)
-        self._human = Human() if self.render_mode == "human" else None
+        modes = single_modes(factory)
+        self.render_mode = render_mode if render_mode in modes else checked_mode(factory, render_mode)
+        self._human = HumanRenderer() if self.render_mode == "human" else None
         self.choice = TaskChoice(tasks)
-        self.action_space = kit.action_space
-        self.observation_space = kit.observation_space
-        self._kit = kit
+        self.action_space = factory.action_space
+        self.observation_space = factory.observation_space
+        self._factory = factory
         self._backend_name: str | None = None
         self._runtime = runtime()
         made = self._runtime.acquire(backend)
         try:
-            self._runtime.run(kit.open(made, 1))
+            self._runtime.run(factory.open(made, 1))
         except BaseException:
             self._runtime.release(backend)
             raise
         self._backend_name = backend
-        self._worker = kit.worker(reward)
+        self._runner = factory.runner(reward)
         self._runtime.users.add(self)
         self.metadata = {"render_modes": modes, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen: Any = None
@@ -68,7 +68,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
     @property
     def episode(self) -> Episode | None:
         """The record of the last finished episode."""
-        return self._worker.last
+        return self._runner.last
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -77,8 +77,8 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         super().reset(seed=seed)
         task = self.choice.pick(self.np_random, options, 0)
         episode_seed = int(self.np_random.integers(2**31))
-        floor = self.choice.floor(task)
-        observation, info = self._runtime.run(self._worker.reset(task, episode_seed, floor))
+        baseline = self.choice.baseline(task)
+        observation, info = self._runtime.run(self._runner.reset(task, episode_seed, baseline))
         self._show(observation, None)
         if self._human is not None:
             self._task, self._steps = task.id, 0
@@ -87,7 +87,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         check_action(self.action_space, action)
-        result = self._runtime.run(self._worker.step(action))
+        result = self._runtime.run(self._runner.step(action))
         self._show(result[0], action)
         if self._human is not None:
             self._steps += 1
@@ -96,7 +96,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
 
     def _show(self, observation: dict[str, Any], action: Any) -> None:
         if self.render_mode is not None:
-            screen = self._kit.screen(observation)
+            screen = self._factory.frame(observation)
             self._screen = f"$ {action}\n{screen}" if isinstance(screen, str) and action is not None else screen
 
     def render(self) -> Any:
@@ -109,15 +109,15 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
             return
         name, self._backend_name = self._backend_name, None
         self._runtime.users.discard(self)
-        if self._runtime.usable:  # else the sandboxes are the other process's, or end with what held them
-            self._runtime.run(self.drop())
+        if self._runtime.usable:  # otherwise the sandboxes belong to the parent process or have ended
+            self._runtime.run(self.shut_down())
             self._runtime.release(name)
         else:
-            self._worker.forget()
+            self._runner.discard()
 
-    async def drop(self) -> None:
-        """What :meth:`close` does on the loop."""
+    async def shut_down(self) -> None:
+        """The part of :meth:`close` that runs on the loop."""
         try:
-            await self._worker.close()
+            await self._runner.close()
         finally:
-            await self._kit.aclose()
+            await self._factory.aclose()

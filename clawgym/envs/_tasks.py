@@ -1,4 +1,4 @@
-"""Which task an environment gets: by seed, or by name."""
+"""Choose the task of an episode, by seed or by id."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["TaskChoice"]
 
 
 class TaskChoice:
-    """The tasks an environment draws from; unsupported ones are left out."""
+    """The tasks from which an environment draws. Tasks that cannot run here are not drawn."""
 
     def __init__(self, tasks: str | TaskSet) -> None:
         self.task_set = _load(tasks) if isinstance(tasks, str) else tasks
-        self._able = [task for task in self.task_set.tasks if not task.unsupported]
-        if not self._able:
+        self._supported = [task for task in self.task_set.tasks if not task.unsupported]
+        if not self._supported:
             raise TaskError(f"task set {self.task_set.name!r} has no task that can run here: see `clawgym tasks list`")
 
     def pick(self, rng: np.random.Generator, options: dict[str, Any] | None, index: int) -> Task:
-        """The task of env ``index``: ``options['task_ids'][index]`` (round-robin if shorter), else drawn with ``rng``.
+        """Return ``options['task_ids'][index]`` (round-robin), or a task drawn with ``rng`` for environment ``index``.
 
         Raises :class:`TaskError` for an id that is not in the set.
         """
         ids = (options or {}).get("task_ids")
         if ids is None:
-            return self._able[int(rng.integers(len(self._able)))]
+            return self._supported[int(rng.integers(len(self._supported)))]
         name = str(ids[index % len(ids)])
         task = self.task_set.by_id.get(name)
         if task is None:
@@ -37,8 +37,8 @@ class TaskChoice:
             raise TaskError(f"no task {name!r} in {self.task_set.name!r}.{hint} See `clawgym tasks show`")
         return task
 
-    def floor(self, task: Task) -> float | None:
-        """The task's known floor, if any."""
+    def baseline(self, task: Task) -> float | None:
+        """Return the no-model baseline of the task, if it is known."""
         from clawgym.verifiers.floors import known_floor
 
         return known_floor(task)

@@ -1,4 +1,4 @@
-"""Episodes over the tools of a task: an action is an assistant message, an observation what its calls came to."""
+"""Base of the environments over tools: an action is an assistant message, the observation the results of its calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["ToolsEnv"]
 NO_CALL = "There was no tool call. Act by calling the tools; when the task is done, call submit."
 UNREADABLE = "The calls could not be read: write them as JSON, with one object of arguments for each."
 _SAMPLES = {"bash": ("command",), "read_file": ("path",), "write_file": ("path", "content"), SUBMIT: ("message",)}
-"""What samples of the action space call; a task may have other tools."""
+"""Tools that samples of the action space call; a task may have others."""
 
 
 class ToolsEnv(SandboxEnv):
-    """The tools of a task. With :attr:`commands`, text that is no message is a bash command, and ``submit`` submits."""
+    """An environment in which actions call the tools of the task."""
 
     commands: ClassVar[bool]
+    """Whether an action that is not a message is a bash command, or the word ``submit``."""
 
     def __init__(self, *, action_format: str = "message") -> None:
         self._parser = parser_of(action_format)
@@ -36,34 +37,34 @@ class ToolsEnv(SandboxEnv):
         return _see([{"role": "user", "content": self.task.instruction}])
 
     async def act(self, sandbox: Sandbox, action: str) -> dict[str, Any]:
-        """One message, with any number of calls."""
-        said, malformed = self._read(action)
-        text = said.get("content") or ""
-        calls, refused = _calls_of(said)
-        ids = [call["id"] for call in said.get("tool_calls", ())]
-        heard: list[Observation] = []
-        seen: list[Observation] = []
+        """Make the calls of one message and return their results."""
+        message, malformed = self._read(action)
+        text = message.get("content") or ""
+        calls, refused = _calls_of(message)
+        ids = [call["id"] for call in message.get("tool_calls", ())]
+        made: list[Observation] = []
+        results: list[Observation] = []
         try:
-            await self.tools.call_all(calls, timeout=self.seconds, on_observation=heard.append)
+            await self.tools.call_all(calls, timeout=self.seconds, on_observation=made.append)
         finally:
-            answers = {one.call_id: one for one in (*heard, *refused)}
-            seen += [answers[id] for id in ids if id in answers]
+            by_id = {one.call_id: one for one in (*made, *refused)}
+            results += [by_id[id] for id in ids if id in by_id]
             if not ids:
-                seen.append(Observation(UNREADABLE if malformed else NO_CALL))
-            self.info["malformed_calls"] = malformed + sum(isinstance(one, CallRefused) for one in seen)
-            self.record(text, calls, seen, said.get("reasoning_content"))
+                results.append(Observation(UNREADABLE if malformed else NO_CALL))
+            self.info["malformed_calls"] = malformed + sum(isinstance(one, CallRefused) for one in results)
+            self.record(text, calls, results, message.get("reasoning_content"))
         submits = [
-            c for c in calls if c.name == SUBMIT and not isinstance(answers.get(c.id, CallRefused("")), CallRefused)
+            c for c in calls if c.name == SUBMIT and not isinstance(by_id.get(c.id, CallRefused("")), CallRefused)
         ]
         if submits:
             self.submit(submits[-1].arguments.get("message") or text)
-        return _see([_message(one) for one in seen])
+        return _see([_message(one) for one in results])
 
     def render(self, observation: Any) -> str:
         return "\n".join(message["content"] for message in json.loads(observation["messages"]))
 
     def _read(self, action: str) -> tuple[Mapping[str, Any], int]:
-        """The message of ``action``, and how many calls in it could not be read."""
+        """Return the message of ``action``, and the number of its malformed calls."""
         if self.commands and self._parser is None and message_of(action) is None:
             name, arguments = (SUBMIT, {}) if action.strip() == SUBMIT else ("bash", {"command": action})
             function = {"name": name, "arguments": json.dumps(arguments)}
@@ -76,7 +77,7 @@ def _see(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _calls_of(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[CallRefused]]:
-    """The calls that can be made, and the answers to those whose arguments are no object."""
+    """Return the calls that can be made, and error results for those whose arguments are not a JSON object."""
     calls: list[ToolCall] = []
     refused: list[CallRefused] = []
     for call in message.get("tool_calls", ()):

@@ -1,7 +1,8 @@
-"""N environments in one process, driven by one loop: lockstep ``step``, or ``send`` and ``recv``.
+"""N environments in one process, driven by one event loop: with ``step`` together, or with ``send`` and ``recv`` one by
+one, so that a slow environment does not block the others.
 
-Both a ``gym.Env`` (which ``gym.make`` insists on) and a ``VectorEnv`` (so that ``gymnasium.wrappers.vector`` takes it).
-One slow environment stalls nobody: with ``send`` / ``recv`` whoever is ready is served.
+The class is both a ``gym.Env``, which ``gym.make`` requires, and a ``VectorEnv``, which ``gymnasium.wrappers.vector``
+requires.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from clawgym.envs._answers import Answers
 from clawgym.envs._checks import autoreset_mode_of, check_options, one_action_each
+from clawgym.envs._results import Results
+from clawgym.envs._runner import RunnerFactory, StepResult
 from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
 from clawgym.envs._tasks import TaskChoice
-from clawgym.envs._worker import Kit, StepResult
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
 from clawgym.rollout import RewardName
@@ -30,18 +31,23 @@ __all__ = ["TaskVectorEnv"]
 
 
 class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
-    """N environments: what ``gym.make(id, num_envs=N)`` and ``gym.make_vec`` return.
+    """A batch of N environments, as ``gym.make(id, num_envs=N)`` and ``gym.make_vec`` return it.
 
     Args:
-        kit: what makes them.
-        reward: what the last step of an episode pays.
-        num_envs: how many; 1 is a batch of one.
+        factory: makes the episode runners of the environments.
+        num_envs: the size of the batch; 1 is a batch of one.
+        tasks: a task set or its name.
+        backend: the name of the sandbox backend.
+        reward: the score that is the reward of an episode's last step.
         autoreset_mode: ``NEXT_STEP`` (default): the step after an episode's end ignores its action and returns the
-            first observation of the next one; ``SAME_STEP``: the last step returns it at once, the final observation
-            is in ``info['final_obs']``; ``DISABLED``: call ``reset(options={"reset_mask": mask})``.
+            first observation of the next episode. ``SAME_STEP``: the last step returns that observation at once, and
+            the final observation is in ``info['final_obs']``. ``DISABLED``: call
+            ``reset(options={"reset_mask": mask})``.
+        render_mode: None, or the render mode of the environment.
 
-    Batched: text is a tuple of N str, numbers are int64 arrays of shape (N,); rewards float64 (N,), ``terminated`` and
-    ``truncated`` bool (N,). ``info`` values are arrays of shape (N,) with a mask ``_<key>``.
+    Batches: text is a tuple of N str, arrays get a first axis of length N; rewards are float64 of shape (N,),
+    ``terminated`` and ``truncated`` bool of shape (N,). ``info`` values are arrays of shape (N,) with a mask
+    ``_<key>``.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012
@@ -51,7 +57,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
 
     def __init__(
         self,
-        kit: Kit,
+        factory: RunnerFactory,
         num_envs: int,
         tasks: str | TaskSet,
         *,
@@ -61,37 +67,37 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         render_mode: str | None,
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: ask for one environment or more")
+            raise ValueError(f"num_envs={num_envs}: give 1 or more")
         self.num_envs = num_envs
-        self.render_mode = checked_mode(kit, render_mode)
+        self.render_mode = checked_mode(factory, render_mode)
         self.closed = False
         self.autoreset_mode = autoreset_mode_of(autoreset_mode)
         self.choice = TaskChoice(tasks)
-        self.single_action_space = kit.action_space
-        self.single_observation_space = kit.observation_space
+        self.single_action_space = factory.action_space
+        self.single_observation_space = factory.observation_space
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self._kit = kit
+        self._factory = factory
         self._runtime = runtime()
         made = self._runtime.acquire(backend)
         try:
-            self._runtime.run(kit.open(made, num_envs))
+            self._runtime.run(factory.open(made, num_envs))
         except BaseException:
             self._runtime.release(backend)
             raise
         self._backend_name: str | None = backend
-        self._workers = [kit.worker(reward) for _ in range(num_envs)]
+        self._runners = [factory.runner(reward) for _ in range(num_envs)]
         self._runtime.users.add(self)
         isolation = self._runtime.run(made.probe()).as_dict()
         self.metadata = {
-            "render_modes": [kit.render_mode],
+            "render_modes": [factory.render_mode],
             "autoreset_mode": self.autoreset_mode,
             "isolation": isolation,
         }
         self._rngs: list[np.random.Generator] = []
         self._options: dict[str, Any] | None = None
         self._over = np.zeros(num_envs, dtype=np.bool_)
-        self._answers: Answers[StepResult] = Answers()
+        self._results: Results[StepResult] = Results()
         self._busy: set[int] = set()
         self._seen: list[dict[str, Any] | None] = [None] * num_envs
 
@@ -104,7 +110,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start every environment, or those in ``options['reset_mask']`` (bool array of shape (N,)).
+        """Start an episode in every environment, or in those of ``options['reset_mask']`` (bool array of shape (N,)).
 
         ``options['task_ids']`` names the tasks (round-robin), also for the autoresets that follow. Raises ValueError
         for other options.
@@ -117,7 +123,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             mask = np.asarray(options["reset_mask"])
             if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
                 raise ValueError(
-                    f"options['reset_mask'] must be a bool array of shape ({self.num_envs},), one True at least"
+                    f"options['reset_mask'] must be a bool array of shape ({self.num_envs},) with at least one True"
                 )
         self._options = options
         if seed is not None or not self._rngs:
@@ -125,20 +131,20 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             fresh = [np.random.default_rng(s) for s in seeds]
             self._rngs = [f if mask[i] or not self._rngs else self._rngs[i] for i, f in enumerate(fresh)]
         chosen = np.flatnonzero(mask)
-        plans = [self._next(int(i)) for i in chosen]
+        plans = [self._plan(int(i)) for i in chosen]
 
-        async def all_of_them() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-            work = [asyncio.create_task(self._workers[i].reset(*p)) for i, p in zip(chosen, plans, strict=True)]
+        async def reset_all() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+            work = [asyncio.create_task(self._runners[i].reset(*p)) for i, p in zip(chosen, plans, strict=True)]
             try:
                 return await asyncio.gather(*work)
-            except BaseException:  # nobody goes on by itself
+            except BaseException:  # stop the other resets too
                 for task in work:
                     task.cancel()
                 await asyncio.gather(*work, return_exceptions=True)
                 raise
 
         infos: dict[str, Any] = {}
-        for i, (observation, info) in zip(chosen, self._runtime.run(all_of_them()), strict=True):
+        for i, (observation, info) in zip(chosen, self._runtime.run(reset_all()), strict=True):
             self._seen[i] = observation
             self._over[i] = False
             _add(infos, info, int(i), self.num_envs)
@@ -149,9 +155,10 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
         self, actions: Any
     ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One action for each environment (a sequence, or what the batched action space samples); waits for all.
+        """Take one action in each environment, and wait for all.
 
-        Raises ValueError for anything else, before any environment has acted.
+        ``actions`` is a sequence of N actions, or a member of the batched action space. Raises ValueError for anything
+        else, before any environment has acted.
         """
         ids = range(self.num_envs)
         self._send(one_action_each(actions, ids, self.single_action_space, self.action_space), ids)
@@ -162,10 +169,11 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
     # -- asynchronous
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int]) -> None:
-        """Start one action in each of ``env_ids``; returns at once.
+        """Start one action in each of ``env_ids`` and return at once.
 
-        Raises ValueError for an action that is not in the space of one environment, or an index that no environment
-        has, and :class:`gymnasium.error.AlreadyPendingCallError` for an environment that still works.
+        Raises:
+            ValueError: an action is not in ``single_action_space``, or there is no environment with this index.
+            gymnasium.error.AlreadyPendingCallError: an environment still works on its last action.
         """
         ids = [int(i) for i in env_ids]
         if unknown := [i for i in ids if not 0 <= i < self.num_envs]:
@@ -184,77 +192,82 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         for i in ids:
             if self._over[i] and self.autoreset_mode is AutoresetMode.DISABLED:
                 raise gym.error.ResetNeeded(f"environment {i} is over: reset(options={{'reset_mask': ...}}) first")
-        self._runtime.start([self._one(i, action) for i, action in zip(ids, actions, strict=True)])
+        self._runtime.start([self._advance(i, action) for i, action in zip(ids, actions, strict=True)])
         self._busy.update(ids)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
     ) -> tuple[np.ndarray, dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Wait until ``min_envs`` environments have answered and return all that have, in the order of their index.
+        """Wait until ``min_envs`` environments have finished their action, and return the results of all that have.
 
-        Returns ``(env_ids, observation, reward, terminated, truncated, info)``; every array has shape (M,), M the
-        number of answers. Raises TimeoutError after ``timeout`` seconds (nothing is lost), ValueError if fewer work.
+        Returns:
+            ``(env_ids, observation, reward, terminated, truncated, info)`` in the order of the indexes; arrays have a
+            first axis of length M, the number of results.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds; no result is lost.
+            ValueError: fewer than ``min_envs`` environments work.
         """
         if min_envs > len(self._busy) or min_envs < 1:
             raise ValueError(f"recv({min_envs}) while {len(self._busy)} environments work: send() first")
         deadline = None if timeout is None else time.monotonic() + timeout
-        answers: dict[int, StepResult] = {}
-        for i, answer in self._answers.wait(min_envs, deadline, self._runtime.ensure).items():
-            if isinstance(answer, BaseException):  # the others are there for the next call
-                self._answers.drop([i])
+        results: dict[int, StepResult] = {}
+        for i, result in self._results.wait(min_envs, deadline, self._runtime.ensure).items():
+            if isinstance(result, BaseException):  # the other results stay for the next call
+                self._results.remove([i])
                 self._busy.discard(i)
-                raise answer
-            answers[i] = answer
-        ids = sorted(answers)
-        self._answers.drop(ids)
+                raise result
+            results[i] = result
+        ids = sorted(results)
+        self._results.remove(ids)
         self._busy.difference_update(ids)
         infos: dict[str, Any] = {}
         for row, i in enumerate(ids):
-            observation, _, terminated, truncated, info = answers[i]
+            observation, _, terminated, truncated, info = results[i]
             self._seen[i] = observation
-            # In SAME_STEP the next episode has begun already.
+            # In SAME_STEP the next episode has already begun.
             self._over[i] = (terminated or truncated) and self.autoreset_mode is not AutoresetMode.SAME_STEP
             _add(infos, info, row, len(ids))
         return (
             np.array(ids, dtype=np.int64),
             self._batch(ids),
-            np.array([answers[i][1] for i in ids], dtype=np.float64),
-            np.array([answers[i][2] for i in ids], dtype=np.bool_),
-            np.array([answers[i][3] for i in ids], dtype=np.bool_),
+            np.array([results[i][1] for i in ids], dtype=np.float64),
+            np.array([results[i][2] for i in ids], dtype=np.bool_),
+            np.array([results[i][3] for i in ids], dtype=np.bool_),
             infos,
         )
 
-    # -- the rest
+    # -- records, rendering, closing
 
     @property
     def episodes(self) -> list[Episode | None]:
         """The record of each environment's last finished episode."""
-        return [worker.last for worker in self._workers]
+        return [runner.last for runner in self._runners]
 
     def render(self) -> tuple[Any, ...] | None:  # type: ignore[override]
         if self.render_mode is None or any(o is None for o in self._seen):
             return None
-        return tuple(self._kit.screen(o) for o in self._seen if o is not None)
+        return tuple(self._factory.frame(o) for o in self._seen if o is not None)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Called by ``close()``: drop running attempts and the sandboxes they hold."""
+        """Called by ``close()``: end running episodes and close their sandboxes."""
         if self._backend_name is None:
             return
         name, self._backend_name = self._backend_name, None
         self._runtime.users.discard(self)
         if self._runtime.usable:
-            self._runtime.run(self.drop())
+            self._runtime.run(self.shut_down())
             self._runtime.release(name)
-        else:  # the sandboxes are the other process's, or end with what held them
-            for worker in self._workers:
-                worker.forget()
+        else:  # the sandboxes belong to the parent process or have ended
+            for runner in self._runners:
+                runner.discard()
 
-    async def drop(self) -> None:
-        """What :meth:`close_extras` does on the loop."""
+    async def shut_down(self) -> None:
+        """The part of :meth:`close_extras` that runs on the loop."""
         try:
-            await asyncio.gather(*(worker.close() for worker in self._workers))
+            await asyncio.gather(*(runner.close() for runner in self._runners))
         finally:
-            await self._kit.aclose()
+            await self._factory.aclose()
 
     def close(self, **kwargs: Any) -> None:
         if not self.closed:
@@ -262,43 +275,43 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             self.closed = True
 
     def __del__(self) -> None:
-        # VectorEnv would close here, on whatever thread collects: sandboxes end with the process instead.
+        # VectorEnv would close here, on the thread of the garbage collector. The process's end closes the sandboxes.
         pass
 
-    def _next(self, i: int) -> tuple[Task, int, float | None]:
+    def _plan(self, i: int) -> tuple[Task, int, float | None]:
         task = self.choice.pick(self._rngs[i], self._options, i)
-        return task, int(self._rngs[i].integers(2**31)), self.choice.floor(task)
+        return task, int(self._rngs[i].integers(2**31)), self.choice.baseline(task)
 
-    async def _one(self, i: int, action: Any) -> None:
-        worker = self._workers[i]
+    async def _advance(self, i: int, action: Any) -> None:
+        runner = self._runners[i]
         try:
             if self._over[i]:  # NEXT_STEP
-                observation, info = await worker.reset(*self._next(i))
-                answer: StepResult = (observation, 0.0, False, False, info)
+                observation, info = await runner.reset(*self._plan(i))
+                result: StepResult = (observation, 0.0, False, False, info)
             else:
-                answer = await worker.step(action)
-                if (answer[2] or answer[3]) and self.autoreset_mode is AutoresetMode.SAME_STEP:
-                    observation, info = await worker.reset(*self._next(i))
-                    info |= {"final_obs": answer[0], "final_info": answer[4]}
-                    answer = (observation, answer[1], answer[2], answer[3], info)
-            self._answers.put(i, answer)
+                result = await runner.step(action)
+                if (result[2] or result[3]) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                    observation, info = await runner.reset(*self._plan(i))
+                    info |= {"final_obs": result[0], "final_info": result[4]}
+                    result = (observation, result[1], result[2], result[3], info)
+            self._results.put(i, result)
         except asyncio.CancelledError:
-            self._answers.put(i, ClawGymError(f"environment {i} was interrupted: reset() it"))
+            self._results.put(i, ClawGymError(f"environment {i} was interrupted: reset() it"))
         except BaseException as error:
-            self._answers.put(i, error)
+            self._results.put(i, error)
 
     def _batch(self, ids: Sequence[int]) -> dict[str, Any]:
         rows = [self._seen[i] for i in ids]
         batched: dict[str, Any] = {}
         for key in rows[0] or ():
             values = [row[key] for row in rows if row is not None]
-            space = self._kit.observation_space[key]
+            space = self._factory.observation_space[key]
             batched[key] = tuple(values) if isinstance(space, gym.spaces.Text) else np.stack(values, dtype=space.dtype)
         return batched
 
 
 def _seeds(seed: int | list[int | None] | None, count: int) -> list[int | None]:
-    """One seed an environment: ``seed + i``, or the list as given."""
+    """Return one seed per environment: ``seed + i``, or the list as given."""
     if seed is None:
         return [None] * count
     if isinstance(seed, int | np.integer):
@@ -312,20 +325,20 @@ _KINDS: dict[type, type] = {bool: np.bool_, float: np.float64, int: np.int64}
 
 
 def _kind(value: Any) -> type:
-    """The dtype of an info array that holds ``value``."""
+    """Return the dtype of an info array for ``value``."""
     if type(value) is int and not -(2**63) <= value < 2**63:
         return object
     return _KINDS.get(type(value), object)
 
 
 def _add(infos: dict[str, Any], info: dict[str, Any], row: int, count: int) -> None:
-    """Put one environment's info into arrays of shape (count,) with their masks."""
+    """Add one environment's info to arrays of shape (count,) and their masks."""
     for key, value in info.items():
         kind = _kind(value)
         if key not in infos:
             infos[key] = np.zeros(count, dtype=kind) if kind is not object else np.full(count, None, dtype=object)
             infos[f"_{key}"] = np.zeros(count, dtype=np.bool_)
-        elif infos[key].dtype != kind:  # environments disagree
+        elif infos[key].dtype != kind:  # environments have values of different types
             infos[key] = infos[key].astype(object)
         infos[key][row] = value
         infos[f"_{key}"][row] = True

@@ -1,4 +1,4 @@
-"""What the author of an environment writes: spaces, and what an action does in the sandbox. The library does the rest.
+"""The base class for environments: define the spaces, and what an action does in the sandbox.
 
 >>> from clawgym.envs.spaces import AnyText
 >>> class Python(SandboxEnv):
@@ -12,8 +12,8 @@
 ...         done = await sandbox.exec(["python3", "-c", action], cwd=self.task.workspace, timeout=self.seconds)
 ...         return {"output": done.text[-10_000:]}
 
-``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name (docs/registry.md has other ways);
-docs/new-environment.md is a longer one, with its tasks.
+``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name; docs/registry.md has other ways.
+docs/new-environment.md has a longer example with tasks.
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ Observation = Mapping[str, Any]
 
 
 class SandboxEnv:
-    """One environment: one episode after another, each in a sandbox of its own.
+    """Base class of environments. Each episode is an attempt at one task in its own sandbox.
 
-    Write :attr:`action_space`, :attr:`observation_space` and :meth:`act`; where needed also :meth:`open` and
-    :meth:`render`. Keyword arguments of ``__init__`` are options of ``gym.make``. The library makes one object for each
-    environment of a batch, chooses the task, opens and closes the sandbox, counts steps, keeps the limits of the task,
-    grades, and gives Gymnasium's contract, single and batched.
+    Define :attr:`action_space`, :attr:`observation_space` and :meth:`act`, and if needed :meth:`open` and
+    :meth:`render`. Keyword arguments of ``__init__`` become options of ``gym.make``. The library makes one object for
+    each environment of a batch. It chooses the task, opens and closes the sandbox, counts steps, enforces the limits of
+    the task, grades the workspace, and provides the Gymnasium classes, single and batched.
 
     Errors: an exception from :meth:`open` or :meth:`act` ends this episode as ``failed`` with the cause ``env-error``
-    and the traceback in ``info["error"]``; no other environment is affected. Let
-    :class:`~clawgym.errors.SandboxDied` and :class:`~clawgym.errors.InfraError` pass: the library knows whose fault
-    they are. What a policy can cause by an ordinary action (a syntax error, say) should be an observation instead.
+    and the traceback in ``info["error"]``. Other environments of the batch are not affected. Do not catch
+    :class:`~clawgym.errors.SandboxDied` and :class:`~clawgym.errors.InfraError`: the library gives each the right
+    outcome. Return an observation for anything that a policy can cause with an ordinary action, such as a syntax error.
     """
 
     action_space: gym.Space[Any]
-    """Actions outside of it never reach :meth:`act`."""
+    """The space of actions; others never reach :meth:`act`."""
     observation_space: gym.spaces.Dict
-    """Of text and arrays: ``Text``, ``Box``, ``Discrete``, ``MultiBinary`` or ``MultiDiscrete``. The library adds
-    ``step`` and ``remaining_steps``, int64 arrays of shape ()."""
+    """The space of observations, a Dict of ``Text``, ``Box``, ``Discrete``, ``MultiBinary`` or ``MultiDiscrete``. The
+    library adds ``step`` and ``remaining_steps``, int64 arrays of shape ()."""
     render_mode: ClassVar[str] = "ansi"
-    """What :meth:`render` makes: ``ansi`` for text, ``rgb_array`` for an image, which then can be had as ``human``."""
+    """What :meth:`render` returns: ``ansi`` for text, ``rgb_array`` for an image (users can then choose ``human``)."""
 
     default_tasks: ClassVar[str | TaskSet | None] = None
-    """The tasks that ``gym.make`` plays if it is given none: a task set or the name of one; a training split."""
+    """The tasks of ``gym.make`` without ``tasks=``: a task set or its name; should be a training split."""
 
     # Set by the library before open(), for each episode.
     task: Task
+    """The task of the episode."""
     seed: int
-    """Of the episode, for whatever is drawn at random."""
+    """Seed of the episode, for all randomness."""
     steps: int
-    """Actions of this episode, the present one included."""
+    """Number of actions in this episode, including the current one."""
     seconds: float
-    """How long the present action may take: the task's ``command_seconds``, or what is left of its time."""
+    """Time limit of the current action, in seconds: the task's ``command_seconds``, or what is left of its time."""
     info: dict[str, Any]
-    """Write here what the ``info`` of this step (in :meth:`open`: of ``reset``) should have."""
+    """The ``info`` of this step (in :meth:`open`: of ``reset``); add keys to it."""
     _attempt: Attempt
     _submitted = False
     _recorded = False
@@ -82,26 +83,26 @@ class SandboxEnv:
         """Called once the sandbox is ready, with the files of the task in ``self.task.workspace``.
 
         Returns:
-            The first observation; None for an empty one (empty text, zeros).
+            The first observation, or None for an empty one (empty text, zeros).
         """
         return None
 
     async def act(self, sandbox: Sandbox, action: Any) -> Observation:
-        """Carry out ``action`` and return what is to be seen of it.
+        """Carry out ``action`` in the sandbox and return the observation.
 
-        Call :meth:`submit` where the action says that the work is done.
+        Call :meth:`submit` if the action ends the episode.
         """
         raise NotImplementedError(f"{type(self).__name__} has no act(): write `async def act(self, sandbox, action)`")
 
     def render(self, observation: Observation) -> Any:
-        """``observation`` for a person: text, or with ``render_mode = "rgb_array"`` an image (uint8 of shape (height,
-        width, 3)). By default all text in it."""
+        """Render ``observation`` as text, or with ``render_mode = "rgb_array"`` as an image, uint8 of shape (height,
+        width, 3). By default all text in it."""
         return "\n".join(str(value) for value in observation.values() if isinstance(value, str))
 
-    # -- what act() may call
+    # -- for use in act()
 
     def submit(self, answer: str = "") -> None:
-        """End the episode with this action and have the work graded. ``answer`` goes to the verifier with it."""
+        """End the episode with this action and grade the workspace. The verifier also gets ``answer``."""
         self._submitted = True
         self._attempt.final_message = answer
 
@@ -112,23 +113,26 @@ class SandboxEnv:
         seen: Sequence[Seen] = (),
         reasoning: str | None = None,
     ) -> None:
-        """Write the present action into the transcript as a message with tool calls and their results. Without this
-        call the transcript has the action and what :meth:`render` shows of the observation, as text."""
+        """Record the current action in the transcript as a message with tool calls and their results.
+
+        Without this call the transcript has the action and the rendered observation as text.
+        """
         self._recorded = True
         self._attempt.steps.append(Step("agent", message, utc_now(), tuple(calls), tuple(seen), reasoning))
 
     @property
     def tools(self) -> Tools:
-        """The tools that the task offers to agents."""
+        """The tools of the task."""
         return self._attempt.tools
 
-    # -- for environments that need more than a sandbox of the task
+    # -- for environments with special tasks or sandboxes
 
     def check(self, task: Task) -> None:
-        """Raise :class:`~clawgym.errors.TaskError` for a task that this environment cannot play. Called by
-        ``reset``."""
+        """Raise :class:`~clawgym.errors.TaskError` if this environment cannot run ``task``. Called by ``reset``."""
 
     def sandboxes(self, backend: Backend, num_envs: int) -> Backend:
-        """Where the sandboxes of all ``num_envs`` environments come from. Called once, on the first of them; what is
-        returned in place of ``backend`` is closed with the environment."""
+        """Return the backend that makes the sandboxes of all ``num_envs`` environments.
+
+        Called once, on the first environment of a batch. A backend other than ``backend`` is closed with the batch.
+        """
         return backend

@@ -1,4 +1,4 @@
-"""``ClawGym/gui-v0``: a desktop; the action is one of a hand, the observation what the screen shows."""
+"""``ClawGym/gui-v0``: a desktop. Actions are mouse and keyboard actions, observations are screenshots."""
 
 from __future__ import annotations
 
@@ -28,28 +28,34 @@ _SECONDS = 10.0
 
 
 class ComputerSpace(gym.spaces.Dict):
-    """Actions of :func:`computer_space`, or a dict of arguments as a model writes them: ``action`` is then no index."""
+    """Actions of :func:`computer_space`, or arguments as a model writes them, in which ``action`` is a name."""
 
     def contains(self, x: Any) -> bool:
-        if _as_a_model_writes(x):
+        if _is_model_arguments(x):
             return True
-        # Box warns of the scalars that it samples itself.
+        # Box warns about scalars, though it samples them itself.
         return isinstance(x, dict) and super().contains(
             {k: np.asarray(v) if isinstance(v, np.number) else v for k, v in x.items()}
         )
 
 
-def _as_a_model_writes(action: Any) -> bool:
+def _is_model_arguments(action: Any) -> bool:
     return isinstance(action, Mapping) and not isinstance(action.get("action"), int | np.integer)
 
 
 def computer_space(width: int, height: int, unit: Unit) -> ComputerSpace:
-    """Actions of ``computer_use`` (:func:`clawgym.desktop.schema`) for a screen of this size.
+    """Return the space of ``computer_use`` actions (:func:`clawgym.desktop.schema`) for a screen of this size.
 
-    ``action``: index in :data:`clawgym.desktop.KINDS`; ``coordinate`` and ``start_coordinate``: float32 of shape (2,),
-    x and y in pixels, or in thousandths; ``text`` str; ``keys`` str, joined by ``+``; ``amount`` int64 of shape (),
-    steps of the wheel, down if positive; ``horizontal`` 0 or 1; ``seconds`` float32 of shape (). What an action does
-    not use is not looked at.
+    Keys:
+        action: index in :data:`clawgym.desktop.KINDS`.
+        coordinate, start_coordinate: float32 of shape (2,), x and y in pixels or in thousandths of the screen.
+        text: str.
+        keys: str, names of keys joined by ``+``.
+        amount: int64 of shape (), steps of the wheel, down if positive.
+        horizontal: 0 or 1.
+        seconds: float32 of shape ().
+
+    Keys that an action does not use are ignored.
     """
     high = (width - 1, height - 1) if unit == "pixel" else (1000, 1000)
     point = gym.spaces.Box(np.zeros(2, np.float32), np.array(high, np.float32))
@@ -68,8 +74,8 @@ def computer_space(width: int, height: int, unit: Unit) -> ComputerSpace:
 
 
 def arguments_of(action: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``computer_use`` for an action of :func:`computer_space`."""
-    if _as_a_model_writes(action):
+    """Return the arguments of ``computer_use`` for an action of :func:`computer_space`."""
+    if _is_model_arguments(action):
         return dict(action)
     name = KINDS[int(action["action"])]
     return {
@@ -86,26 +92,27 @@ def arguments_of(action: Mapping[str, Any]) -> dict[str, Any]:
 
 @envs.register("ClawGym/gui-v0")
 class GuiEnv(SandboxEnv):
-    """One environment with a desktop.
+    """An environment with a desktop.
 
     Args:
-        width: of the screen, in pixels; tasks of another size are refused.
-        height: of the screen, in pixels.
-        unit: of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
-        accessibility_tree: whether observations have it too.
+        width: width of the screen in pixels; tasks with another size are refused.
+        height: height of the screen in pixels.
+        unit: unit of coordinates: ``pixel``, or ``relative`` for thousandths of the screen.
+        accessibility_tree: whether observations include the accessibility tree.
 
-    Actions: see :func:`computer_space`; also a dict of arguments as a model writes them, ``{"action": "left_click",
-    "coordinate": [10, 20]}``. ``done`` says that the task is done, ``fail`` that it cannot be done; nothing else does.
-    No arguments raise: what is wrong with one is in ``info["message"]``, and a step all the same.
+    Actions: see :func:`computer_space`; also a dict of arguments as a model writes them, such as
+    ``{"action": "left_click", "coordinate": [10, 20]}``. ``done`` and ``fail`` end the episode: the task is done, or
+    cannot be done. Invalid arguments do not raise: the error is in ``info["message"]``, and the step counts.
 
-    Observation: ``screenshot``, uint8 of shape (height, width, 3), red, green, blue, with the pointer, taken when the
-    screen has settled; ``accessibility_tree``, if asked for, str, as of
-    :meth:`~clawgym.tools.computer.ComputerTools.tree`; ``step`` and ``remaining_steps``, int64 arrays of shape ().
-    ``terminated`` on ``done`` and ``fail`` (or a broken desktop), ``truncated`` when the budget of steps or seconds is
-    used up, or the host failed.
-    The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
+    Observation: ``screenshot``, uint8 of shape (height, width, 3) in RGB, with the pointer, taken when the screen has
+    settled; ``accessibility_tree``, str, if requested (:meth:`~clawgym.tools.computer.ComputerTools.tree`); ``step``
+    and ``remaining_steps``, int64 arrays of shape ().
 
-    Needs the extra ``gui``, and the programs of a desktop on this machine: ``apt-get install xvfb openbox chromium``.
+    End: ``terminated`` after ``done`` and ``fail``, or if the desktop breaks; ``truncated`` when the budget of steps or
+    seconds is used up, or after an infrastructure error. The last ``info`` has ``outcome``, ``cause``, ``checks``,
+    ``official``, ``strict`` and ``tampered``.
+
+    Needs the extra ``gui`` and desktop programs on this machine: ``apt-get install xvfb openbox chromium``.
     """
 
     default_tasks = "gui-basic:train"
@@ -133,10 +140,10 @@ class GuiEnv(SandboxEnv):
         )
 
     def check(self, task: Task) -> None:
-        """Raises :class:`~clawgym.errors.TaskError` for a task without a desktop of this size."""
+        """Raise :class:`~clawgym.errors.TaskError` if the task has no desktop of this size."""
         desktop = task.desktop
         if desktop is None:
-            raise TaskError(f"task {task.id} has no desktop: choose tasks that have one, such as gui-basic")
+            raise TaskError(f"task {task.id} has no desktop: choose tasks with one, such as gui-basic")
         if (desktop.width, desktop.height) != (self.width, self.height):
             raise TaskError(
                 f"task {task.id} has a screen of {desktop.width} x {desktop.height}: make the environment with "
@@ -144,7 +151,7 @@ class GuiEnv(SandboxEnv):
             )
 
     def sandboxes(self, backend: Backend, num_envs: int) -> Backend:
-        """Desktops are made ahead, as many as the machine makes at once."""
+        """Boot desktops ahead, as many as the machine can boot at the same time."""
         return SpareDesktops(backend, self.width, self.height, max(2, min(num_envs, os.cpu_count() or 1)))
 
     async def open(self, sandbox: Sandbox) -> dict[str, Any]:

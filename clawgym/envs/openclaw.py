@@ -1,9 +1,9 @@
-"""``ClawGym/openclaw-v0``: an unmodified OpenClaw works on a task; the policy is its model.
+"""``ClawGym/openclaw-v0``: an unmodified OpenClaw works on a task, and the policy is its model.
 
-The observation is the model request that OpenClaw waits on, the action the assistant message that answers it. The
-episode is the rollout that evaluation runs.
+The observation is the model request that OpenClaw waits for; the action is the assistant message that answers it.
+Episodes run through the same :func:`~clawgym.rollout.run_episode` as in evaluation.
 
-Invariant: a step answers the request that the last observation showed, or none.
+Invariant: a step answers the request of the last observation, or none.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.config import Prompt
 from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
+from clawgym.envs._policy_engine import ModelRequest, PolicyEngine, RequestQueue
 from clawgym.envs._replies import deltas_of, parser_of, reply_of
-from clawgym.envs._turnstile import Asked, Seat, Turnstile
-from clawgym.envs._worker import StepResult, ending
+from clawgym.envs._runner import StepResult, ending
 from clawgym.envs.spaces import AssistantText, openclaw_observation_space
 from clawgym.errors import ClawGymError
 from clawgym.gateway.server import Gateway
@@ -39,19 +39,19 @@ from clawgym.registry import envs
 from clawgym.rollout import Ended, EpisodeRequest, RewardName, run_episode
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
-__all__ = ["OpenClawKit", "OpenClawWorker"]
+__all__ = ["OpenClawEpisodeRunner", "OpenClawRunnerFactory"]
 
 _REQUESTS = 64
-"""Of one environment, at once: as many as connections from its sandbox."""
+"""Most concurrent requests of one environment: the number of connections from its sandbox."""
 
 
-class _Seated:
-    """The shared agent, for one episode (:class:`~clawgym.agents.protocol.ResidentAgent`)."""
+class _EpisodeAgent:
+    """The shared agent, with the request queue of one episode (:class:`~clawgym.agents.protocol.ResidentAgent`)."""
 
-    def __init__(self, agent: BlackBoxAgent, turnstile: Turnstile, seat: Seat) -> None:
+    def __init__(self, agent: BlackBoxAgent, engine: PolicyEngine, queue: RequestQueue) -> None:
         self._agent = agent
-        self._turnstile = turnstile
-        self._seat = seat
+        self._engine = engine
+        self._queue = queue
         self.name = agent.name
         self.version = agent.version
 
@@ -68,53 +68,53 @@ class _Seated:
         return await self._agent.close_session(sandbox, end)
 
     async def run(self, context: AgentContext) -> AgentReport:
-        with self._turnstile.taken(self._agent.reserved_session(context.sandbox), self._seat):
+        with self._engine.serving(self._agent.reserved_session(context.sandbox), self._queue):
             return await self._agent.run(context)
 
     def identity(self) -> dict[str, Any]:
         return self._agent.identity()
 
     async def aclose(self) -> None:
-        """The shared agent is closed by its owner."""
+        """Do nothing: the factory closes the shared agent."""
 
 
-class OpenClawWorker:
-    """One environment (:class:`~clawgym.envs._worker.Worker`)."""
+class OpenClawEpisodeRunner:
+    """One environment (:class:`~clawgym.envs._runner.EpisodeRunner`)."""
 
     def __init__(
         self,
         backend: Backend,
         agent: BlackBoxAgent,
-        turnstile: Turnstile,
+        engine: PolicyEngine,
         parser: CallParser | None,
         reward: RewardName,
     ) -> None:
         self._backend = backend
         self._agent = agent
-        self._turnstile = turnstile
+        self._engine = engine
         self._parser = parser
         self._reward: RewardName = reward
         self.last: Episode | None = None
-        self._play: asyncio.Task[Ended] | None = None
-        self._seat = Seat()
-        self._shown: Asked | None = None
-        self._steps = self._most = 0
+        self._rollout: asyncio.Task[Ended] | None = None
+        self._queue = RequestQueue()
+        self._request: ModelRequest | None = None
+        self._steps = self._max_steps = 0
 
-    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start the episode; returns with its first request. See :class:`~clawgym.envs._worker.Worker`."""
+    async def reset(self, task: Task, seed: int, baseline: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start the episode and wait for its first request. See :class:`~clawgym.envs._runner.EpisodeRunner`."""
         await self.close()
-        self._steps, self._most = 0, task.limits.max_steps
+        self._steps, self._max_steps = 0, task.limits.max_steps
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
-            seat = self._seat = Seat()
-            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=floor, keep_workspace=False)
-            seated = _Seated(self._agent, self._turnstile, seat)
-            self._play = asyncio.ensure_future(run_episode(request, seated, self._backend))
-            self._play.add_done_callback(lambda _, changed=seat.changed: changed.set())
-            await self._until_asked()
-            if not self._play.done():
+            queue = self._queue = RequestQueue()
+            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=baseline, keep_workspace=False)
+            episode_agent = _EpisodeAgent(self._agent, self._engine, queue)
+            self._rollout = asyncio.ensure_future(run_episode(request, episode_agent, self._backend))
+            self._rollout.add_done_callback(lambda _, changed=queue.changed: changed.set())
+            await self._wait_for_request()
+            if not self._rollout.done():
                 break
-            episode = self._play.result().episode
+            episode = self._rollout.result().episode
             if episode.outcome is Outcome.INFRA:
                 if retry and (episode.cause or "").startswith("setup"):
                     continue
@@ -123,97 +123,98 @@ class OpenClawWorker:
         return self._observe(), info
 
     async def step(self, action: str) -> StepResult:
-        """Answer the request that was shown last."""
+        """Answer the request of the last observation."""
         action = str(action)
-        if self._play is None:
+        if self._rollout is None:
             raise ClawGymError("the episode is over or was never started: call reset() first")
         info: dict[str, Any] = {}
-        if not self._play.done():
-            asked = self._shown
-            assert asked is not None
-            message, malformed = reply_of(action, self._parser, asked.body.get("tools", ()), asked.number)
-            info = {"malformed_calls": malformed, "heard": self._seat.answer(asked, deltas_of(message))}
+        if not self._rollout.done():
+            request = self._request
+            assert request is not None
+            message, malformed = reply_of(action, self._parser, request.body.get("tools", ()), request.number)
+            info = {"malformed_calls": malformed, "heard": self._queue.answer(request, deltas_of(message))}
             self._steps += 1
-            await self._until_asked()
-        if not self._play.done():
+            await self._wait_for_request()
+        if not self._rollout.done():
             return self._observe(), 0.0, False, False, info
-        play, self._play = self._play, None
-        ended = play.result()
+        rollout, self._rollout = self._rollout, None
+        ended = rollout.result()
         self.last = ended.episode
         return self._observe(), *ending(ended, info)
 
-    async def _until_asked(self) -> None:
-        """Wait until a request waits, or the episode is over; whoever is interrupted here has no episode any more."""
-        play, seat = self._play, self._seat
-        assert play is not None
+    async def _wait_for_request(self) -> None:
+        """Wait until a request arrives or the episode is over. An interruption closes the episode."""
+        rollout, queue = self._rollout, self._queue
+        assert rollout is not None
         try:
-            while not (play.done() or seat.line):
-                seat.changed.clear()
-                await seat.changed.wait()
+            while not (rollout.done() or queue.waiting):
+                queue.changed.clear()
+                await queue.changed.wait()
         except BaseException:
             await self.close()
             raise
-        self._shown = None if play.done() else seat.line[0]
+        self._request = None if rollout.done() else queue.waiting[0]
 
     def _observe(self) -> dict[str, Any]:
-        asked = self._shown
-        body: Mapping[str, Any] = {} if asked is None else asked.body
-        window = self._turnstile.context_window
+        request = self._request
+        body: Mapping[str, Any] = {} if request is None else request.body
+        window = self._engine.context_window
         return {
             "messages": _json(body.get("messages", [])),
             "tools": _json(body.get("tools", [])),
-            "role": "" if asked is None else str(asked.role),
-            "request": _count(-1 if asked is None else asked.number),
-            "max_tokens": _count(0 if asked is None else body.get("max_tokens") or window),
+            "role": "" if request is None else str(request.role),
+            "request": _count(-1 if request is None else request.number),
+            "max_tokens": _count(0 if request is None else body.get("max_tokens") or window),
             "context_window": _count(window),
             "step": _count(self._steps),
-            "remaining_steps": _count(max(0, self._most - self._steps)),
+            "remaining_steps": _count(max(0, self._max_steps - self._steps)),
         }
 
-    def forget(self) -> None:
-        """See :class:`~clawgym.envs._worker.Worker`."""
-        self._play = self._shown = None
-        del self._backend, self._agent, self._turnstile
+    def discard(self) -> None:
+        """See :class:`~clawgym.envs._runner.EpisodeRunner`."""
+        self._rollout = self._request = None
+        del self._backend, self._agent, self._engine
 
     async def close(self) -> None:
-        """See :class:`~clawgym.envs._worker.Worker`."""
-        play, self._play, self._shown = self._play, None, None
-        if play is not None:
-            play.cancel()
-            await asyncio.gather(play, return_exceptions=True)
+        """See :class:`~clawgym.envs._runner.EpisodeRunner`."""
+        rollout, self._rollout, self._request = self._rollout, None, None
+        if rollout is not None:
+            rollout.cancel()
+            await asyncio.gather(rollout, return_exceptions=True)
 
 
 @envs.register("ClawGym/openclaw-v0")
-class OpenClawKit:
-    """OpenClaws whose model is the policy (:class:`~clawgym.envs._worker.Kit`).
+class OpenClawRunnerFactory:
+    """An environment in which an unmodified OpenClaw works on the task, and actions are the replies of its model.
 
     Args:
-        version: of OpenClaw, as installed (``clawgym openclaw install``); default: the one that is known to work,
-            or that of ``$OPENCLAW_ROOTFS``.
-        prompt: ``reference``, what OpenClaw makes of its defaults, or ``slim``, a third of the tokens.
-        action_format: what an action is; see below.
-        max_tokens: of one answer, as OpenClaw is told. Nothing is counted here.
-        context_window: tokens of prompt and answer, as OpenClaw is told; it sums up its history by it.
-        spare: OpenClaws kept booted for the next episodes (default: the cores here, one for a single environment).
+        version: the installed version of OpenClaw to use (``clawgym openclaw install``); by default the tested one, or
+            that of ``$OPENCLAW_ROOTFS``.
+        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, with a third of the tokens.
+        action_format: the format of actions: ``message``, or the name of a parser; see below.
+        max_tokens: token limit of one reply, as OpenClaw is told; it is not enforced here.
+        context_window: tokens of prompt and reply, as OpenClaw is told; OpenClaw compacts its history accordingly.
+        spare: OpenClaws kept ready for the next episodes; default: the number of cores, 1 for a single environment.
 
     Observation: see :func:`~clawgym.envs.spaces.openclaw_observation_space`. ``json.loads`` of ``messages`` and
-    ``tools`` is the request, as every engine gets it from the gateway. Sub-agents may ask while the main agent does:
-    their requests are shown one after another in the order they came, ``role`` and ``request`` tell them apart.
+    ``tools`` is the request that an engine would get from the gateway. Sub-agents may send requests at the same time as
+    the main agent: requests are shown one after another in the order of arrival, with ``role`` and ``request``.
 
-    Action (str), with ``action_format="message"``: JSON text of an assistant message in OpenAI's form, ``{"content":
-    ..., "tool_calls": [{"function": {"name": ..., "arguments": ...}}], "reasoning_content": ...}``, ``content`` or
-    ``tool_calls`` at least; ``arguments`` JSON text or an object; ids are made here. Any other text is said as it
-    stands, without calls, which ends OpenClaw's turn. With the name of a parser (``clawgym list parsers``): the text as
-    a model that writes such calls samples it, reasoning included, end-of-turn tokens left out. What is malformed stays
-    text, as the gateway has it, and ``info["malformed_calls"]`` counts it; no action raises.
+    Actions (str), with ``action_format="message"``: the JSON text of an assistant message in OpenAI's form,
+    ``{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": ...}}], "reasoning_content": ...}``, with
+    at least ``content`` or ``tool_calls``. ``arguments`` is JSON text or an object; ids are assigned by the
+    environment. Any other text is a message without calls, which ends OpenClaw's turn. With the name of a parser
+    (``clawgym list parsers``): text with tool calls as such a model samples it, with reasoning and without end-of-turn
+    tokens. No action raises: malformed calls stay text, and ``info["malformed_calls"]`` counts them.
 
-    An episode ends when OpenClaw has answered the instruction: ``terminated``, also when it died. ``truncated`` when
-    the task's model calls or seconds are used up, or the host failed. The seconds are the task's own
-    (``limits.agent_seconds``) and run while the policy thinks; past them the work is graded as it stands, and the next
-    step says so. ``info["heard"]`` is false where OpenClaw had given up the request before it was answered. The last
-    ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
+    End: ``terminated`` when OpenClaw has answered the instruction or died; ``truncated`` when the task's model calls or
+    seconds (``limits.agent_seconds``) are used up, or after an infrastructure error. The time includes that of the
+    policy. When it is over, the workspace is graded, and the next step ends the episode. ``info["heard"]`` is false if
+    OpenClaw had cancelled the request before it was answered. The last ``info`` has ``outcome``, ``cause``, ``checks``,
+    ``official``, ``strict`` and ``tampered``.
 
-    Raises :class:`~clawgym.errors.AgentError` if OpenClaw is not installed.
+    Raises:
+        AgentError: OpenClaw is not installed.
     """
 
     default_tasks = "terminal-basic:train"
@@ -234,7 +235,7 @@ class OpenClawKit:
         self.observation_space = openclaw_observation_space()
         self._claw = OpenClaw(version, prompt=prompt)
         self._max_tokens = max_tokens
-        self._turnstile = Turnstile(context_window)
+        self._engine = PolicyEngine(context_window)
         self._spare = spare
         self._stack = contextlib.AsyncExitStack()
 
@@ -243,21 +244,21 @@ class OpenClawKit:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         spare = min(num_envs, cores) if self._spare is None else self._spare
         folder = tempfile.mkdtemp(prefix="clawgym-")
-        # Not a TemporaryDirectory: a fork's copy would remove the folder under us.
+        # Not a TemporaryDirectory: its copy in a forked process would remove the folder.
         self._stack.callback(weakref.finalize(self, _remove, folder, os.getpid()))
         try:
             pool = self._stack.enter_context(contextlib.closing(Pool(Path(folder) / "pool.db")))
-            gateway = Gateway(self._turnstile, pool, streams=_REQUESTS * num_envs)
-            self._turnstile.gateway = await self._stack.enter_async_context(gateway)
+            gateway = Gateway(self._engine, pool, streams=_REQUESTS * num_envs)
+            self._engine.gateway = await self._stack.enter_async_context(gateway)
         except BaseException:
             await self._stack.aclose()
             raise
         self._agent = BlackBoxAgent(self._claw, gateway=gateway, spare=spare, max_tokens=self._max_tokens)
 
-    def worker(self, reward: RewardName) -> OpenClawWorker:
-        return OpenClawWorker(self._backend, self._agent, self._turnstile, self._parser, reward)
+    def runner(self, reward: RewardName) -> OpenClawEpisodeRunner:
+        return OpenClawEpisodeRunner(self._backend, self._agent, self._engine, self._parser, reward)
 
-    def screen(self, observation: dict[str, Any]) -> str:
+    def frame(self, observation: dict[str, Any]) -> str:
         messages = json.loads(observation["messages"])
         begin = max((n + 1 for n, m in enumerate(messages) if m["role"] == "assistant"), default=0)
         return "\n".join(f"[{m['role']}] {m['content']}" for m in messages[begin:])

@@ -1,4 +1,4 @@
-"""Spaces of text that hold everything a program can print."""
+"""Spaces for text and messages, and the spaces of ClawGym's environments."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _TOOLS = {
     "write": ("path", "content"),
     "edit": ("path", "oldText", "newText"),
 }
-"""Of OpenClaw, and their arguments: what samples call."""
+"""OpenClaw's tools and their arguments, which samples call."""
 
 
 class AnyText(gym.spaces.Text):
-    """Any ``str`` of at most ``max_length`` characters: empty, with newlines, of any script.
+    """Any ``str`` of at most ``max_length`` characters, including the empty one, newlines and any script.
 
-    (The stock ``Text`` refuses "", newlines and "é".) Samples are short words.
+    Gymnasium's ``Text`` refuses "", newlines and "é". Samples are short words.
 
     >>> AnyText(10).contains("é\\n"), AnyText(10).contains(""), AnyText(2).contains("abc")
     (True, True, False)
     """
 
     empty = ""
-    """The observation of nothing."""
+    """The empty observation."""
 
     def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(max_length, min_length=0, charset=string.ascii_lowercase + " ", seed=seed)
@@ -63,7 +63,7 @@ class AnyText(gym.spaces.Text):
 
 
 def blank(space: gym.Space[Any]) -> Any:
-    """A member of ``space`` that shows nothing: empty text; numbers as near to 0 as the space has them."""
+    """Return the empty member of ``space``: empty text, or numbers as near to 0 as possible."""
     if isinstance(space, AnyText):
         return space.empty
     if isinstance(space, gym.spaces.Text):
@@ -75,19 +75,19 @@ def blank(space: gym.Space[Any]) -> Any:
 
 
 def counter(low: int = 0) -> gym.spaces.Box:
-    """An int64 array of shape (), from ``low`` on."""
+    """Return the space of int64 arrays of shape () that are at least ``low``."""
     return gym.spaces.Box(low, _LARGEST, shape=(), dtype=np.int64)
 
 
 def terminal_action_space(max_length: int = 1 << 20) -> AnyText:
-    """A bash command, or ``submit``."""
+    """Return the action space of a terminal: a bash command, or ``submit``."""
     return AnyText(max_length)
 
 
 def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
-    """What a terminal step shows. Nothing in it depends on a clock: same seed, same commands, same observations.
+    """Return the observation space of a terminal: ``output`` str, ``exit_code`` int in [0, 255], ``cwd`` str.
 
-    ``output`` str; ``exit_code`` int in [0, 255]; ``cwd`` str.
+    Observations do not depend on time: the same seed and commands give the same observations.
     """
     return gym.spaces.Dict(
         {
@@ -100,12 +100,11 @@ def terminal_observation_space(max_output: int) -> gym.spaces.Dict:
 
 @create_shared_memory.register(AnyText)
 def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
-    """Called by Gymnasium's ``AsyncVectorEnv``, whose shared memory holds text of a fixed set of characters only."""
+    """Called by Gymnasium's ``AsyncVectorEnv``, whose shared memory supports only a fixed set of characters."""
     raise ClawGymError(
         "vectorization_mode='async' cannot share the text of these environments between processes. They are vectorised "
         "in one process, where no environment waits for another: leave vectorization_mode out, as in "
-        "gym.make_vec(id, num_envs=8). For a process of each environment's own: "
-        "vector_kwargs={'shared_memory': False}"
+        "gym.make_vec(id, num_envs=8). For one process per environment: vector_kwargs={'shared_memory': False}"
     )
 
 
@@ -136,20 +135,22 @@ class JsonList(AnyText):
 
 
 def tools_observation_space() -> gym.spaces.Dict:
-    """What a message with calls came to. Nothing in it depends on a clock.
+    """Return the observation space of environments over tools: ``messages``, a str.
 
-    ``messages`` str: JSON of the chat messages (OpenAI's form) that go below the policy's: after ``reset`` the
-    instruction (role ``user``), then one of role ``tool`` for each call, in the order of the calls, with its
-    ``tool_call_id`` and ``content``; or one of role ``user`` that says what was wrong.
+    ``messages`` is JSON of chat messages (OpenAI's form) to append to the conversation. After ``reset`` it is the
+    instruction, with role ``user``. After a step it has one message with role ``tool`` for each call, in the order of
+    the calls, with ``tool_call_id`` and ``content``; or one with role ``user`` that explains an error. It does not
+    depend on time.
     """
     return gym.spaces.Dict({"messages": JsonList(1 << 28)})
 
 
 class AssistantText(AnyText):
-    """What a policy may say to an agent: any text. Samples are words, or calls of ``tools`` (name -> arguments; by
-    default OpenClaw's) with words for arguments, in the form ``message`` or as a parser (``clawgym list parsers``)
-    writes them
-    (:class:`~clawgym.envs.openclaw.OpenClawKit`).
+    """The action space of replies of a model: any text.
+
+    Samples are words, or calls of ``tools`` (name -> arguments; default: OpenClaw's) with words as arguments. ``form``
+    is ``message`` (JSON of an assistant message), or the name of a parser (``clawgym list parsers``) that writes the
+    calls. See :class:`~clawgym.envs.openclaw.OpenClawRunnerFactory`.
     """
 
     def __init__(
@@ -181,15 +182,18 @@ class AssistantText(AnyText):
 
 
 def openclaw_observation_space() -> gym.spaces.Dict:
-    """What a model request shows. The whole request, not what is new: about 45 KB with the reference prompt.
+    """Return the observation space of OpenClaw: the whole model request, about 45 KB with the reference prompt.
 
-    ``messages`` str: JSON of the chat messages (OpenAI's form) that the agent sent; ``tools`` str: JSON of the tools it
-    offers; both ``[]`` where no request waits. ``role`` str: what the call is for: ``main``, ``subagent``,
-    ``compaction``, ``unknown``, or empty. The rest are int64 arrays of shape (): ``request``, the number of the request
-    in its episode, from 0 (-1 where none waits); ``max_tokens``, of the answer; ``context_window``, of prompt and
-    answer together; ``step``; ``remaining_steps``, model calls that the task still allows.
+    Keys:
+        messages: str, JSON of the chat messages (OpenAI's form) of the request; ``[]`` if no request waits.
+        tools: str, JSON of the tools of the request; ``[]`` if no request waits.
+        role: str, what the call is for: ``main``, ``subagent``, ``compaction``, ``unknown``, or empty.
+        request: int64, index of the request in its episode, from 0; -1 if no request waits.
+        max_tokens: int64, token limit of the reply.
+        context_window: int64, tokens of prompt and reply together.
+        step: int64, number of actions so far.
+        remaining_steps: int64, model calls that the task still allows.
     """
-
     return gym.spaces.Dict(
         {
             "messages": JsonList(1 << 28),

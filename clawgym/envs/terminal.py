@@ -1,4 +1,4 @@
-"""``ClawGym/terminal-v0``: a task and a shell in a sandbox; the action is a command, ``submit`` has the work graded."""
+"""``ClawGym/terminal-v0``: a task and a shell in a sandbox. Actions are commands; ``submit`` ends the episode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from clawgym.sandbox import Sandbox
 __all__ = ["SUBMIT", "TerminalEnv"]
 
 SUBMIT = "submit"
-"""The action that ends an episode and has it graded."""
+"""The action that ends the episode; the workspace is then graded."""
 
 
 @envs.register("ClawGym/terminal-v0")
 class TerminalEnv(SandboxEnv):
-    """A persistent bash in a sandbox.
+    """An environment with a persistent bash in a sandbox.
 
     Args:
-        max_output: of one observation, in characters.
+        max_output: longest output of an observation, in characters.
 
-    Action: a bash command, or ``"submit"``. Observation: see
-    :func:`~clawgym.envs.spaces.terminal_observation_space`; after ``reset`` its ``output`` is the instruction.
-    ``terminated`` on submit (or a broken sandbox), ``truncated`` when the budget of steps or seconds is used up, or the
-    host failed. The last ``info`` holds ``outcome``, ``cause``, ``checks``, ``official``, ``strict``, ``tampered``.
+    Actions (str): a bash command, or ``"submit"``.
+
+    Observation: see :func:`~clawgym.envs.spaces.terminal_observation_space`. After ``reset``, ``output`` is the
+    instruction.
+
+    End: ``terminated`` after ``submit``, or if the sandbox breaks; ``truncated`` when the budget of steps or seconds is
+    used up, or after an infrastructure error. The last ``info`` has ``outcome``, ``cause``, ``checks``, ``official``,
+    ``strict`` and ``tampered``.
     """
 
     default_tasks = "terminal-basic:train"
@@ -54,7 +58,7 @@ class TerminalEnv(SandboxEnv):
         except SandboxDied:
             self.record("", (call,), (Observation("", call.id),))
             raise
-        except SandboxError as error:  # refused (a NUL character, for one): the sandbox still works
+        except SandboxError as error:  # refused, for example for a NUL character: the sandbox still works
             seen = self._see(f"[error: {error}]", 1, self.task.workspace)
         self.record("", (call,), (Observation(seen["output"], call.id),))
         return seen

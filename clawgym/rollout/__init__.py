@@ -1,4 +1,7 @@
-"""The episode loop of environments, evaluation and training: ``EpisodeRequest`` -> ``Attempt`` -> ``Ended``."""
+"""The episode loop shared by environments, evaluation and training.
+
+:func:`run_episode` takes an :class:`EpisodeRequest` and returns :class:`Ended`; :class:`Attempt` has its phases.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ __all__ = [
 
 
 class Graded(Protocol):
-    """Called between the grading of an episode and its end in the pool: training gets an episode only after that."""
+    """A callback between grading and closing an episode in the pool. Training gets the episode only after that."""
 
     async def __call__(self, session: str, episode: Episode) -> Mapping[str, float]:
         """Store process rewards for the turns of ``session``, if any, and return the penalties of the episode by name,
@@ -44,12 +47,21 @@ async def run_episode(
     opening: Callable[[], Awaitable[None]] | None = None,
     graded: Graded | None = None,
 ) -> Ended:
-    """Let ``agent`` attempt the task once in a fresh sandbox of ``backend`` and grade the workspace.
+    """Let ``agent`` attempt the task once in a new sandbox of ``backend``, and grade the workspace.
 
-    ``opening`` and ``graded`` are for an agent that has sessions of a gateway (:class:`ResidentAgent`): the first is
-    awaited before its session opens, the second before its episode is closed. Whatever the agent does ends in
-    :class:`Ended`. Raises :class:`~clawgym.errors.AgentError` if the agent cannot work on this task at all and
-    :class:`~clawgym.errors.UnsupportedTask` if the task cannot run here.
+    Args:
+        request: the task, the seed, and how the episode is rewarded and recorded.
+        agent: the agent; it is not closed.
+        backend: makes the sandboxes.
+        opening: awaited before the gateway session of a :class:`ResidentAgent` opens.
+        graded: awaited before the episode of a :class:`ResidentAgent` is closed in the pool.
+
+    Returns:
+        The episode and its reward, whatever the agent did.
+
+    Raises:
+        AgentError: the agent cannot work on this task at all.
+        UnsupportedTask: the task cannot run here.
     """
     resident = agent if isinstance(agent, ResidentAgent) else None
     attempt = Attempt(request, backend, agent.name, resident=resident)
@@ -65,16 +77,16 @@ async def run_episode(
 
 
 async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: Graded | None) -> Ended:
-    """Let the agent close its session; also if ``graded`` fails, whose error is raised afterwards."""
+    """Let the agent close its session. If ``graded`` fails, its error is raised afterwards."""
     assert attempt.opened is not None
     session = agent.session_of(attempt.opened)
     try:
         if session is not None and graded is not None:
             ended = replace(ended, penalties=await graded(session, ended.episode))
     finally:
-        known = await agent.close_session(attempt.opened, ended.end())
-    files = {**ended.episode.files, **known.files}
-    return replace(ended, episode=replace(ended.episode, usage=known.usage, files=files))
+        artifacts = await agent.close_session(attempt.opened, ended.end())
+    files = {**ended.episode.files, **artifacts.files}
+    return replace(ended, episode=replace(ended.episode, usage=artifacts.usage, files=files))
 
 
 async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awaitable[None]] | None) -> Ended:

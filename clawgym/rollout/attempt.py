@@ -1,7 +1,8 @@
-"""One attempt at one task: set-up, agent, verify and teardown, as ``run_episode`` and the environments share them.
+"""One attempt at one task: set-up, agent, verify and teardown. Shared by ``run_episode`` and the environments.
 
-Each phase has a budget, which is the task's, and a hard deadline. Whatever the agent can cause is ``failed`` with a
-cause; ``infra`` is only what also fails without the agent, or the host.
+Each phase has a time budget from the task's limits and a hard deadline. Anything that the agent can cause ends the
+episode as ``failed`` with a cause. The outcome ``infra`` is reserved for failures of the host, the endpoint, or the
+task itself.
 """
 
 from __future__ import annotations
@@ -46,30 +47,30 @@ from clawgym.verifiers.grading import Subject, empty_archive, grade
 __all__ = ["Attempt", "Stop", "fault_of", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
-_TAKING = 120.0
-"""Seconds that the transfer of the workspace into the grading sandboxes may take, beside the grading."""
-_PIECE = 1 << 20
-"""Bytes that are compressed at a time: between two pieces, other work of the loop runs."""
+_TRANSFER_SECONDS = 120.0
+"""Time for the transfer of the workspace to the grading sandboxes, in addition to the grading itself."""
+_CHUNK = 1 << 20
+"""Bytes that are compressed at a time: other tasks of the event loop run between two chunks."""
 _HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
-"""Errors of a host that is out of descriptors, memory or disk space, in whatever code they are raised."""
+"""Errors of a host without free descriptors, memory or disk space. They are never the agent's failure."""
 
 
 def utc_now() -> str:
-    """ISO 8601 with milliseconds, UTC."""
+    """Return the current time in ISO 8601 with milliseconds, UTC."""
     seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
     return f"{_second(seconds)}.{milliseconds:03}+00:00"
 
 
 @lru_cache(maxsize=2)
-def _second(seconds: int) -> str:  # every step of every environment has a time: most share their second
+def _second(seconds: int) -> str:  # cached: most steps of a batch fall into the same second
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Where an infrastructure error came from, by its type."""
+    """Return where an infrastructure error came from (host, endpoint or task), by its type."""
     if isinstance(error, EngineError):
         return Fault.ENDPOINT
-    # A GradingError says that the verifier fails on the untouched workspace too.
+    # A GradingError means that the verifier also fails on the unchanged workspace.
     return Fault.TASK if isinstance(error, TaskError | GradingError) else Fault.HOST
 
 
@@ -78,9 +79,10 @@ class Stop:
     """Why the work of an attempt ended."""
 
     kind: Literal["submitted", "budget", "error", "infra"]
-    """``submitted``: the agent was done. ``budget``: a budget of the task was used up. ``error``: the agent failed or
+    """``submitted``: the agent finished. ``budget``: a budget of the task was used up. ``error``: the agent failed or
     broke its sandbox; the score is 0. ``infra``: an infrastructure error; there is no score."""
     cause: str | None = None
+    """A short word: which budget, or what failed."""
     error: str = ""
     """The whole message of an infrastructure error, or the traceback of the agent's exception."""
     fault: Fault | None = None
@@ -88,11 +90,17 @@ class Stop:
 
 
 class Attempt:
-    """One attempt: :meth:`open`, :meth:`work`, then :meth:`finish` or :meth:`abandon`. Used once.
+    """One attempt: call :meth:`open`, :meth:`work`, then :meth:`finish` or :meth:`abandon`. Used once.
 
-    ``agent`` is the agent's name. ``resident``: the agent, if it makes its own sandbox. Raises
-    :class:`~clawgym.errors.UnsupportedTask` for a task that cannot run here and :class:`~clawgym.errors.AgentError` for
-    an agent that cannot work on it.
+    Args:
+        request: the task, the seed, and how the episode is rewarded and recorded.
+        backend: makes the sandboxes.
+        agent: the agent's name.
+        resident: the agent, if it creates its own sandbox.
+
+    Raises:
+        UnsupportedTask: the task cannot run here.
+        AgentError: the agent has tools of its own, and the task brings others.
     """
 
     def __init__(
@@ -109,8 +117,8 @@ class Attempt:
         for layer in task.layers.values():
             if not layer.folder.is_dir():
                 raise UnsupportedTask(
-                    f"task {task.id} cannot run here: its layer {layer.name} is gone from {layer.folder}: prepare it "
-                    "again (`clawgym tasks prepare`), and read the task again"
+                    f"task {task.id} cannot run here: its layer {layer.name} is missing from {layer.folder}: prepare "
+                    "it again (`clawgym tasks prepare`), and load the task again"
                 )
         if task.brings_tools and resident is not None:
             raise AgentError(
@@ -119,7 +127,7 @@ class Attempt:
             )
         self.request = request
         self.task = task
-        """From :meth:`open` on, a copy whose files are read and pinned."""
+        """The task; from :meth:`open` on, a copy with all files in memory."""
         self.backend = backend
         self.agent = agent
         self.resident = resident
@@ -129,38 +137,38 @@ class Attempt:
         self.final_message = ""
         self.seconds: dict[str, float] = {}
         self.stop: Stop | None = None
-        """Why the work ended; ``None`` while it goes on."""
+        """Why the work ended; ``None`` before that."""
         self._sandbox: Sandbox | None = None
         self._tools: Tools | None = None
         self._live = 0
 
     @property
     def opened(self) -> Sandbox | None:
-        """The agent's sandbox; ``None`` if it was never created."""
+        """The agent's sandbox, or ``None`` if it was never created."""
         return self._sandbox
 
     @property
     def sandbox(self) -> Sandbox:
-        """The agent's sandbox, which :meth:`open` creates."""
+        """The agent's sandbox. Raises SandboxError before :meth:`open`."""
         if self._sandbox is None:
             raise SandboxError("this attempt has no sandbox: call open() first")
         return self._sandbox
 
     @property
     def tools(self) -> Tools:
-        """What the agent acts with, which :meth:`open` starts."""
+        """The tools of the task. Raises SandboxError before :meth:`open`."""
         if self._tools is None:
             raise SandboxError("this attempt has no tools: call open() first")
         return self._tools
 
     @contextlib.asynccontextmanager
     async def phase(self, phase: Phase) -> AsyncIterator[None]:
-        """Measure a phase and enforce its budget. Raises TimeoutError when that is used up."""
+        """Measure a phase and enforce its time budget. Raises TimeoutError when it is used up."""
         budget = {
             Phase.SETUP: self.task.limits.setup_seconds,
             Phase.AGENT: self.task.limits.agent_seconds,
-            # Two gradings and a control.
-            Phase.VERIFY: 3 * self.task.limits.verify_seconds + _TAKING,
+            # Two gradings, and a control run on the unchanged workspace.
+            Phase.VERIFY: 3 * self.task.limits.verify_seconds + _TRANSFER_SECONDS,
             Phase.TEARDOWN: self.task.limits.teardown_seconds,
         }[phase]
         started = time.monotonic()
@@ -173,23 +181,24 @@ class Attempt:
     async def open(self) -> None:
         """Create the sandbox, copy the inputs into it, start the tools.
 
-        Raises :class:`InfraError` (also when the set-up budget is used up), :class:`TaskError` if files of the task are
-        missing or do not match its hash, or if its tools cannot be offered, and :class:`SandboxUnavailable` for a
-        backend that cannot work here at all.
+        Raises:
+            InfraError: set-up failed, or its time budget is used up.
+            TaskError: files of the task are missing or do not match its hash, or its tools cannot be started.
+            SandboxUnavailable: the backend cannot work on this host.
         """
         task = self.task
         try:
             async with self.phase(Phase.SETUP):
-                # From here on nothing is read from the task's folder: what is graded is what was hashed.
+                # Nothing is read from the task's folder after this, so the hashed files are the graded ones.
                 task = self.task = await asyncio.to_thread(task.frozen)
                 spec = sandbox_spec(task)
                 await self.backend.probe()
                 if self.resident is None:
                     self._sandbox = await self.backend.create(spec)
-            if self.resident is not None:  # programs start a few at a time, however many episodes do
-                asked = time.monotonic()
+            if self.resident is not None:  # outside the budget: programs wait for each other to start
+                started = time.monotonic()
                 self._sandbox = await self.resident.open_sandbox(self.backend, spec)
-                self.seconds["boot"] = time.monotonic() - asked
+                self.seconds["boot"] = time.monotonic() - started
             async with self.phase(Phase.SETUP):
                 if task.inputs:
                     await self.sandbox.put(task.inputs, task.workspace)
@@ -234,8 +243,10 @@ class Attempt:
             self.stop = Stop("error", "agent-exception", traceback_of(error))
 
     async def finish(self) -> Ended:
-        """Stop the sandbox, grade the workspace, close everything. Raises nothing for what the agent did; an attempt
-        whose :attr:`stop` is not set was submitted."""
+        """Stop the sandbox, grade the workspace and close everything.
+
+        An attempt whose :attr:`stop` is not set counts as submitted. Nothing that the agent did raises here.
+        """
         if self.stop is None:
             self.stop = Stop("submitted")
         result: VerifierResult | None = None
@@ -270,7 +281,7 @@ class Attempt:
                     )
                     result = await grade(self.task, subject, self.backend, floor=self.request.baseline)
         except TimeoutError:
-            budget = 3 * self.task.limits.verify_seconds + _TAKING
+            budget = 3 * self.task.limits.verify_seconds + _TRANSFER_SECONDS
             self.fail_infra(
                 "verify-deadline",
                 f"task {self.task.id}: grading took over {budget:g} s: lower --concurrency, "
@@ -287,7 +298,7 @@ class Attempt:
             raise
         except SandboxDied as error:  # between the last command and stop()
             self.stop, result = Stop("error", error.cause), self._zero(error.cause)
-        except SandboxError:  # its files cannot be read out
+        except SandboxError:  # its files cannot be read
             self.stop, result = Stop("error", "workspace"), self._zero("workspace")
         finally:
             if snapshot is not None:
@@ -305,8 +316,10 @@ class Attempt:
         return replace(ended, episode=replace(ended.episode, files=files))
 
     def fail_infra(self, cause: str, error: str = "", *, fault: Fault) -> None:
-        """Record an infrastructure error: the episode ends as ``infra``. ``error`` is the whole message, if ``cause``
-        is only a name."""
+        """Record an infrastructure error: the episode ends as ``infra``.
+
+        ``error`` is the whole message, if ``cause`` is only a short word.
+        """
         self.stop = Stop("infra", cause, error or cause, fault)
 
     async def abandon(self) -> Ended:
@@ -317,14 +330,15 @@ class Attempt:
         return self._ended(None)
 
     async def _take(self) -> tuple[Archive, str | None]:
-        """The frozen workspace, or an empty one where the agent left no folder; and why it cannot be graded."""
+        """Return the workspace as an archive, or an empty one if there is no such folder; and why it cannot be graded,
+        if it cannot."""
         try:
             return await self.sandbox.get_archive(self.task.workspace, max_bytes=_MAX_WORKSPACE), None
         except SandboxDied:
             raise
         except SandboxError as error:
-            nothing = Archive(empty_archive().tar, (f"{self.task.workspace}: {error}",))
-            return nothing, f"workspace-{error.bound}" if isinstance(error, TreeTooLarge) else None
+            empty = Archive(empty_archive().tar, (f"{self.task.workspace}: {error}",))
+            return empty, f"workspace-{error.bound}" if isinstance(error, TreeTooLarge) else None
 
     def _zero(self, cause: str) -> VerifierResult:
         spec = self.task.verifier
@@ -348,7 +362,7 @@ class Attempt:
                             else self.resident.close_sandbox(self._sandbox)
                         )
             except (TimeoutError, InfraError):
-                pass  # the lease stays with the supervisor, which clears it when we end
+                pass  # the supervisor keeps the sandbox and removes it when this process ends
 
     def _ended(
         self, result: VerifierResult | None, workspace: bytes | None = None, dropped: tuple[str, ...] = ()
@@ -393,14 +407,14 @@ class Attempt:
 
 
 async def _compressed(data: bytes) -> bytes:
-    """``data`` in gzip format, without a timestamp. Compressed in pieces, so that other episodes are not held up."""
-    packing = zlib.compressobj(6, zlib.DEFLATED, 31)
-    pieces = [await offloaded(packing.compress, data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
-    return await offloaded(b"".join, (*pieces, packing.flush()))
+    """Compress ``data`` with gzip, without a timestamp; in chunks, so that other episodes are not blocked."""
+    compressor = zlib.compressobj(6, zlib.DEFLATED, 31)
+    chunks = [await offloaded(compressor.compress, data[at : at + _CHUNK]) for at in range(0, len(data), _CHUNK)]
+    return await offloaded(b"".join, (*chunks, compressor.flush()))
 
 
 def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:
-    """The transcript that verifiers are given (``transcript`` of the reward payload)."""
+    """Return the transcript for verifiers (``transcript`` of the reward payload), as JSON-like messages."""
     return tuple(map(_message, steps))
 
 

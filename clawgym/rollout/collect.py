@@ -1,7 +1,7 @@
-"""Episodes of an agent behind a gateway, recorded in the pool with exact tokens.
+"""Run episodes whose model calls go through a gateway and are recorded in the pool with exact tokens.
 
-Invariant: each attempt has a session of its own, which is closed with the outcome of the grading, whatever happens to
-the agent. Infrastructure errors are no exception, so that a group never waits for an episode that is lost.
+Invariant: each attempt has its own session, which is always closed with the outcome of the attempt, also after an
+infrastructure error. So a group in the pool never waits for a lost episode.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from clawgym.sandbox.protocol import Backend
 __all__ = ["AgentMaker", "collect_episode", "in_process", "over_http"]
 
 AgentMaker = Callable[[Gateway, Opened], Agent]
-"""Makes the agent of one episode, whose model calls go to this session. It is closed after the episode."""
+"""Makes the agent of one episode; its model calls go to this session. The agent is closed after the episode."""
 
 
 def over_http(make: Callable[[str, str], Agent]) -> AgentMaker:
-    """An agent that takes a ``base_url`` and an API key, as any client of an OpenAI-compatible endpoint does."""
+    """Make an agent from a ``base_url`` and an API key, as any client of an OpenAI-compatible endpoint takes them."""
     return lambda gateway, opened: make(gateway.base_url(opened), opened.secret)
 
 
 def in_process(make: Callable[[Engine], Agent]) -> AgentMaker:
-    """An agent of this process, which reaches the gateway without HTTP. What is recorded is the same."""
+    """Make an agent from an engine that calls the gateway in this process, without HTTP. The records are the same."""
     return lambda gateway, opened: make(SessionEngine(gateway, opened))
 
 
@@ -48,11 +48,19 @@ async def collect_episode(
 ) -> Ended:
     """Run one episode whose model calls ``gateway`` records, and close it in the pool with its reward.
 
-    ``agent`` is made for the episode and closed after it, or it is a program with sandboxes of its own that speaks to
-    ``gateway``; that one serves many episodes and stays the caller's. ``opening`` is awaited before the session opens:
-    for a program, that is when it has started. ``graded`` is awaited before the episode is closed.
-    Returns the end of the episode, with its turns. Raises as :func:`~clawgym.rollout.run_episode` does, after the
-    session was closed as ``infra``.
+    Args:
+        request: the task, the seed, and how the episode is rewarded and recorded.
+        agent: makes the agent of this episode, or is a :class:`ResidentAgent` that uses ``gateway``. The latter serves
+            many episodes and is not closed.
+        backend: makes the sandboxes.
+        gateway: records the model calls.
+        opening: awaited before the session opens; for a :class:`ResidentAgent`, after its program has started.
+        graded: awaited before the episode is closed.
+
+    Returns:
+        The episode with its turns, and its reward.
+
+    Raises as :func:`~clawgym.rollout.run_episode` does, after the session was closed as ``infra``.
 
     >>> ended = await collect_episode(  # doctest: +SKIP
     ...     EpisodeRequest(task=task, seed=0, session=SessionRequest(group=group)),
@@ -68,11 +76,11 @@ async def collect_episode(
         await opening()
     opened = await gateway.open_session(request.session_of(""))
     try:
-        worker = agent(gateway, opened)
+        made = agent(gateway, opened)
         try:
-            ended = await run_episode(request, worker, backend)
+            ended = await run_episode(request, made, backend)
         finally:
-            await worker.aclose()
+            await made.aclose()
     except BaseException as error:
         await gateway.close_session(opened.id, EpisodeEnd(outcome=Outcome.INFRA, cause=type(error).__name__))
         raise
@@ -92,16 +100,16 @@ async def _collect_resident(
     opening: Callable[[], Awaitable[None]] | None,
     graded: Graded | None,
 ) -> Ended:
-    began = False
+    opened_session = False
 
-    async def begins() -> None:
-        nonlocal began
+    async def before_session() -> None:
+        nonlocal opened_session
         if opening is not None:
             await opening()
-        began = True
+        opened_session = True
 
-    ended = await run_episode(request, agent, backend, opening=begins, graded=graded)
-    if not began:  # the program never started: its group must not wait for this episode
+    ended = await run_episode(request, agent, backend, opening=before_session, graded=graded)
+    if not opened_session:  # the program never started: its group must not wait for this episode
         if opening is not None:
             await opening()
         opened = await gateway.open_session(request.session_of(agent.name))
@@ -110,7 +118,7 @@ async def _collect_resident(
 
 
 async def _close(gateway: Gateway, session: str, ended: Ended, graded: Graded | None) -> Ended:
-    """Close the session; also if ``graded`` fails, whose error is raised afterwards."""
+    """Close the session. If ``graded`` fails, its error is raised afterwards."""
     try:
         if graded is not None:
             ended = replace(ended, penalties=await graded(session, ended.episode))

@@ -1,4 +1,4 @@
-"""What an episode begins with, and what it comes to."""
+"""The input and the result of an episode: :class:`EpisodeRequest` and :class:`Ended`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clawgym.records import Episode, Task, VerifierResult
 __all__ = ["Ended", "EpisodeRequest", "RewardName", "reward_of"]
 
 RewardName = Literal["strict", "official", "corrected", "checks"]
-"""Which score of a graded workspace is the reward of its episode; see :func:`reward_of`."""
+"""The score that is the reward of an episode; see :func:`reward_of`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,21 @@ class EpisodeRequest:
 
     task: Task
     seed: int
-    """Of everything in the episode that is random: in [0, 2**31)."""
+    """Seed of all randomness in the episode, in [0, 2**31)."""
     sample: int = 0
     """0-based index among the attempts at this task."""
     reward: RewardName = "strict"
     baseline: float | None = None
-    """The best score of the cheap policies that use no model, for the baseline-adjusted score; in [0, 1]."""
+    """The no-model baseline: the best score of the policies without a model, in [0, 1]. For the baseline-adjusted
+    score."""
     keep_workspace: bool = True
-    """Whether the episode holds the frozen workspace as an archive."""
+    """Whether the episode contains the final workspace as an archive."""
     session: SessionRequest | None = None
-    """For an agent whose model calls go through a gateway; ``None``: channel ``eval``, the rest as the agent likes."""
+    """Settings of the gateway session, for an agent whose model calls go through a gateway. ``None``: channel ``eval``,
+    and the agent's own settings."""
 
     def session_of(self, agent: str) -> SessionRequest:
-        """:attr:`session`, with what the gateway stores about this attempt by ``agent``."""
+        """Return :attr:`session` with the task, sample and seed of this attempt and the name of ``agent``."""
         return replace(
             self.session or SessionRequest(channel="eval"),
             task_id=self.task.id,
@@ -54,14 +56,14 @@ class Ended:
 
     episode: Episode
     reward: float | None
-    """The score that the request chose; ``None`` for an infrastructure error."""
+    """The score that the request chose; ``None`` after an infrastructure error."""
     truncated: bool
-    """Whether a budget or an infrastructure error ended the work, and not the agent (``truncated`` of Gymnasium)."""
+    """Whether a budget or an infrastructure error ended the work (Gymnasium's ``truncated``)."""
     penalties: Mapping[str, float] = field(default_factory=dict)
-    """Name -> what training adds to the reward, 0 or less."""
+    """Name -> penalty that training adds to the reward, 0 or less."""
 
     def end(self) -> EpisodeEnd:
-        """What the pool stores of it."""
+        """Return what the pool stores about the end of the episode."""
         result = self.episode.result
         return EpisodeEnd(
             outcome=self.episode.outcome,
@@ -74,10 +76,10 @@ class Ended:
 
 
 def reward_of(result: VerifierResult | None, reward: RewardName) -> float | None:
-    """The reward of a graded workspace; ``None`` without a result.
+    """Return the reward of a graded workspace, or ``None`` without a result.
 
-    ``strict`` and ``official``: the score of that name. ``corrected``: the baseline-adjusted score, or the strict one
-    where the task has no baseline. ``checks``: the sum of the named checks, in [0, number of checks].
+    ``strict`` and ``official``: the score of that name. ``corrected``: the baseline-adjusted score, or the strict score
+    if the task has no baseline. ``checks``: the sum of the named checks, in [0, number of checks].
     """
     if result is None:
         return None

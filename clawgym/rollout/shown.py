@@ -1,6 +1,6 @@
 """What :mod:`clawgym.live` shows of a running attempt.
 
-Invariant: watching changes nothing; the picture is the last one that the agent saw.
+Invariant: watching does not change the attempt. The picture is the last one that the agent saw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["WatchedAttempt"]
 
 _ACTION, _TEXT = 200, 2_000
-"""Characters."""
+"""Most characters that are shown."""
 
 
 class WatchedAttempt:
@@ -29,7 +29,7 @@ class WatchedAttempt:
         self._task = task
         self._agent = agent
         self._steps = steps
-        """The transcript so far; grows."""
+        """The transcript so far; it grows while the attempt runs."""
         self._tools = tools
 
     def about(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_an_environment_whose_spares_are_gone() -> None:
     env = gym.make("ClawGym/gui-v0", tasks=TaskSet("t", (task,)), width=640, height=480)
     first, _ = env.reset(seed=1)
     inner = env.unwrapped
-    spares = inner._kit._backend  # type: ignore[attr-defined]
+    spares = inner._factory._backend  # type: ignore[attr-defined]
     run = inner._runtime.run  # type: ignore[attr-defined]
     run(until(lambda: bool(spares._spares)))
     run(spares._spares[0][0].stop())

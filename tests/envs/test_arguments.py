@@ -1,4 +1,4 @@
-"""What is no member of a space, no option and no known name is refused at once, and says what was expected."""
+"""Invalid actions, options and names are refused before anything runs, with a message that says what is expected."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def env() -> Iterator[gym.Env[Any, Any]]:
         (["ls", 7], r"the action of environment 1 must be one of AnyText.*got int 7"),
     ],
 )
-def test_actions_that_do_not_fit_the_batch_are_refused_before_any_runs(
-    batch: TaskVectorEnv, actions: Any, message: str
-) -> None:
+def test_invalid_batch_actions_are_refused_before_any_runs(batch: TaskVectorEnv, actions: Any, message: str) -> None:
     batch.reset(seed=0)
     with pytest.raises(ValueError, match=message):
         batch.step(actions)
@@ -58,20 +56,20 @@ def test_actions_that_do_not_fit_the_batch_are_refused_before_any_runs(
     assert batch.step(["true", "true"])[0]["step"].tolist() == [1, 1]
 
 
-def test_send_names_environments_that_there_are(batch: TaskVectorEnv) -> None:
+def test_send_refuses_unknown_env_ids(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     with pytest.raises(ValueError, match=r"env_ids \[2\] are not environments: use 0 to 1"):
         batch.send(["ls"], [2])
 
 
-def test_one_environment_refuses_an_action_of_another_type(env: gym.Env[Any, Any]) -> None:
+def test_single_env_refuses_action_of_wrong_type(env: gym.Env[Any, Any]) -> None:
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"step\(\) takes an action of AnyText.*got int 5"):
         env.step(5)
     assert int(env.step("true")[0]["step"]) == 1
 
 
-def test_a_desktop_takes_actions_of_its_space_and_arguments_as_models_write_them() -> None:
+def test_computer_space_accepts_samples_and_model_arguments() -> None:
     from clawgym.envs.gui import computer_space
 
     space = computer_space(640, 480, "pixel")
@@ -85,19 +83,19 @@ def test_a_desktop_takes_actions_of_its_space_and_arguments_as_models_write_them
 
 @pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
 @pytest.mark.parametrize("num_envs", [None, 2])
-def test_an_unknown_reward_is_refused_at_construction(name: str, num_envs: int | None) -> None:
+def test_unknown_reward_is_refused(name: str, num_envs: int | None) -> None:
     with pytest.raises(ValueError, match=r"'strict', 'official', 'corrected', 'checks'.*Did you mean 'strict'"):
         gym.make(name, num_envs=num_envs, tasks=TASKS, reward="strickt")
 
 
-def test_an_unknown_option_of_make_is_refused() -> None:
+def test_unknown_make_option_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown option 'rewad'.*Did you mean 'reward'"):
         gym.make(ID, tasks=TASKS, rewad="strict")
     with pytest.raises(ValueError, match="give num_envs too"):
         gym.make(ID, tasks=TASKS, autoreset_mode="NEXT_STEP")
 
 
-def test_unknown_options_of_reset_are_refused(batch: TaskVectorEnv, env: gym.Env[Any, Any]) -> None:
+def test_unknown_reset_options_are_refused(batch: TaskVectorEnv, env: gym.Env[Any, Any]) -> None:
     for made in (batch, env):
         with pytest.raises(ValueError, match=r"no option 'task_id'.*Did you mean 'task_ids'"):
             made.reset(options={"task_id": "sum"})
@@ -111,19 +109,19 @@ def test_unknown_options_of_reset_are_refused(batch: TaskVectorEnv, env: gym.Env
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_an_autoreset_mode_has_its_name_and_its_value(mode: AutoresetMode) -> None:
+def test_autoreset_mode_by_name_and_value(mode: AutoresetMode) -> None:
     for given in (mode, mode.name, mode.value):
         made = gym.make_vec(ID, num_envs=1, tasks=TASKS, autoreset_mode=given)
         assert made.metadata["autoreset_mode"] is mode
         made.close()
 
 
-def test_an_unknown_autoreset_mode_is_refused() -> None:
+def test_unknown_autoreset_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'NEXT_STEP', 'SAME_STEP', 'DISABLED'.*Did you mean 'SAME_STEP'"):
         gym.make_vec(ID, num_envs=1, tasks=TASKS, autoreset_mode="same-stepp")
 
 
-def test_vectorization_modes_of_gymnasium() -> None:
+def test_gymnasium_vectorization_modes() -> None:
     made = gym.make_vec(ID, num_envs=2, vectorization_mode="vector_entry_point", tasks=TASKS)
     assert isinstance(made, TaskVectorEnv)
     made.close()
@@ -140,18 +138,18 @@ def test_vectorization_modes_of_gymnasium() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
-def test_the_default_tasks_are_a_training_split(name: str) -> None:
+def test_default_tasks_are_training_split(name: str) -> None:
     from clawgym.tasks.sets import load
 
     default = envs.get(name).default_tasks
     pack, _, split = default.partition(":")
     assert split == "train"
-    if pack != "swe-basic":  # its packages may have to be fetched
+    if pack != "swe-basic":  # its packages may have to be downloaded
         held_out = {task.content_hash for task in load(f"{pack}:heldout").tasks}
         assert not held_out & {task.content_hash for task in load(default).tasks}
 
 
-def test_the_default_task_that_is_played_is_not_held_out() -> None:
+def test_default_task_is_not_in_held_out_split() -> None:
     from clawgym.tasks.sets import load
 
     made = gym.make(ID)

@@ -1,4 +1,4 @@
-"""Every environment over tools passes Gymnasium's checker, and its batches pass ours."""
+"""Environments over tools pass Gymnasium's checker, and their batches pass ``check_vector_env``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import clawgym  # noqa: F401  # registers the ids
 from clawgym.envs.checker import check_vector_env
 
-from .says import says
+from .messages import says
 from .test_swe import TASKS as SUMS
 from .test_toolcall import SUBMIT
 from .test_toolcall import TASKS as NOTES
@@ -26,7 +26,7 @@ each_case = pytest.mark.parametrize(("name", "tasks", "action", "end_action"), C
 
 @each_case
 @pytest.mark.filterwarnings("ignore:.*render")
-def test_one_env(name: str, tasks: Any, action: str, end_action: str) -> None:
+def test_single_env_passes_gymnasium_checker(name: str, tasks: Any, action: str, end_action: str) -> None:
     env = gym.make(name, tasks=tasks, render_mode="ansi")
     check_env(env.unwrapped)
     env.close()
@@ -34,7 +34,9 @@ def test_one_env(name: str, tasks: Any, action: str, end_action: str) -> None:
 
 @each_case
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_batch(name: str, tasks: Any, action: str, end_action: str, mode: AutoresetMode) -> None:
+def test_batch_passes_check_vector_env(
+    name: str, tasks: Any, action: str, end_action: str, mode: AutoresetMode
+) -> None:
     batch = gym.make_vec(name, num_envs=2, tasks=tasks, autoreset_mode=mode)
     check_vector_env(batch, end_action=end_action, action=action)
     batch.close()

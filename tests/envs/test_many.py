@@ -1,4 +1,4 @@
-"""128 environments on whatever this machine is: the promise of the README."""
+"""128 environments on this machine, as the README promises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = TaskSet("sums", (task(limits=LIMITS),))
 
 
 @pytest.mark.parametrize("make", [gym.make, gym.make_vec])
-def test_128_at_once(make: Any) -> None:
+def test_128_environments(make: Any) -> None:
     envs = make("ClawGym/terminal-v0", num_envs=128, tasks=TASKS)
     envs.reset(seed=0)
     solve = ["mkdir output; echo 6 > output/sum.txt" if i % 2 else "true" for i in range(128)]

@@ -1,4 +1,4 @@
-"""docs/new-environment.md, run as it stands: its first blocks are one file, the others use it."""
+"""Run docs/new-environment.md: its first code blocks are one file, the others use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE, USES = (re.findall(r"^```python\n(.*?)^```", part, re.M | re.S) for part i
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("number", range(len(USES)))
-def test_the_page_runs(number: int, tmp_path: Path) -> None:
+def test_page_code_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "sql_env.py").write_text("\n".join(FILE))
     argv = [sys.executable, "-W", "error::UserWarning", "-c", USES[number]]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -24,5 +24,5 @@ def test_the_page_runs(number: int, tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line in shown] == shown
 
 
-def test_the_page_has_its_blocks() -> None:
+def test_page_has_expected_code_blocks() -> None:
     assert (len(FILE), len(USES)) == (2, 2)

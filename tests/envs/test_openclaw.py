@@ -1,4 +1,4 @@
-"""``ClawGym/openclaw-v0``: a real OpenClaw in a real box, whose model is the policy of each test."""
+"""``ClawGym/openclaw-v0`` with a real OpenClaw in a real sandbox; the tests are its policy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def batch(openclaw: Any) -> Iterator[TaskVectorEnv]:
     made.close()
 
 
-def test_a_scripted_policy_solves_a_task(env: gym.Env) -> None:
+def test_scripted_policy_solves_task(env: gym.Env) -> None:
     observation, info = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     messages = json.loads(observation["messages"])
@@ -98,7 +98,7 @@ def test_a_scripted_policy_solves_a_task(env: gym.Env) -> None:
         env.step("more")
 
 
-def test_a_sub_agents_requests_come_one_by_one(env: gym.Env) -> None:
+def test_subagent_requests_are_shown_one_by_one(env: gym.Env) -> None:
     job = "Read input/numbers.txt, and say which numbers are in there."
     observation, _ = env.reset(options={"task_ids": ["sum-2"]})
     assert "think of 2" in last(observation)["content"]
@@ -118,23 +118,23 @@ def test_a_sub_agents_requests_come_one_by_one(env: gym.Env) -> None:
     assert [turn.role for turn in env.unwrapped.episode.turns].count("subagent") == 1  # type: ignore[attr-defined]
 
 
-def test_model_calls_are_budgeted(env: gym.Env) -> None:
+def test_model_calls_are_limited(env: gym.Env) -> None:
     env.reset(seed=1)
     results = [env.step(call("exec", command=SOLVE.replace("6", "7"))) for _ in range(MOST)]
     assert [r[3] for r in results] == [False] * (MOST - 1) + [True]
     assert (results[-1][4]["outcome"], results[-1][4]["cause"], results[-1][1]) == ("truncated", "steps", 0.5)
 
 
-def test_an_openclaw_that_dies_ends_its_episode(env: gym.Env) -> None:
+def test_openclaw_death_ends_episode(env: gym.Env) -> None:
     env.reset(seed=1)
     _, reward, terminated, truncated, info = env.step(call("exec", command="kill -9 $PPID"))
     assert (reward, terminated, truncated) == (0.0, True, False)
     assert (info["outcome"], info["cause"]) == ("failed", "agent-stopped")
 
 
-def test_an_interrupted_step_ends_the_episode(env: gym.Env) -> None:
+def test_interrupted_step_ends_episode(env: gym.Env) -> None:
     env.reset(seed=1)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
     threading.Timer(2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         env.step(call("exec", command="sleep 100"))
@@ -143,7 +143,7 @@ def test_an_interrupted_step_ends_the_episode(env: gym.Env) -> None:
         env.step("Done.")
 
 
-def test_time_runs_while_the_policy_thinks(openclaw: Any) -> None:
+def test_time_limit_includes_policy(openclaw: Any) -> None:
     env = gym.make("ClawGym/openclaw-v0", tasks=HURRY, spare=0)
     env.reset(seed=0)
     time.sleep(4)
@@ -152,9 +152,7 @@ def test_time_runs_while_the_policy_thinks(openclaw: Any) -> None:
     env.close()
 
 
-def test_what_a_model_samples_is_an_action_and_closing_leaves_nothing(
-    openclaw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampled_text_action_and_close(openclaw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env = gym.make("ClawGym/openclaw-v0", tasks=TASKS, action_format="hermes", prompt="slim", spare=0)
     env.reset(seed=0)
@@ -182,19 +180,19 @@ def test_what_a_model_samples_is_an_action_and_closing_leaves_nothing(
 
 @pytest.mark.skipif(not os.environ.get("CLAWGYM_WHOLE"), reason="with CLAWGYM_WHOLE=1: twenty OpenClaws one by one")
 @pytest.mark.filterwarnings("ignore:.*render", "ignore:.*spec")
-def test_one_env_passes_gymnasiums_checker(openclaw: Any) -> None:
+def test_single_env_passes_gymnasium_checker(openclaw: Any) -> None:
     made = gym.make("ClawGym/openclaw-v0", tasks=TASKS, prompt="slim", spare=2)
     check_env(made.unwrapped, skip_close_check=True)
     made.close()
 
 
-def test_a_batch_passes_our_checker(openclaw: Any) -> None:
+def test_batch_passes_check_vector_env(openclaw: Any) -> None:
     made = gym.make_vec("ClawGym/openclaw-v0", num_envs=2, tasks=TASKS, prompt="slim", spare=0)
     check_vector_env(made, end_action="Done.", action=call("exec", command="true"))
     made.close()
 
 
-def test_each_env_sees_its_own_requests_when_they_come(batch: TaskVectorEnv) -> None:
+def test_batch_envs_get_own_requests(batch: TaskVectorEnv) -> None:
     observation, info = batch.reset(seed=3, options={"task_ids": ["sum-0", "sum-1", "sum-2"]})
     assert info["task_id"].tolist() == ["sum-0", "sum-1", "sum-2"]
     for n, messages in enumerate(observation["messages"]):
@@ -212,7 +210,7 @@ def test_each_env_sees_its_own_requests_when_they_come(batch: TaskVectorEnv) -> 
     assert "fast" not in seen[0][0]
     assert seen[2] == ("[]", True)
 
-    # The env that is over begins again, the others go on.
+    # The finished environment starts a new episode, the others continue.
     observation, _, terminated, *_ = batch.step([call("exec", command="echo again"), "Done.", "ignored"])
     assert terminated.tolist() == [False, True, False]
     assert observation["step"].tolist() == [2, 2, 0]
@@ -220,12 +218,12 @@ def test_each_env_sees_its_own_requests_when_they_come(batch: TaskVectorEnv) -> 
     assert batch.action_space.contains(batch.action_space.sample())
 
 
-def test_a_random_policy_plays_to_the_end(batch: TaskVectorEnv) -> None:
+def test_random_policy_finishes_episodes(batch: TaskVectorEnv) -> None:
     batch.action_space.seed(5)
     batch.reset(seed=7)
     over = np.zeros(3, dtype=np.bool_)
     for _ in range(2 * MOST):
-        going = np.flatnonzero(~over)  # what is over would begin again: seconds of a core each
+        going = np.flatnonzero(~over)  # a finished one would start again, which takes seconds
         actions = batch.action_space.sample()
         batch.send([actions[i] for i in going], going)
         ids, observation, _, terminated, truncated, info = batch.recv(len(going))
@@ -240,7 +238,7 @@ def test_a_random_policy_plays_to_the_end(batch: TaskVectorEnv) -> None:
         batch.reset(options={"task_ids": ["sum-9"]})
 
 
-def test_what_cannot_be_made_is_refused_at_once(openclaw: Any) -> None:
+def test_invalid_options_are_refused_at_construction(openclaw: Any) -> None:
     with pytest.raises(ValueError, match="action_format"):
         gym.make("ClawGym/openclaw-v0", tasks=TASKS, action_format="json")
     with pytest.raises(AgentError, match="clawgym openclaw install"):

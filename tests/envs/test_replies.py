@@ -1,4 +1,4 @@
-"""What a policy says becomes some message, whatever it says."""
+"""Any action of a policy becomes a message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ messages = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("form", FORMS)
 @given(action=st.text() | messages.map(json.dumps) | json_values.map(json.dumps), number=st.integers(0, 99))
-def test_whatever_is_said_is_a_message_and_is_heard_as_it_was_meant(form: str, action: str, number: int) -> None:
+def test_any_action_gives_a_message_with_same_deltas(form: str, action: str, number: int) -> None:
     message, malformed = reply_of(action, parser_of(form), TOOLS, number)
     assert malformed >= 0
     assert canonical_messages([message], {}) == [message]
@@ -53,7 +53,7 @@ def test_whatever_is_said_is_a_message_and_is_heard_as_it_was_meant(form: str, a
 
 
 @given(st.text())
-def test_plain_text_is_said_as_it_stands(text: str) -> None:
+def test_plain_text_becomes_message_without_calls(text: str) -> None:
     if not text.lstrip().startswith("{"):
         assert reply_of(text, None, TOOLS, 0) == ({"role": "assistant", "content": text}, 0)
 
@@ -71,12 +71,12 @@ def test_plain_text_is_said_as_it_stands(text: str) -> None:
         '{"content": "a", "tool_calls": ' + "[" * 50_000 + "]" * 50_000 + "}",
     ],
 )
-def test_what_is_no_message_is_text_and_counted(action: str) -> None:
+def test_malformed_message_is_text_and_counted(action: str) -> None:
     message, malformed = reply_of(action, None, TOOLS, 0)
     assert (message, malformed) == ({"role": "assistant", "content": action}, 1)
 
 
-def test_a_message_is_taken_as_openai_writes_it() -> None:
+def test_openai_message_is_parsed() -> None:
     said: dict[str, Any] = {"role": "assistant", "content": None, "reasoning": "hm", "refusal": None}
     said["tool_calls"] = [
         {"id": "x", "type": "function", "function": {"name": "exec", "arguments": '{"command": "ls"}'}},
@@ -89,14 +89,14 @@ def test_a_message_is_taken_as_openai_writes_it() -> None:
     assert [c["id"] for c in message["tool_calls"]] == ["call000007000", "call000007001"]
 
 
-def test_without_tools_a_sampled_call_is_text() -> None:
+def test_sampled_call_without_tools_is_text() -> None:
     sampled = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
     assert reply_of(sampled, parser_of("hermes"), TOOLS, 0)[0]["tool_calls"]
     assert reply_of(sampled, parser_of("hermes"), [], 0)[0]["content"] == sampled
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_samples_are_replies_with_and_without_calls(form: str) -> None:
+def test_samples_include_text_and_calls(form: str) -> None:
     space, other = AssistantText(form, seed=1), AssistantText(form, seed=1)
     samples = [space.sample() for _ in range(50)]
     assert samples == [other.sample() for _ in range(50)]
@@ -107,7 +107,7 @@ def test_samples_are_replies_with_and_without_calls(form: str) -> None:
 
 
 @given(st.text() | json_values.map(json.dumps))
-def test_json_lists_are_lists_of_objects(text: str) -> None:
+def test_json_list_contains_lists_of_objects(text: str) -> None:
     try:
         value = json.loads(text)
         good = isinstance(value, list) and all(isinstance(v, dict) for v in value)

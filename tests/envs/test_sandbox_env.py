@@ -1,4 +1,4 @@
-"""What an author writes is spaces and ``act``; the library drives episodes, and an author's errors are data."""
+"""SandboxEnv: episodes of a custom environment, and the outcomes of its errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASKS = TaskSet("sums", (task(limits=LIMITS),))
 
 
 class Scripts(SandboxEnv):
-    """Actions are bash scripts, each in a process of its own; some words make the environment itself fail."""
+    """An environment whose actions are bash scripts; some words make the environment itself fail."""
 
     action_space = AnyText(1000)
     observation_space = gym.spaces.Dict(
@@ -104,7 +104,7 @@ def batch() -> Iterator[TaskVectorEnv]:
     made.close()
 
 
-def test_an_episode_is_counted_recorded_graded_and_paid(env: gym.Env[Any, Any]) -> None:
+def test_episode_is_recorded_graded_and_rewarded(env: gym.Env[Any, Any]) -> None:
     observation, info = env.reset(seed=1)
     assert (observation["text"], int(observation["code"]), observation["shape"].tolist()) == ("", 0, [0.0, 0.0])
     assert info["opened"] >= 0
@@ -121,7 +121,7 @@ def test_an_episode_is_counted_recorded_graded_and_paid(env: gym.Env[Any, Any]) 
     assert episode.steps[1].observations[0].content == "é\n"
 
 
-def test_the_steps_of_the_task_are_the_limit(env: gym.Env[Any, Any]) -> None:
+def test_max_steps_truncates(env: gym.Env[Any, Any]) -> None:
     env.reset(seed=1)
     ends = [env.step("true")[2:] for _ in range(LIMITS.max_steps)]
     assert [(a, b) for a, b, _ in ends] == [(False, False)] * 3 + [(False, True)]
@@ -138,9 +138,7 @@ def test_the_steps_of_the_task_are_the_limit(env: gym.Env[Any, Any]) -> None:
         ("extra", r"the observation has \['more'\]"),
     ],
 )
-def test_an_error_of_the_author_fails_its_own_episode_only(
-    action: str, message: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_in_act_fails_only_its_episode(action: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
     batch: Any = gym.make("Tests/scripts-v0", num_envs=3, most=5000)
     batch.reset(seed=0)
     with caplog.at_level(logging.WARNING):
@@ -158,7 +156,7 @@ def test_an_error_of_the_author_fails_its_own_episode_only(
     batch.close()
 
 
-def test_an_error_in_open_is_reported_and_fails_at_the_first_step() -> None:
+def test_error_in_open_fails_episode_at_first_step() -> None:
     env = gym.make("Tests/scripts-v0", bad_open=True)
     observation, info = env.reset(seed=0)
     assert env.observation_space.contains(observation)
@@ -169,13 +167,13 @@ def test_an_error_in_open_is_reported_and_fails_at_the_first_step() -> None:
     env.close()
 
 
-def test_a_host_failure_is_no_fault_of_the_author(env: gym.Env[Any, Any]) -> None:
+def test_infra_error_in_act_is_infra(env: gym.Env[Any, Any]) -> None:
     env.reset(seed=0)
     *_, truncated, info = env.step("host")
     assert (truncated, info["outcome"], info["cause"]) == (True, "infra", "host: the host is gone")
 
 
-def test_a_missing_package_is_raised(env: gym.Env[Any, Any]) -> None:
+def test_missing_dependency_is_raised(env: gym.Env[Any, Any]) -> None:
     env.reset(seed=0)
     with pytest.raises(MissingDependency, match="install it"):
         env.step("package")
@@ -184,8 +182,8 @@ def test_a_missing_package_is_raised(env: gym.Env[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("action", ["stop", "stop and raise", "stop and return"])
-def test_an_action_that_never_ends_is_cut_off_by_the_tasks_time(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
-    monkeypatch.setattr("clawgym.envs._worker._GRACE", 0.2)
+def test_endless_action_is_cancelled_after_time_limit(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setattr("clawgym.envs._runner._GRACE", 0.2)
     hurry = TaskSet("hurry", (task(limits=LIMITS.__class__(max_steps=4, verify_seconds=10, agent_seconds=1)),))
     batch: Any = gym.make("Tests/scripts-v0", num_envs=2, tasks=hurry)
     batch.reset(seed=0)
@@ -198,7 +196,7 @@ def test_an_action_that_never_ends_is_cut_off_by_the_tasks_time(monkeypatch: pyt
     batch.close()
 
 
-def test_info_values_of_other_kinds_share_an_array(batch: TaskVectorEnv) -> None:
+def test_info_values_of_mixed_types_share_array(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     *_, info = batch.step(["info"] * 3)
     assert set(map(type, info["about"])) <= {str, int}
@@ -206,7 +204,7 @@ def test_info_values_of_other_kinds_share_an_array(batch: TaskVectorEnv) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*render")
-def test_it_passes_both_checkers() -> None:
+def test_env_passes_both_checkers() -> None:
     env = gym.make("Tests/scripts-v0", render_mode="ansi")
     check_env(env.unwrapped)
     env.close()
@@ -216,20 +214,20 @@ def test_it_passes_both_checkers() -> None:
         batch.close()
 
 
-def test_our_checker_finds_an_environment_that_raises() -> None:
+def test_checker_reports_env_that_raises() -> None:
     batch = gym.make("Tests/scripts-v0", num_envs=2, bad_open=True)
     with pytest.raises(AssertionError, match="no way in"):
         check_vector_env(batch, action="true", end_action="submit")
     batch.close()
 
 
-def test_each_environment_of_a_batch_is_an_object_of_its_own(batch: TaskVectorEnv) -> None:
-    envs = [worker.env for worker in batch._workers]  # type: ignore[attr-defined]
+def test_batch_envs_are_separate_objects(batch: TaskVectorEnv) -> None:
+    envs = [runner.env for runner in batch._runners]  # type: ignore[attr-defined]
     assert len(set(map(id, envs))) == 3
     assert len({id(env.observation_space) for env in envs}) == 1
 
 
-def test_what_is_no_environment_is_refused_at_construction() -> None:
+def test_invalid_environment_class_is_refused() -> None:
     class NoSpaces(SandboxEnv):
         pass
 
@@ -259,11 +257,11 @@ def test_what_is_no_environment_is_refused_at_construction() -> None:
     with pytest.raises(ValueError, match=r"rename \['reward'\]"):
         gym.make("Tests/paid-v0")
     envs.register("Tests/object-v0")(object)
-    with pytest.raises(TypeError, match=r"let the class of the environment extend clawgym\.envs\.SandboxEnv"):
+    with pytest.raises(TypeError, match=r"let the class extend clawgym\.envs\.SandboxEnv"):
         gym.make("Tests/object-v0", tasks=TASKS)
 
 
-def test_an_environment_without_act_says_so() -> None:
+def test_env_without_act_raises_not_implemented() -> None:
     class NoAct(SandboxEnv):
         action_space = AnyText(9)
         observation_space = gym.spaces.Dict({"text": AnyText(9)})
@@ -291,11 +289,11 @@ def test_an_environment_without_act_says_so() -> None:
         counter(),
     ],
 )
-def test_a_blank_observation_is_in_its_space(space: gym.Space[Any]) -> None:
+def test_blank_is_in_space(space: gym.Space[Any]) -> None:
     assert space.contains(blank(space))
 
 
-def test_one_file_outside_of_the_library_is_an_environment(tmp_path: Path) -> None:
+def test_env_from_external_module(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
         import gymnasium as gym

@@ -1,4 +1,4 @@
-"""``ClawGym/swe-v0``: Gymnasium's contract over a repository in a real box."""
+"""``ClawGym/swe-v0``: Gymnasium's contract, with a repository in a real sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import clawgym  # noqa: F401  # registers the ids
 from clawgym.records import Limits, TaskFile, TaskSet
 
 from ..verifiers.tasks_for_tests import task
-from .says import says, seen
+from .messages import says, seen
 
 LIMITS = Limits(max_steps=6, verify_seconds=10, memory_mb=256, disk_mb=64, agent_seconds=60, command_seconds=3)
 NUMBERS = (TaskFile("input/numbers.txt", b"1 2 3\n"), TaskFile("sum.py", b"print(1)\n", executable=True))
@@ -28,7 +28,7 @@ def env() -> Iterator[gym.Env]:
     made.close()
 
 
-def test_commands_and_the_editor_in_one_box(env: gym.Env) -> None:
+def test_commands_and_editor_share_sandbox(env: gym.Env) -> None:
     observation, info = env.reset(seed=1)
     assert json.loads(observation["messages"]) == [{"role": "user", "content": info["instruction"]}]
     assert [tool["function"]["name"] for tool in info["tools"]] == [
@@ -60,32 +60,32 @@ def test_commands_and_the_editor_in_one_box(env: gym.Env) -> None:
     assert (reward, terminated, truncated, info["outcome"]) == (1.0, True, False, "solved")
 
 
-def test_a_message_without_calls_is_answered_and_text_is_a_command(env: gym.Env) -> None:
+def test_message_without_calls_and_text_command(env: gym.Env) -> None:
     env.reset(seed=1)
     assert "no tool call" in seen(env.step('{"content": "echo hi"}')[0])[0]
     assert "hi\n" in seen(env.step("echo hi")[0])[0]
     assert "NUL" in seen(env.step("echo \0")[0])[0]
 
 
-def test_the_steps_run_out(env: gym.Env) -> None:
+def test_max_steps_truncates(env: gym.Env) -> None:
     env.reset(seed=1)
     results = [env.step("true") for _ in range(6)]
     assert [r[3] for r in results] == [False] * 5 + [True]
     assert results[-1][4]["cause"] == "steps"
 
 
-def test_a_broken_box_ends_the_episode(env: gym.Env) -> None:
+def test_broken_sandbox_ends_episode(env: gym.Env) -> None:
     env.reset(seed=1)
     from clawgym.envs._runtime import runtime
 
-    attempt = env.unwrapped._worker.attempt  # type: ignore[attr-defined]
+    attempt = env.unwrapped._runner.attempt  # type: ignore[attr-defined]
     runtime().run(attempt.backend.supervised.ask("kill", attempt.sandbox.id))
     _, reward, terminated, _, info = env.step("true")
     assert (reward, terminated, info["outcome"]) == (0.0, True, "failed")
     assert "instruction" in env.reset(seed=2)[1]
 
 
-def test_what_is_graded_is_shown_as_a_diff() -> None:
+def test_graded_diff_is_in_info() -> None:
     protected = dataclasses.replace(TASKS.tasks[0].verifier, protected=("tests/*",))
     env = gym.make("ClawGym/swe-v0", tasks=TaskSet("sums", (dataclasses.replace(TASKS.tasks[0], verifier=protected),)))
     env.reset(seed=0)

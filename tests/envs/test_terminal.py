@@ -1,4 +1,4 @@
-"""``ClawGym/terminal-v0``: Gymnasium's contract, single and vectorised, over real boxes."""
+"""``ClawGym/terminal-v0``: Gymnasium's contract, single and batched, in real sandboxes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def batch() -> Iterator[TaskVectorEnv]:
 
 
 @pytest.mark.filterwarnings("ignore:.*render")
-def test_one_env_passes_gymnasiums_checker(env: gym.Env) -> None:
+def test_single_env_passes_gymnasium_checker(env: gym.Env) -> None:
     check_env(env.unwrapped)
 
 
-def test_an_episode(env: gym.Env) -> None:
+def test_episode(env: gym.Env) -> None:
     observation, info = env.reset(seed=1)
     assert observation["output"] == info["instruction"]
     assert info["task_id"] == "sum"
@@ -73,7 +73,7 @@ def test_an_episode(env: gym.Env) -> None:
         env.step("ls")
 
 
-def test_the_step_budget_truncates_and_grades(env: gym.Env) -> None:
+def test_step_budget_truncates_and_grades(env: gym.Env) -> None:
     env.reset(seed=1)
     results = [env.step(c) for c in (SOLVE.replace("6", "7"), "true", "true", "true")]
     assert [r[2] or r[3] for r in results] == [False, False, False, True]
@@ -83,7 +83,7 @@ def test_the_step_budget_truncates_and_grades(env: gym.Env) -> None:
 
 
 @pytest.mark.parametrize(("reward", "pays"), [("official", 0.5), ("strict", 0.0), ("checks", 1.0)])
-def test_what_is_paid(reward: str, pays: float) -> None:
+def test_reward_names(reward: str, pays: float) -> None:
     env = gym.make("ClawGym/terminal-v0", tasks=TASKS, reward=reward)
     env.reset(seed=1)
     env.step("mkdir output; touch output/sum.txt")
@@ -91,7 +91,7 @@ def test_what_is_paid(reward: str, pays: float) -> None:
     env.close()
 
 
-def test_tasks_by_name_and_by_seed() -> None:
+def test_tasks_by_id_and_by_seed() -> None:
     env = gym.make("ClawGym/terminal-v0", tasks="terminal-basic")
     first = [env.reset(seed=s)[1]["task_id"] for s in range(6)]
     assert first == [env.reset(seed=s)[1]["task_id"] for s in range(6)]
@@ -102,7 +102,7 @@ def test_tasks_by_name_and_by_seed() -> None:
     env.close()
 
 
-def test_a_command_that_breaks_the_box_ends_the_episode_as_failed(env: gym.Env) -> None:
+def test_command_that_breaks_sandbox_fails_episode(env: gym.Env) -> None:
     env.reset(seed=1)
     result = None
     for _ in range(4):
@@ -118,19 +118,19 @@ def test_a_command_that_breaks_the_box_ends_the_episode_as_failed(env: gym.Env) 
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_batch_passes_our_checker(mode: AutoresetMode) -> None:
+def test_batch_passes_check_vector_env(mode: AutoresetMode) -> None:
     batch = gym.make("ClawGym/terminal-v0", num_envs=3, tasks=TASKS, autoreset_mode=mode)
     check_vector_env(batch, end_action="submit", action="echo hi")
     batch.close()
 
 
-def test_the_checker_finds_a_broken_batch(batch: TaskVectorEnv) -> None:
+def test_checker_reports_broken_batch(batch: TaskVectorEnv) -> None:
     batch.single_action_space = AnyText(3)
     with pytest.raises(AssertionError, match="action_space"):
         check_vector_env(batch, end_action="submit", action="echo hi")
 
 
-def test_make_vec_and_a_batch_of_one() -> None:
+def test_make_vec_and_batch_of_one() -> None:
     for made in (
         gym.make_vec("ClawGym/terminal-v0", num_envs=2, tasks=TASKS),
         gym.make("ClawGym/terminal-v0", num_envs=1, tasks=TASKS),
@@ -140,14 +140,14 @@ def test_make_vec_and_a_batch_of_one() -> None:
         made.close()
 
 
-def test_gymnasiums_vector_wrappers_take_it(batch: TaskVectorEnv) -> None:
+def test_gymnasium_vector_wrappers(batch: TaskVectorEnv) -> None:
     wrapped = RecordEpisodeStatistics(batch)
     wrapped.reset(seed=0)
     *_, info = wrapped.step(["submit"] * 4)
     assert info["episode"]["l"].tolist() == [1] * 4
 
 
-def test_one_slow_command_stalls_nobody(batch: TaskVectorEnv) -> None:
+def test_slow_command_does_not_block_other_envs(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
     started = time.monotonic()
     batch.send(["sleep 2.5; echo slow", *["echo fast"] * 3], range(4))
@@ -163,10 +163,10 @@ def test_one_slow_command_stalls_nobody(batch: TaskVectorEnv) -> None:
     assert (ids.tolist(), observation["output"]) == ([0], ("slow\n",))
 
 
-def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch: TaskVectorEnv) -> None:
+def test_broken_env_is_reported_and_others_continue(batch: TaskVectorEnv) -> None:
     batch.reset(seed=0)
-    # Its supervisor is made to kill the box from outside: nothing the agent did.
-    victim = batch._workers[2].attempt  # type: ignore[attr-defined]
+    # The supervisor kills the sandbox: not the agent's failure.
+    victim = batch._runners[2].attempt  # type: ignore[attr-defined]
     assert victim is not None
     from clawgym.envs._runtime import runtime
 
@@ -180,7 +180,7 @@ def test_an_env_that_breaks_is_reported_and_healed_while_the_others_go_on(batch:
     assert batch.step(["echo again"] * 4)[0]["output"] == ("again\n",) * 4
 
 
-def test_each_environment_of_a_batch_has_a_seed_of_its_own() -> None:
+def test_batch_envs_have_own_seeds() -> None:
     single = gym.make("ClawGym/terminal-v0", tasks="terminal-basic")
     alone = [single.reset(seed=seed)[1]["task_id"] for seed in range(7, 11)]
     single.close()
@@ -191,7 +191,7 @@ def test_each_environment_of_a_batch_has_a_seed_of_its_own() -> None:
     assert len({*alone}) > 1
 
 
-def test_task_ids_are_dealt_round_robin() -> None:
+def test_task_ids_are_assigned_round_robin() -> None:
     batch = gym.make("ClawGym/terminal-v0", num_envs=3, tasks="terminal-basic")
     ids = [t.id for t in batch.choice.task_set.tasks[:2]]  # type: ignore[attr-defined]
     _, info = batch.reset(options={"task_ids": ids})
@@ -199,13 +199,13 @@ def test_task_ids_are_dealt_round_robin() -> None:
     batch.close()
 
 
-def test_isolation_is_in_the_metadata(batch: TaskVectorEnv) -> None:
+def test_isolation_is_in_metadata(batch: TaskVectorEnv) -> None:
     assert batch.metadata["isolation"]["features"]["network"] is True
     assert batch.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_after_a_fork_the_child_makes_its_own(env: gym.Env) -> None:
+def test_forked_child_makes_own_env(env: gym.Env) -> None:
     env.reset(seed=0)
 
     def child() -> None:
@@ -223,11 +223,11 @@ def test_after_a_fork_the_child_makes_its_own(env: gym.Env) -> None:
 
 
 @given(st.text())
-def test_any_text_holds_whatever_is_printed(text: str) -> None:
+def test_any_text_contains_any_string(text: str) -> None:
     assert AnyText(10_000).contains(text)
 
 
-def test_text_samples_are_in_the_space_and_follow_the_seed() -> None:
+def test_text_samples_are_in_space_and_seeded() -> None:
     a, b = AnyText(50, seed=3), AnyText(50, seed=3)
     samples = [a.sample() for _ in range(20)]
     assert samples == [b.sample() for _ in range(20)]

@@ -1,4 +1,4 @@
-"""``ClawGym/toolcall-v0``: Gymnasium's contract over tool servers in real boxes."""
+"""``ClawGym/toolcall-v0``: Gymnasium's contract, with tool servers in real sandboxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clawgym.envs._vector import TaskVectorEnv
 from clawgym.records import TaskSet
 
 from ..tools.tasks_with_tools import LIMITS, noting, tiny
-from .says import says, seen
+from .messages import says, seen
 
 pytest.importorskip("mcp")
 TASKS = TaskSet("notes", (noting(),))
@@ -35,7 +35,7 @@ def env() -> Iterator[gym.Env]:
     made.close()
 
 
-def test_an_episode(env: gym.Env) -> None:
+def test_episode(env: gym.Env) -> None:
     observation, info = env.reset(seed=1)
     assert json.loads(observation["messages"]) == [{"role": "user", "content": info["instruction"]}]
     names = [tool["function"]["name"] for tool in info["tools"]]
@@ -64,7 +64,7 @@ def test_an_episode(env: gym.Env) -> None:
     assert env.render() is not None
 
 
-def test_what_is_no_call_is_answered(env: gym.Env) -> None:
+def test_invalid_calls_are_answered(env: gym.Env) -> None:
     env.reset(seed=1)
     for action, part in (
         ("I think", "no tool call"),
@@ -82,7 +82,7 @@ def test_what_is_no_call_is_answered(env: gym.Env) -> None:
     assert (truncated, info["outcome"], info["cause"]) == (True, "truncated", "steps")
 
 
-def test_the_last_step_may_submit(env: gym.Env) -> None:
+def test_submit_in_last_step(env: gym.Env) -> None:
     env.reset(seed=1)
     for _ in range(4):
         env.step("thinking")
@@ -90,7 +90,7 @@ def test_the_last_step_may_submit(env: gym.Env) -> None:
     assert env.step(SUBMIT)[2:4] == (True, False)
 
 
-def test_the_text_of_a_model_is_read_as_its_style_has_it() -> None:
+def test_sampled_text_is_parsed_by_format() -> None:
     env = gym.make("ClawGym/toolcall-v0", tasks=TASKS, action_format="hermes")
     env.reset(seed=1)
     call = '<tool_call>\n{"name": "note", "arguments": {"line": "42"}}\n</tool_call>'
@@ -102,7 +102,7 @@ def test_the_text_of_a_model_is_read_as_its_style_has_it() -> None:
         gym.make("ClawGym/toolcall-v0", tasks=TASKS, action_format="xml")
 
 
-def test_a_server_that_ends_and_time_that_runs_out() -> None:
+def test_ended_server_and_time_limit() -> None:
     hurry = TaskSet("hurry", (noting(limits=dataclasses.replace(LIMITS, agent_seconds=3)),))
     env = gym.make("ClawGym/toolcall-v0", tasks=hurry)
     env.reset(seed=1)
@@ -115,7 +115,7 @@ def test_a_server_that_ends_and_time_that_runs_out() -> None:
     env.close()
 
 
-def test_a_task_whose_server_does_not_start_is_infra() -> None:
+def test_server_that_does_not_start_is_infra() -> None:
     env = gym.make("ClawGym/toolcall-v0", tasks=TaskSet("bad", (noting(tools=(tiny("x", EXTRA_TOOLS="{"),)),)))
     _, info = env.reset(seed=1)
     assert "tool server 'x' does not speak MCP" in info["error"]
@@ -124,7 +124,7 @@ def test_a_task_whose_server_does_not_start_is_infra() -> None:
     env.close()
 
 
-def test_one_slow_call_stalls_nobody() -> None:
+def test_slow_call_does_not_block_other_envs() -> None:
     batch = gym.make("ClawGym/toolcall-v0", num_envs=3, tasks=TWO)
     assert isinstance(batch, TaskVectorEnv)
     batch.reset(seed=0)
@@ -151,7 +151,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(st.text() | json_values.map(json.dumps), max_size=5))
-def test_each_call_is_made_or_refused(arguments: list[str]) -> None:
+def test_every_call_is_made_or_refused(arguments: list[str]) -> None:
     message = {
         "tool_calls": [{"id": str(n), "function": {"name": "f", "arguments": a}} for n, a in enumerate(arguments)]
     }

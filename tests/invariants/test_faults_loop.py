@@ -183,7 +183,7 @@ def test_ctrl_c_in_a_batch_loses_no_answer(batch: TaskVectorEnv) -> None:
 def test_ctrl_c_in_a_reset_leaves_no_box(seconds: float) -> None:
     with contextlib.closing(gym.make("ClawGym/terminal-v0", num_envs=12, tasks=TASKS)) as made:
         assert isinstance(made, TaskVectorEnv)
-        boxes = made._workers[0].backend.sandboxes  # type: ignore[attr-defined]
+        boxes = made._runners[0].backend.sandboxes  # type: ignore[attr-defined]
         interrupt_after(seconds)
 
         def for_ever() -> None:
@@ -206,7 +206,7 @@ def test_ctrl_c_in_a_reset_leaves_no_box(seconds: float) -> None:
 
 def test_a_supervisor_that_is_killed(batch: TaskVectorEnv) -> None:
     """Its boxes end: nobody is to blame for that. A new environment gets a new supervisor."""
-    supervised = batch._workers[0].backend.supervised  # type: ignore[attr-defined]
+    supervised = batch._runners[0].backend.supervised  # type: ignore[attr-defined]
     os.kill(supervised._process.pid, signal.SIGKILL)
     *_, truncated, info = batch.step(["sleep 1; echo on"] * 3)
     assert truncated.all()
@@ -235,8 +235,8 @@ def test_a_refused_command_is_an_observation(env: gym.Env[Any, Any], command: st
 
 
 def test_a_box_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[Any, Any]) -> None:
-    worker = env.unwrapped._worker  # type: ignore[attr-defined]
-    runtime().run(worker.attempt.box.close())
+    runner = env.unwrapped._runner  # type: ignore[attr-defined]
+    runtime().run(runner.attempt.box.close())
     for _ in range(2):
         assert env.step("ls")[0]["output"].startswith("[error: this sandbox is closed")
     assert env.step("submit")[4]["outcome"] in ("failed", "infra")

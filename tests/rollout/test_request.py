@@ -33,7 +33,7 @@ def test_corrected_reward_without_a_baseline_is_strict(strict: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "reward"), [("strict", 0.0), ("official", 0.5)])
-async def test_pool_gets_the_reward_that_was_requested_and_the_penalties(
+async def test_pool_gets_requested_reward_and_penalties(
     name, reward, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def half(*args: object, **kwargs: object) -> VerifierResult:

@@ -1,4 +1,4 @@
-"""The one episode loop: who is to blame for what."""
+"""run_episode: the outcome and fault of each kind of failure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..verifiers.tasks_for_tests import task, with_mode
 SOLVE = b"mkdir -p output; echo 6 > output/sum.txt"
 
 
-class Custom:
-    """An agent made of one coroutine function."""
+class FunctionAgent:
+    """An agent whose run() is a given coroutine function."""
 
     name, version = "custom", "1"
 
@@ -47,7 +47,7 @@ def sandboxes(backend: Backend) -> list[str]:
     return list(backend.sandboxes)  # type: ignore[attr-defined]
 
 
-async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
+async def test_solved_and_failed_episode_records(backend: Backend) -> None:
     made = task(solution=(TaskFile("solve.sh", SOLVE),))
     solved = await episode_of(made, OracleAgent(), backend, seed=7, sample=3, baseline=0.5)
     assert solved.outcome is Outcome.SOLVED
@@ -64,62 +64,62 @@ async def test_solved_failed_and_what_is_kept(backend: Backend) -> None:
     assert not sandboxes(backend)
 
 
-async def test_time_budget_truncates_and_is_graded_all_the_same(backend: Backend) -> None:
+async def test_time_budget_truncates_and_is_graded(backend: Backend) -> None:
     made = task(limits=Limits(agent_seconds=1, verify_seconds=10))
 
-    async def slow(context: AgentContext) -> None:
+    async def slow_agent(context: AgentContext) -> None:
         await context.sandbox.exec(["bash", "-c", "mkdir output; touch output/sum.txt"])
         await asyncio.sleep(60)
 
-    episode = await episode_of(made, Custom(slow), backend)
+    episode = await episode_of(made, FunctionAgent(slow_agent), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
     assert episode.result is not None
     assert episode.result.official == 0.5
 
 
 async def test_token_budget_truncates(backend: Backend) -> None:
-    async def greedy(context: AgentContext) -> None:
+    async def expensive_agent(context: AgentContext) -> None:
         raise BudgetExceeded("no tokens are left: raise the budget", cause="tokens")
 
-    episode = await episode_of(task(), Custom(greedy), backend)
+    episode = await episode_of(task(), FunctionAgent(expensive_agent), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "tokens")
 
 
-async def test_an_engine_that_fails_is_infra_and_not_scored(backend: Backend) -> None:
-    async def unlucky(context: AgentContext) -> None:
+async def test_engine_error_is_infra_without_score(backend: Backend) -> None:
+    async def failing_agent(context: AgentContext) -> None:
         raise EngineError("503 for ten minutes: try later", retryable=True)
 
-    episode = await episode_of(task(), Custom(unlucky), backend)
+    episode = await episode_of(task(), FunctionAgent(failing_agent), backend)
     assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
     assert "engine" in str(episode.cause)
 
 
-async def test_an_agent_that_breaks_its_box_has_failed(backend: Backend) -> None:
+async def test_agent_that_breaks_sandbox_fails(backend: Backend) -> None:
     small = task(limits=Limits(memory_mb=128, disk_mb=32, pids=32, verify_seconds=10, agent_seconds=30))
 
-    async def hungry(context: AgentContext) -> None:
+    async def memory_agent(context: AgentContext) -> None:
         for _ in range(3):
             await context.sandbox.exec(["python3", "-c", "x = []\nwhile 1: x.append(bytearray(2**24))"])
 
-    episode = await episode_of(small, Custom(hungry), backend)
+    episode = await episode_of(small, FunctionAgent(memory_agent), backend)
     assert episode.outcome is Outcome.FAILED
     assert episode.result is not None
     assert episode.result.strict == 0.0
 
 
-async def test_live_a_box_that_is_gone_by_the_end_has_failed(backend: Backend) -> None:
-    """Not ``infra``: breaking the box must not be a way out of a low score."""
+async def test_dead_sandbox_in_live_grading_fails(backend: Backend) -> None:
+    """Not ``infra``: an agent must not avoid a low score by breaking its sandbox."""
 
-    async def vandal(context: AgentContext) -> None:
+    async def killing_agent(context: AgentContext) -> None:
         await backend.supervised.ask("kill", context.sandbox.id)  # type: ignore[attr-defined]
 
-    episode = await episode_of(with_mode(task(), GradingMode.LIVE), Custom(vandal), backend)
+    episode = await episode_of(with_mode(task(), GradingMode.LIVE), FunctionAgent(killing_agent), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "died")
     assert episode.result is not None
     assert episode.result.official == 0.0
 
 
-async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> None:
+async def test_too_large_workspace_fails(backend: Backend) -> None:
     script = b"for i in 1 2 3; do truncate -s 255M big$i; done"
     episode = await episode_of(task(), ScriptAgent(script, "sparse"), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace-size")
@@ -131,7 +131,7 @@ async def test_a_workspace_too_large_to_take_has_failed(backend: Backend) -> Non
     "script", [b'cd /; mv "$OLDPWD" /tmp/gone; echo x > "$OLDPWD"', b'cd /; mv "$OLDPWD" /tmp/gone']
 )
 @pytest.mark.parametrize("mode", list(GradingMode))
-async def test_a_workspace_that_is_no_folder_is_graded_as_empty(
+async def test_workspace_that_is_no_folder_is_graded_as_empty(
     backend: Backend, script: bytes, mode: GradingMode
 ) -> None:
     episode = await episode_of(with_mode(task(), mode), ScriptAgent(script, "moves"), backend)
@@ -141,8 +141,8 @@ async def test_a_workspace_that_is_no_folder_is_graded_as_empty(
     assert not sandboxes(backend)
 
 
-class Untaken:
-    """A real backend, or a box of it, whose snapshots fail for what is in the box."""
+class FailingSnapshots:
+    """A real backend or sandbox whose snapshots fail because of the files in it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -151,27 +151,27 @@ class Untaken:
         return getattr(self._inner, name)
 
     async def create(self, spec: Any) -> Any:
-        return Untaken(await self._inner.create(spec))
+        return FailingSnapshots(await self._inner.create(spec))
 
     async def snapshot(self) -> Any:
         raise SandboxError("no such snapshot")
 
 
-async def test_a_box_whose_files_cannot_be_taken_has_failed(backend: Backend) -> None:
+async def test_unreadable_sandbox_files_fail(backend: Backend) -> None:
     made = with_mode(task(), GradingMode.FORK)
-    episode = await episode_of(made, ScriptAgent(SOLVE), Untaken(backend))  # type: ignore[arg-type]
+    episode = await episode_of(made, ScriptAgent(SOLVE), FailingSnapshots(backend))  # type: ignore[arg-type]
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "workspace")
     assert episode.result is not None
     assert (episode.result.official, episode.result.cause) == (0.0, "workspace")
     assert not sandboxes(backend)
 
 
-async def test_an_unsupported_task_is_refused_and_never_scored(backend: Backend) -> None:
+async def test_unsupported_task_is_refused(backend: Backend) -> None:
     with pytest.raises(UnsupportedTask, match="needs the network"):
         await episode_of(dataclasses.replace(task(), unsupported="it needs the network"), NoopAgent(), backend)
 
 
-async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
+async def test_broken_verifier_is_infra(backend: Backend) -> None:
     episode = await episode_of(task(b"raise SystemExit(9)"), NoopAgent(), backend)
     assert (episode.outcome, episode.cause, episode.fault) == (Outcome.INFRA, "control-crash", Fault.TASK)
 
@@ -184,11 +184,11 @@ async def test_a_broken_verifier_is_infra(backend: Backend) -> None:
         (TaskError("gone: put it back"), Fault.TASK),
     ],
 )
-async def test_infrastructure_errors_are_told_apart_by_type(backend: Backend, error: Exception, fault: Fault) -> None:
+async def test_fault_of_infrastructure_error_by_type(backend: Backend, error: Exception, fault: Fault) -> None:
     async def fails(context: AgentContext) -> None:
         raise error
 
-    episode = await episode_of(task(), Custom(fails), backend)
+    episode = await episode_of(task(), FunctionAgent(fails), backend)
     assert (episode.outcome, episode.fault) == (Outcome.INFRA, fault)
 
 
@@ -196,28 +196,28 @@ async def test_other_outcomes_have_no_fault(backend: Backend) -> None:
     assert (await episode_of(task(), NoopAgent(), backend)).fault is None
 
 
-async def test_exception_in_agent_code_fails_the_episode_with_its_traceback(backend: Backend) -> None:
-    async def buggy(context: AgentContext) -> None:
+async def test_exception_in_agent_code_fails_with_traceback(backend: Backend) -> None:
+    async def buggy_agent(context: AgentContext) -> None:
         raise ZeroDivisionError("a bug of the agent")
 
-    episode = await episode_of(task(), Custom(buggy), backend)
+    episode = await episode_of(task(), FunctionAgent(buggy_agent), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "agent-exception")
     assert "in buggy" in episode.error
     assert episode.error.endswith("ZeroDivisionError: a bug of the agent\n")
     assert not sandboxes(backend)
 
 
-async def test_full_host_is_not_blamed_on_the_agent(backend: Backend) -> None:
-    async def unlucky(context: AgentContext) -> None:
+async def test_full_host_error_is_raised(backend: Backend) -> None:
+    async def failing_agent(context: AgentContext) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with pytest.raises(OSError, match="Too many open files"):
-        await episode_of(task(), Custom(unlucky), backend)
+        await episode_of(task(), FunctionAgent(failing_agent), backend)
     assert not sandboxes(backend)
 
 
-class Homeless(Custom):
-    """An agent that lives in its box, and gets none."""
+class WithoutSandbox(FunctionAgent):
+    """A resident agent whose sandbox cannot be created."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(None)
@@ -236,8 +236,8 @@ class Homeless(Custom):
         self.settled.append(sandbox)
 
 
-async def test_an_agent_that_got_no_box_is_told_of_none(backend: Backend) -> None:
-    fails, breaks = Homeless(InfraError("no memory")), Homeless(ZeroDivisionError())
+async def test_resident_agent_without_sandbox_gets_no_close(backend: Backend) -> None:
+    fails, breaks = WithoutSandbox(InfraError("no memory")), WithoutSandbox(ZeroDivisionError())
     episode = await episode_of(task(), fails, backend)
     assert (episode.outcome, episode.error) == (Outcome.INFRA, "setup: no memory")
     with pytest.raises(ZeroDivisionError):
@@ -245,18 +245,18 @@ async def test_an_agent_that_got_no_box_is_told_of_none(backend: Backend) -> Non
     assert fails.settled == breaks.settled == []
 
 
-async def test_an_episode_says_when_it_was(backend: Backend) -> None:
+async def test_episode_has_timestamps(backend: Backend) -> None:
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     episode = await episode_of(task(), NoopAgent(), backend)
     assert before <= datetime.fromisoformat(episode.steps[0].timestamp) <= datetime.now(UTC)
     assert episode.sample == 0
 
 
-async def test_cancelling_leaves_no_box(backend: Backend) -> None:
-    async def endless(context: AgentContext) -> None:
+async def test_cancellation_closes_sandbox(backend: Backend) -> None:
+    async def endless_agent(context: AgentContext) -> None:
         await asyncio.sleep(60)
 
-    running = asyncio.create_task(episode_of(task(), Custom(endless), backend))
+    running = asyncio.create_task(episode_of(task(), FunctionAgent(endless_agent), backend))
     await asyncio.sleep(0.5)
     assert sandboxes(backend)
     running.cancel()
@@ -265,9 +265,7 @@ async def test_cancelling_leaves_no_box(backend: Backend) -> None:
     assert not sandboxes(backend)
 
 
-async def test_grader_whose_model_is_gone_is_an_error_of_the_endpoint(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_grader_engine_error_has_fault_endpoint(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         name, version, model = "gone", "1", "judge-1"
 

@@ -1,4 +1,4 @@
-"""Tasks that bring tools, in the one episode loop: who is to blame, and what is left."""
+"""run_episode with tasks that have tools of their own: outcomes, faults and leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clawgym.sandbox import Backend
 from ..rollouts import episode_of
 from ..tools.conftest import leaves_nothing, sandboxes
 from ..tools.tasks_with_tools import LIMITS, RIGHT, call, noting, tiny
-from .test_run_episode import Custom
+from .test_run_episode import FunctionAgent
 
 pytest.importorskip("mcp")
 TASK = noting()
@@ -30,14 +30,14 @@ def said(*calls: ToolCall, text: str = "") -> Completion:
     return Completion(text, calls)
 
 
-async def test_a_sound_task_is_found_sound(backend: Backend) -> None:
+async def test_validate_task_with_tools(backend: Backend) -> None:
     found = await validate_task(noting(tiny("two", "b_")), backend)
     assert [(f.rule, f.status) for f in found if f.status != "pass"] == []
     assert {"oracle", "noop", "wrong/wrong.json"} <= {f.rule for f in found}
     assert not sandboxes(backend)
 
 
-async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> None:
+async def test_model_uses_tools_of_task(backend: Backend) -> None:
     engine = ReplayEngine(
         [
             said(call("add", "a", a="1"), call("bash", "b", command="ls"), text="Hm."),
@@ -64,17 +64,17 @@ async def test_a_model_works_with_the_tools_of_the_task(backend: Backend) -> Non
         ]
 
     again = await episode_of(TASK, ReplayAgent({TASK.id: [[c for s in episode.steps for c in s.tool_calls]]}), backend)
-    assert again.outcome is Outcome.FAILED  # the call of bash was not replayed, which is said
+    assert again.outcome is Outcome.FAILED  # the call of bash was not replayed, as the final message says
     assert again.final_message == "forty-two\nNot replayed: calls of bash."
 
 
-async def test_calls_that_never_fit_end_the_episode(backend: Backend) -> None:
+async def test_repeated_invalid_calls_end_episode(backend: Backend) -> None:
     engine = ReplayEngine([said(call("fly", "x"))] * 3)
     episode = await episode_of(TASK, ToolLoopAgent(engine), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, "malformed")
 
 
-async def test_who_cannot_work_on_it_says_so(backend: Backend) -> None:
+async def test_agents_refuse_unsuitable_tasks(backend: Backend) -> None:
     with pytest.raises(AgentError, match="use protocol 'tools'"):
         await episode_of(TASK, ToolLoopAgent(ReplayEngine([]), protocol="text"), backend)
     with pytest.raises(AgentError, match=r"solve\.json"):
@@ -84,7 +84,7 @@ async def test_who_cannot_work_on_it_says_so(backend: Backend) -> None:
     assert not sandboxes(backend)
 
 
-async def test_agents_without_a_model(backend: Backend) -> None:
+async def test_agents_without_model(backend: Backend) -> None:
     noop = await episode_of(TASK, NoopAgent(), backend)
     assert noop.outcome is Outcome.FAILED
     outcomes = {(await episode_of(TASK, SloppyAgent(), backend, seed=seed)).outcome for seed in range(6)}
@@ -95,7 +95,7 @@ async def test_agents_without_a_model(backend: Backend) -> None:
     assert len(script.steps) == 3
 
 
-async def test_what_the_agent_breaks_is_graded_as_it_is(backend: Backend) -> None:
+async def test_broken_files_are_graded_as_they_are(backend: Backend) -> None:
     calls = [{"name": "note", "arguments": {"line": "42"}}, {"name": "do", "arguments": {"what": "die"}}, RIGHT[-1]]
     episode = await episode_of(TASK, ScriptAgent(json.dumps(calls).encode()), backend)
     assert (episode.outcome, episode.cause) == (Outcome.FAILED, None)
@@ -103,7 +103,7 @@ async def test_what_the_agent_breaks_is_graded_as_it_is(backend: Backend) -> Non
     assert episode.result.checks == {"noted": 1.0, "rest": 0.0, "said": 1.0}
 
 
-async def test_a_further_box_that_dies_has_a_cause(backend: Backend) -> None:
+async def test_dead_tool_sandbox_has_cause(backend: Backend) -> None:
     made = noting(tiny("two", "b_"), limits=dataclasses.replace(LIMITS, memory_mb=64, command_seconds=20))
     eat = [{"name": "b_do", "arguments": {"what": "eat memory"}}, {"name": "b_echo", "arguments": {"text": "x"}}]
     episode = await episode_of(made, ScriptAgent(json.dumps(eat).encode()), backend)
@@ -111,7 +111,7 @@ async def test_a_further_box_that_dies_has_a_cause(backend: Backend) -> None:
     assert not sandboxes(backend)
 
 
-async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend) -> None:
+async def test_server_that_cannot_start_is_infra_and_named(backend: Backend) -> None:
     made = noting(tools=(tiny(), ToolServer("x", ("sh", "-c", "echo no licence >&2"))))
     episode = await episode_of(made, OracleAgent(), backend)
     assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
@@ -123,28 +123,28 @@ async def test_a_server_that_cannot_start_is_infra_and_names_it(backend: Backend
     assert not sandboxes(backend)
 
 
-async def test_cancelled_at_any_moment_nothing_is_left(backend: Backend) -> None:
+async def test_cancellation_at_any_moment_leaks_nothing(backend: Backend) -> None:
     made = noting(tiny("two", "b_"))
     slow = [{"name": "sleep", "arguments": {"seconds": 1}}, *RIGHT]
     agent = ScriptAgent(json.dumps(slow).encode())
     await leaves_nothing(backend, lambda: episode_of(made, agent, backend), 0.05, 0.15, 0.3, 0.6, 1.2, 1.6)
 
 
-async def test_the_time_runs_out_in_a_call(backend: Backend) -> None:
+async def test_time_budget_ends_during_call(backend: Backend) -> None:
     made = noting(limits=dataclasses.replace(LIMITS, agent_seconds=1, command_seconds=30))
 
     async def late(context: AgentContext) -> AgentReport:
         await context.tools.call_all([call("note", "1", line="42"), call("sleep", "2", seconds=20)])
         return AgentReport()
 
-    episode = await episode_of(made, Custom(late), backend)
+    episode = await episode_of(made, FunctionAgent(late), backend)
     assert (episode.outcome, episode.cause) == (Outcome.TRUNCATED, "time")
     assert episode.result is not None
     assert episode.result.checks["noted"] == 1.0
 
 
 @pytest.mark.parametrize("mode", [GradingMode.FORK, GradingMode.LIVE])
-async def test_other_modes_of_grading(backend: Backend, mode: GradingMode) -> None:
+async def test_other_grading_modes(backend: Backend, mode: GradingMode) -> None:
     if mode is GradingMode.LIVE and not (await backend.probe()).features.get("network", True):
         pytest.skip("no network to share")
     made: Any = noting(verifier=dataclasses.replace(TASK.verifier, mode=mode))

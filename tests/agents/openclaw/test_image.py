@@ -150,7 +150,7 @@ def test_image_links_do_not_lead_outside(tmp_path: Path) -> None:
 
 def test_make_rootfs_does_not_overwrite(rootfs: Path, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
-    with pytest.raises(AgentError, match="is there already"):
+    with pytest.raises(AgentError, match="exists already"):
         make_rootfs(rootfs, tmp_path / "made")
     with pytest.raises(AgentError, match="no such file or folder"):
         make_rootfs(tmp_path / "gone", tmp_path / "new")

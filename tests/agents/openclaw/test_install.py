@@ -260,7 +260,7 @@ def test_package_with_wrong_digest_is_refused(
 
 def test_program_of_wrong_version_is_refused(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TESTED, "0.0.1", Release("99.0.0", release.lock))
-    with pytest.raises(AgentError, match=r"the node .* does not say that it is 99\.0\.0 but: v"):
+    with pytest.raises(AgentError, match=r"the installed node should print version 99\.0\.0 but prints: v"):
         install.install("0.0.1")
     monkeypatch.setitem(TESTED, "0.0.2", release)
     with pytest.raises(AgentError, match=r"the openclaw .* does not say that it is 0\.0\.2 but: OpenClaw 0\.0\.1"):
@@ -302,7 +302,7 @@ def test_lock_without_urls_uses_npm_registry(
 def test_untested_version_comes_from_registry(
     release: Release, built_release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(install, "_NODE_OF_OTHERS", release.node)
+    monkeypatch.setattr(install, "_NODE_OF_UNTESTED", release.node)
     packages = built_release.lock.parent
     monkeypatch.delenv("npm_config_offline")
     monkeypatch.delitem(TESTED, "0.0.1")
@@ -383,7 +383,7 @@ def test_any_changed_byte_or_name_is_found(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             files.append(path)
-    digest, entries, count, size = _tree.seal(top, lambda done: None)
+    digest, entries, count, size = _tree.freeze(top, lambda done: None)
     assert (count, size) == (len(files), sum(path.stat().st_size for path in files))
     assert entries == len(list(top.rglob("*"))) - 1
     assert _tree.compare(top, digest, lambda done: None) == []

@@ -1,6 +1,7 @@
-"""How episodes of a :class:`~clawgym.envs.env.SandboxEnv` are driven, and what the faces of Gymnasium drive.
+"""Run the episodes of environments: the protocols under the Gymnasium classes, and those for a
+:class:`~clawgym.envs.env.SandboxEnv`.
 
-Invariants: a worker has at most one attempt at a time; what breaks in it ends its episode, never the environment.
+Invariants: a runner has at most one attempt at a time. An error in it ends its episode, never the environment.
 """
 
 from __future__ import annotations
@@ -36,70 +37,79 @@ from clawgym.rollout.attempt import utc_now
 from clawgym.sandbox import Backend
 from clawgym.verifiers.diff import DIFF_FILE
 
-__all__ = ["EnvKit", "EnvWorker", "Kit", "StepResult", "Worker", "ending"]
+__all__ = ["EpisodeRunner", "RunnerFactory", "SandboxEpisodeRunner", "SandboxRunnerFactory", "StepResult", "ending"]
 
 StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 ENV_ERROR = "env-error"
-"""The cause of an episode that ended by an exception of the environment's own code."""
+"""Cause of an episode that ended with an exception of the environment's own code."""
 _GRACE = 10.0
-"""Seconds beyond its budget until an action is cancelled: whoever keeps to ``self.seconds`` ends by itself."""
+"""Seconds after the end of the time budget until an action is cancelled that ignores ``self.seconds``."""
 _COUNTERS = ("step", "remaining_steps")
-_NOTHING_WORKS = (MissingDependency, SandboxUnavailable, UnsupportedTask)
-"""What the caller has to mend: raised, not recorded."""
+_FATAL = (MissingDependency, SandboxUnavailable, UnsupportedTask)
+"""Errors that the caller has to repair: raised, not recorded in the episode."""
 
 log = logging.getLogger(__name__)
 
 
-class Worker(Protocol):
-    """One environment of a kit."""
+class EpisodeRunner(Protocol):
+    """Runs the episodes of one environment, one after another."""
 
     @property
     def last(self) -> Episode | None:
-        """The finished episode."""
+        """The last finished episode."""
         ...
 
-    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode. A host failure, or a file of the task that is gone or changed, is reported in
-        ``info['error']``; the first step then ends the episode as ``infra``."""
+    async def reset(self, task: Task, seed: int, baseline: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode and return the first observation and its info.
+
+        A failure of the host, or a missing or changed file of the task, is reported in ``info['error']``; the first
+        step then ends the episode as ``infra``.
+        """
         ...
 
     async def step(self, action: Any) -> StepResult:
-        """One step with an action of the space. Raises :class:`~clawgym.errors.ClawGymError` where no episode runs."""
+        """Take one action of the action space.
+
+        Raises :class:`~clawgym.errors.ClawGymError` if no episode is running.
+        """
         ...
 
-    def forget(self) -> None:
-        """Let go of everything, where the loop that could close it is gone."""
+    def discard(self) -> None:
+        """Drop all references, if the loop that could close the runner is gone."""
         ...
 
     async def close(self) -> None:
-        """Drop the running episode, if any."""
+        """End the running episode without grading, if there is one."""
         ...
 
 
-class Kit(Protocol):
-    """What makes the workers of a batch."""
+class RunnerFactory(Protocol):
+    """Makes the runners of a batch, and has the spaces of its environments."""
 
     action_space: gym.Space[Any]
     observation_space: gym.spaces.Dict
     render_mode: str
 
     async def open(self, backend: Backend, num_envs: int) -> None:
-        """Make ready what all ``num_envs`` workers share; once, before the first :meth:`worker`."""
+        """Prepare what all ``num_envs`` runners share. Called once, before the first :meth:`runner`."""
         ...
 
-    def worker(self, reward: RewardName) -> Worker: ...
+    def runner(self, reward: RewardName) -> EpisodeRunner: ...
 
-    def screen(self, observation: dict[str, Any]) -> Any:
-        """``observation`` for a person."""
+    def frame(self, observation: dict[str, Any]) -> Any:
+        """Render ``observation`` as text or an image, depending on :attr:`render_mode`."""
         ...
 
     async def aclose(self) -> None:
-        """Free what was shared, after the workers."""
+        """Close what the runners share. Called after they are closed."""
         ...
 
 
-class EnvKit:
-    """A :class:`Kit` of environments of an author: ``first`` for the first worker, ``make`` makes the others."""
+class SandboxRunnerFactory:
+    """A :class:`RunnerFactory` for :class:`~clawgym.envs.env.SandboxEnv` objects.
+
+    The first runner uses the environment ``first``; ``make`` makes those of the others.
+    """
 
     def __init__(self, first: SandboxEnv, make: Callable[[], SandboxEnv]) -> None:
         self._first = first
@@ -114,16 +124,16 @@ class EnvKit:
         self._shared = backend
         self._backend = self._first.sandboxes(backend, num_envs)
 
-    def worker(self, reward: RewardName) -> EnvWorker:
+    def runner(self, reward: RewardName) -> SandboxEpisodeRunner:
         if self._unused:
             env, self._unused = self._first, False
         else:
             env = self._make()
-            # A space of images is large: one is kept.
+            # Spaces of images are large: all environments share one.
             env.action_space, env.observation_space = self._first.action_space, self._first.observation_space
-        return EnvWorker(env, self._fields, self._backend, reward)
+        return SandboxEpisodeRunner(env, self._fields, self._backend, reward)
 
-    def screen(self, observation: dict[str, Any]) -> Any:
+    def frame(self, observation: dict[str, Any]) -> Any:
         return self._first.render({name: value for name, value in observation.items() if name not in _COUNTERS})
 
     async def aclose(self) -> None:
@@ -140,7 +150,7 @@ def _checked_spaces(env: SandboxEnv) -> tuple[gym.Space[Any], dict[str, gym.Spac
         raise ValueError(f"{name}.observation_space must be a gymnasium.spaces.Dict; it is {observation!r}")
     for key, space in observation.items():
         if key in _COUNTERS:
-            raise ValueError(f"{name}.observation_space has {key!r}, which the library adds: leave it out")
+            raise ValueError(f"{name}.observation_space has {key!r}, which the library adds: remove it")
         if not isinstance(space, gym.spaces.Text) and (space.shape is None or space.dtype is None):
             raise ValueError(
                 f"{name}.observation_space[{key!r}] is {space}: use Text, Box, Discrete, MultiBinary or MultiDiscrete"
@@ -148,7 +158,7 @@ def _checked_spaces(env: SandboxEnv) -> tuple[gym.Space[Any], dict[str, gym.Spac
     return action, dict(observation.items())
 
 
-class EnvWorker:
+class SandboxEpisodeRunner:
     """The episodes of one :class:`~clawgym.envs.env.SandboxEnv`, one after another."""
 
     def __init__(
@@ -158,43 +168,43 @@ class EnvWorker:
         self.backend = backend
         self.last: Episode | None = None
         self.attempt: Attempt | None = None
-        """The running one."""
+        """The running attempt."""
         self._fields = fields
-        self._fitted = tuple((name, _fitted(name, space)) for name, space in fields)
+        self._converters = tuple((name, _converter(name, space)) for name, space in fields)
         self._acting: asyncio.Task[Any] | None = None
-        """What carries out an action just now."""
+        """The task that carries out the current action."""
         self._cancelled: asyncio.Task[Any] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._reward: RewardName = reward
-        self._count = self._most = 0
+        self._count = self._max_steps = 0
         self._deadline = self._command_seconds = 0.0
         self._seen: dict[str, Any] = {}
-        """The last observation, without the counters: repeated by a step that sees nothing new."""
-        self._dropping: asyncio.Future[Ended] | None = None
-        """The end of the attempt before the running one."""
+        """The last observation, without the counters; a step without a new observation repeats it."""
+        self._closing: asyncio.Future[Ended] | None = None
+        """The end of the previous attempt, in the background."""
 
-    # -- an episode begins
+    # -- reset
 
-    async def reset(self, task: Task, seed: int, floor: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See :class:`Worker`. Raises what :meth:`~clawgym.envs.env.SandboxEnv.check` raises."""
+    async def reset(self, task: Task, seed: int, baseline: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See :class:`EpisodeRunner`. Raises what :meth:`~clawgym.envs.env.SandboxEnv.check` raises."""
         self.env.check(task)
-        await self._gone()
-        self._disarm()
+        await self._wait_for_close()
+        self._cancel_alarm()
         old, self.attempt = self.attempt, None
         try:
-            info = await self._begin(task, seed, floor)
+            info = await self._begin(task, seed, baseline)
         finally:
-            if old is not None:  # nobody waits for its end
-                self._dropping = asyncio.ensure_future(old.abandon())
+            if old is not None:  # in the background
+                self._closing = asyncio.ensure_future(old.abandon())
         return self._observe(), info
 
-    async def _begin(self, task: Task, seed: int, floor: float | None) -> dict[str, Any]:
-        """A fresh sandbox for ``task``, once more where the host failed. Returns the info of ``reset``."""
-        self._count, self._most = 0, task.limits.max_steps
+    async def _begin(self, task: Task, seed: int, baseline: float | None) -> dict[str, Any]:
+        """Open a sandbox for ``task``; try twice if the host fails. Returns the info of ``reset``."""
+        self._count, self._max_steps = 0, task.limits.max_steps
         self._seen = {name: blank(space) for name, space in self._fields}
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
-            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=floor, keep_workspace=False)
+            request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=baseline, keep_workspace=False)
             attempt = self.attempt = Attempt(request, self.backend, "env")
             try:
                 await attempt.open()
@@ -213,8 +223,8 @@ class EnvWorker:
                 raise
         limits = task.limits
         self._deadline, self._command_seconds = time.monotonic() + limits.agent_seconds, limits.command_seconds
-        # One timer for the episode: one for each action would cost as much as the rest of a step here.
-        self._alarm = asyncio.get_running_loop().call_later(limits.agent_seconds + _GRACE, self._overdue)
+        # One timer per episode: a timer per action would take as long as the rest of a step.
+        self._alarm = asyncio.get_running_loop().call_later(limits.agent_seconds + _GRACE, self._time_out)
         return info
 
     async def _open(self, attempt: Attempt, info: dict[str, Any]) -> None:
@@ -227,21 +237,21 @@ class EnvWorker:
             if first is not None:
                 self._seen = self._checked(first)
             info |= env.info
-        except (InfraError, SandboxDied, TaskError, *_NOTHING_WORKS):
+        except (InfraError, SandboxDied, TaskError, *_FATAL):
             raise
         except Exception as error:
             info["error"] = self._failed(attempt, "open", error).error
 
-    # -- an action
+    # -- step
 
     def running(self) -> Attempt:
-        """The attempt. Raises :class:`ClawGymError` where none runs."""
+        """Return the running attempt. Raises :class:`ClawGymError` if there is none."""
         if self.attempt is None:
             raise ClawGymError("the episode is over or was never started: call reset() first")
         return self.attempt
 
     async def step(self, action: Any) -> StepResult:
-        """See :class:`Worker`."""
+        """See :class:`EpisodeRunner`."""
         attempt, env = self.running(), self.env
         if attempt.stop is not None:  # it did not open
             return await self._end({})
@@ -273,7 +283,7 @@ class EnvWorker:
             attempt.fail_infra(f"engine: {error}", fault=fault_of(error))
         except TaskError as error:
             attempt.fail_infra(f"task: {error}", fault=fault_of(error))
-        except _NOTHING_WORKS:
+        except _FATAL:
             await self._interrupted(attempt)
             raise
         except Exception as error:
@@ -285,7 +295,7 @@ class EnvWorker:
                 raise
             self._cancelled = None
             attempt.stop = Stop("budget", "time")
-        if self._cancelled is not None:  # act() made something else of it
+        if self._cancelled is not None:  # act() caught the cancellation
             self._cancelled.uncancel()
             self._cancelled = None
             attempt.stop = Stop("budget", "time")
@@ -294,21 +304,21 @@ class EnvWorker:
             attempt.steps.append(Step("agent", _text(action), utc_now(), observations=results))
         if attempt.stop is None and env._submitted:
             attempt.stop = Stop("submitted")
-        if attempt.stop is None and self._count >= self._most:
+        if attempt.stop is None and self._count >= self._max_steps:
             attempt.stop = Stop("budget", "steps")
         if attempt.stop is not None:
             return await self._end(env.info)
         return self._observe(), 0.0, False, False, env.info
 
-    def _overdue(self) -> None:
-        """The time of the task was over a while ago: end the action that still runs."""
+    def _time_out(self) -> None:
+        """Cancel the action that still runs after the time budget and the grace period."""
         if self._acting is not None:
             self._cancelled = self._acting
             self._acting.cancel()
 
     def _checked(self, observation: Observation) -> dict[str, Any]:
-        """``observation`` as the space has it. Raises ValueError where it cannot be put into a batch."""
-        seen = {name: fitted(observation[name]) for name, fitted in self._fitted}
+        """Convert ``observation`` to the types of its space. Raises ValueError if it is not in the space."""
+        seen = {name: convert(observation[name]) for name, convert in self._converters}
         if len(seen) != len(observation):
             extra = sorted(observation.keys() - seen.keys())
             raise ValueError(f"the observation has {extra}, which observation_space does not have")
@@ -318,14 +328,14 @@ class EnvWorker:
         return {
             **self._seen,
             "step": np.array(self._count, dtype=np.int64),
-            "remaining_steps": np.array(max(0, self._most - self._count), dtype=np.int64),
+            "remaining_steps": np.array(max(0, self._max_steps - self._count), dtype=np.int64),
         }
 
-    # -- an episode ends
+    # -- end of an episode
 
     async def _end(self, info: dict[str, Any]) -> StepResult:
-        """Grade what is there."""
-        self._disarm()
+        """End the episode and grade the workspace, unless an infrastructure error ended it."""
+        self._cancel_alarm()
         attempt, self.attempt = self.running(), None
         stop = attempt.stop
         ended = await (attempt.abandon() if stop is not None and stop.kind == "infra" else attempt.finish())
@@ -335,49 +345,49 @@ class EnvWorker:
         return self._observe(), *ending(ended, info)
 
     def _failed(self, attempt: Attempt, where: str, error: Exception) -> Stop:
-        """``error`` came from the environment's own code."""
+        """Fail the episode with ``error``, an exception of the environment's own code."""
         stop = attempt.stop = Stop("error", ENV_ERROR, traceback_of(error))
         name = type(self.env).__name__
-        log.warning("%s.%s raised on task %s: the episode is failed\n%s", name, where, attempt.task.id, stop.error)
+        log.warning("%s.%s raised on task %s: the episode fails\n%s", name, where, attempt.task.id, stop.error)
         return stop
 
     async def _interrupted(self, attempt: Attempt) -> None:
-        """Ctrl-C in the middle of something: what state it is in nobody knows, so the episode is over."""
-        self._disarm()
+        """End the episode after Ctrl-C: the state of the sandbox is unknown."""
+        self._cancel_alarm()
         if self.attempt is attempt:
             self.attempt = None
         await attempt.abandon()
 
-    def forget(self) -> None:
-        """See :class:`Worker`."""
+    def discard(self) -> None:
+        """See :class:`EpisodeRunner`."""
         self.attempt = None
         self.env.__dict__.pop("_attempt", None)
         del self.backend
 
     async def close(self) -> None:
-        """See :class:`Worker`."""
-        self._disarm()
+        """See :class:`EpisodeRunner`."""
+        self._cancel_alarm()
         try:
             if self.attempt is not None:
                 attempt, self.attempt = self.attempt, None
                 await attempt.abandon()
         finally:
-            await self._gone()
+            await self._wait_for_close()
 
-    def _disarm(self) -> None:
+    def _cancel_alarm(self) -> None:
         self._cancelled = None
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    async def _gone(self) -> None:
-        dropping, self._dropping = self._dropping, None
-        if dropping is not None:
-            await dropping
+    async def _wait_for_close(self) -> None:
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            await closing
 
 
-def _fitted(name: str, space: gym.Space[Any]) -> Callable[[Any], Any]:
-    """What makes a value of ``observation[name]`` one of ``space``, or raises ValueError."""
+def _converter(name: str, space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """Return the function that converts ``observation[name]`` to a member of ``space``, or raises ValueError."""
 
     def text(value: Any) -> str:
         if isinstance(value, str) and len(value) <= longest:
@@ -402,7 +412,7 @@ def _text(action: Any) -> str:
 
 
 def ending(ended: Ended, info: Mapping[str, Any]) -> tuple[float, bool, bool, dict[str, Any]]:
-    """Reward, ``terminated``, ``truncated`` and info of the last step, whose own info is ``info``."""
+    """Return reward, ``terminated``, ``truncated`` and info of an episode's last step, whose own info is ``info``."""
     episode = ended.episode
     about: dict[str, Any] = {
         **info,

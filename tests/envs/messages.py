@@ -1,4 +1,4 @@
-"""Actions that are messages, and what is seen of them."""
+"""Helpers: make actions that are messages, and read observations of messages."""
 
 from __future__ import annotations
 
