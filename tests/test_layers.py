@@ -58,3 +58,19 @@ def test_no_circles_between_files() -> None:
     graph = {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
     assert len(graph) > 400
     assert circles(graph) == []
+
+
+def room(name: str) -> str:
+    """The package below ``clawgym`` that a module belongs to."""
+    return ".".join(name.split(".")[:2])
+
+
+def test_private_modules_stay_in_their_room() -> None:
+    known = modules()
+    found = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        for other in imports(name, path, known)
+        if room(other) != room(name) and any(part.startswith("_") for part in other.split(".")[2:])
+    ]
+    assert found == []
