@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from clawgym.bounds import read_json
+from clawgym.credentials import without_secrets
 from clawgym.engines._retry import is_retryable, retry_after
 from clawgym.engines.chat import storable
 from clawgym.errors import ContextLengthExceeded, EngineError
@@ -130,7 +131,7 @@ def clean(text: str, key: str = "") -> str:
     text = " ".join(storable(text).split())
     if key:
         text = text.replace(key, "***")
-    text = re.sub(r"\bsk-[\w*-]{6,}", "sk-***", text)
+    text = without_secrets(text)
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "..."
 
 

@@ -5,7 +5,6 @@ optimiser states. The card contains no paths of this machine. Pushing the same f
 """
 
 from clawgym.hub._checkpoint import Checkpoint, HubError, read_checkpoint
-from clawgym.hub._secrets import find_secrets
 from clawgym.hub.push import Pushed, Upload, UploadPlan, plan_push, push
 
 __all__ = [
@@ -14,7 +13,6 @@ __all__ = [
     "UploadPlan",
     "Pushed",
     "Upload",
-    "find_secrets",
     "plan_push",
     "push",
     "read_checkpoint",

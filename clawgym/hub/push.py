@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clawgym.credentials import find_secrets
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.hub import _card
 from clawgym.hub._checkpoint import Checkpoint, HubError
-from clawgym.hub._secrets import find_secrets
 
 __all__ = ["UploadPlan", "Pushed", "Upload", "plan_push", "push"]
 

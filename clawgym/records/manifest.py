@@ -18,14 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from clawgym.credentials import without_secrets
 from clawgym.errors import RunFolderError
 from clawgym.records import TaskSet
 from clawgym.records.atif import json_safe
 
 __all__ = ["RunManifest", "differences", "library_version", "make_manifest", "now"]
 
-_SECRET_KEY = re.compile(r"api_?key|secret|password|authorization|credential|(^|_)token$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(sk|hf|ghp|xox[bp])[-_][\w-]{12,}|Bearer\s+\S+|(?<=://)[^/\s@]+@")
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
 """The folders of an absolute path."""
 
@@ -44,9 +43,7 @@ def _scrub(value: Any, key: str = "") -> Any:
     if isinstance(value, Path):
         return value.name
     if isinstance(value, str):
-        if value and _SECRET_KEY.search(key):
-            return "[removed]"
-        value = _SECRET_VALUE.sub("[removed]", value)
+        value = without_secrets(value, key)
         for folder in {os.getcwd(), str(Path.home())} - {"/", "/root"}:
             value = value.replace(folder, "[path]")
     return value
