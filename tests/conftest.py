@@ -38,7 +38,7 @@ CHECK = (
     "agents/openclaw/test_image.py",
     "agents/openclaw/test_install.py",
     "agents/openclaw/test_real_tasks.py",
-    "cli/test_cli.py::test_the_demo_ranks_three_agents_and_trains_a_model",
+    "cli/test_cli.py::test_demo_ranks_three_agents_and_trains_a_model",
     "cli/test_openclaw.py",
     "cli/test_runs_verify.py",
     "engines/test_folders.py::test_wrong_sizes_in_settings_take_no_memory",

@@ -321,7 +321,7 @@ def test_training_is_refused_with_advice(copy: Copy) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_another_run_begins_from_the_checkpoint(backend: Backend, copy: Copy, tmp_path: Path) -> None:
+def test_new_run_starts_from_the_checkpoint(backend: Backend, copy: Copy, tmp_path: Path) -> None:
     """Its weights are the first policy of the new run."""
     safetensors = pytest.importorskip("safetensors.torch")
     model = copy("training") / "checkpoints" / "000002" / "model"

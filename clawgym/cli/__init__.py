@@ -1,4 +1,4 @@
-"""The command line; one file a command."""
+"""The command line; one module per command."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
-    """Entry point: our own errors are one line, not a traceback."""
+    """Entry point of ``clawgym``. Errors of ClawGym are printed on one line, without a traceback (exit status 2)."""
     guard_streams()
     try:
         app()

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands have: the same thing has the same name everywhere.
+"""Arguments and options that several commands share, so that they have the same name everywhere.
 
 A command declares ``sandbox: SandboxName = "auto"``. An option that a second command needs is moved here.
 
@@ -8,9 +8,9 @@ A command declares ``sandbox: SandboxName = "auto"``. An option that a second co
 | ``RUN`` | a run folder, as a positional argument |
 | ``--task ID`` | only this task (repeatable) |
 | ``--limit N``, ``--sample N`` | the first N tasks; N tasks drawn at random |
-| ``--seed`` | of everything that is drawn at random |
+| ``--seed`` | the seed of all random choices |
 | ``--sandbox NAME`` | the sandbox backend |
-| ``--concurrency``, ``-j`` | most at once |
+| ``--concurrency``, ``-j`` | most tasks or episodes at once |
 | ``--out``, ``-o`` | where results are written |
 | ``--model``, ``--base-url`` | the model and its endpoint |
 | ``--config``, ``-c``, ``--set`` | a configuration, and single settings of it |
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 TaskSetName = Annotated[
-    str, typer.Argument(metavar="TASKSET", help="Its name, a pack (NAME:split), a folder, a JSONL or Python file.")
+    str, typer.Argument(metavar="TASKSET", help="A name, a pack (NAME:split), a folder, a JSONL or Python file.")
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="A pool: its file, or postgresql://...")]
@@ -56,7 +56,7 @@ TaskIds = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N tasks.")]
 Sample = Annotated[int | None, typer.Option("--sample", min=1, metavar="N", help="Only N tasks, drawn at random.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn at random.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]
 SandboxName = Annotated[
     str,
     typer.Option("--sandbox", metavar="NAME", help="Sandbox backend: auto, or one of `clawgym list sandboxes`."),
@@ -78,15 +78,19 @@ TokenizerPath = Annotated[
 ConfigName = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of a recipe.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting, with dots for parts. May be given several times."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting, such as model.path=FOLDER. May be given several times."
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 
 
 def named_values(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """``NAME=VALUE`` words of the repeatable ``option`` as a mapping. Raises :class:`typer.BadParameter` for another
-    form, and for a name that is given twice."""
+    """Parse the ``NAME=VALUE`` words of the repeatable ``option``.
+
+    Raises :class:`typer.BadParameter` for words of another form and for repeated names.
+    """
     values: dict[str, str] = {}
     for word in given or ():
         name, found, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""What the commands with long runs share: Ctrl-C, the command that resumes, progress over tasks."""
+"""Shared by commands with long runs: Ctrl-C, the command that resumes, and progress over tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TaskProgress", "resume_command", "stop_on_signals"]
 
 
 def resume_command() -> str:
-    """The command that was given: running it again resumes."""
+    """The command line of this process: running it again resumes."""
     return "  clawgym " + shlex.join(sys.argv[1:])
 
 
@@ -41,11 +41,13 @@ def stop_on_signals(stop: asyncio.Event, say: Callable[[str], None]) -> None:
 
 
 class TaskProgress:
-    """A bar on a terminal, else a line every tenth (:class:`~clawgym.evaluation.progress.ProgressView`).
+    """A progress bar on a terminal; elsewhere a line for every tenth of the work.
+
+    Implements :class:`~clawgym.evaluation.progress.ProgressView`.
 
     Args:
-        doing: shown beside the bar: ``auditing``.
-        unit: what one job is called: ``tasks``.
+        doing: description shown with the bar, such as ``auditing``.
+        unit: plural name of what is counted, such as ``tasks``.
     """
 
     def __init__(self, console: Console, doing: str, unit: str = "tasks") -> None:

@@ -1,4 +1,4 @@
-"""``clawgym tasks audit``: can the rewards of a task set be trusted?"""
+"""``clawgym tasks audit``: check whether the rewards of a task set can be trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["audit_command"]
 
-_WORST = 12
+_MAX_SHOWN = 12
+"""How many tasks with flaws are shown."""
 
 
 def audit_command(
@@ -33,9 +34,9 @@ def audit_command(
 ) -> None:
     """Check whether the rewards of a task set can be trusted.
 
-    Grades each task on work that nobody did, twice, and reads its verifier. Writes audit.json (a record for each task)
-    and clean.csv (which tasks to keep). The same command resumes. Exit status 1 if the reward of a task is broken
-    (docs/audit.md), or if a task has no record.
+    Grades each task on no-model baselines and analyses its verifier. Writes audit.json (one record per task) and
+    clean.csv (which tasks to keep). The same command resumes. Exit status 1 if the reward of a task is broken
+    (docs/audit.md), or if a task could not be audited.
     """
     from clawgym.evaluation import audit
     from clawgym.sandbox import backend as make_backend
@@ -49,13 +50,14 @@ def audit_command(
 
 
 def default_out(taskset: str, sample: int | None, seed: int) -> Path:
-    """A folder below ``audits/`` that the same options always lead to."""
+    """The default folder, below ``audits/``; the same options give the same folder."""
     parts = [Path(taskset).name, *([f"n{sample}", f"seed{seed}"] if sample else [])]
     return Path("audits") / re.sub(r"[^\w.@+-]+", "-", "_".join(parts)).strip(".-")
 
 
 async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | None) -> int:
-    """Exit code: 0 if every task has a record and none is broken, 130 when interrupted, else 1."""
+    """Run the audit and return the exit status: 0 if every task was audited and none is broken, 130 when interrupted,
+    else 1."""
     from clawgym.cli._running import TaskProgress, resume_command, stop_on_signals
     from clawgym.console import Console
     from clawgym.evaluation.audit import AUDIT, CLEAN, audit
@@ -75,7 +77,7 @@ async def _run(tasks: TaskSet, backend: Backend, out: Path, concurrency: int | N
     if found.complete:
         return int(found.broken)
     missing = len(tasks) - len(found.tasks) - len(found.unsupported)
-    console.say(f"{missing} of {len(tasks)} tasks have no record. Resume with:")
+    console.say(f"{missing} of {len(tasks)} tasks could not be audited. Resume with:")
     console.say(resume_command())
     for task, why in list(found.infra.items())[:3]:
         console.say(f"  {task}: {why.strip().splitlines()[-1]}")
@@ -91,7 +93,7 @@ def _view(found: Audit) -> RenderableType:
     kept = sum(not task.flaws for task in found.tasks)
     lines = [Text(f"{len(found.tasks)} tasks audited, {kept} without a flaw", style="bold")]
     if seconds := found.seconds:
-        lines.append(Text("one grading: " + ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in seconds.items())))
+        lines.append(Text("time per grading: " + ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in seconds.items())))
     if found.unsupported:
         lines.append(Text(f"{len(found.unsupported)} cannot run here", style="yellow"))
     lines += [
@@ -106,7 +108,7 @@ def _policies(found: Audit) -> RenderableType:
 
     from clawgym.verifiers.cheap import CHEAP_POLICIES
 
-    table = Table(title="what no work earns (official score)", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title="no-model baselines (official score)", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("policy")
     for name in ("mean", "max", "> 0", ">= 0.5", "no score"):
         table.add_column(name, justify="right")
@@ -128,7 +130,7 @@ def _flaws(found: Audit) -> RenderableType:
         "flaw",
         Column("tasks", justify="right"),
         "",
-        title="flaws (red: the reward is broken)",
+        title="flaws (in red: the reward is broken)",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -154,16 +156,16 @@ def _worst(found: Audit) -> list[RenderableType]:
     flawed.sort(key=lambda pair: (-len(breaking & pair[1].keys()), -len(pair[1]), -pair[0].floor))
     if not flawed:
         return []
-    title = f"the worst of {len(flawed)}" if len(flawed) > _WORST else "tasks with flaws"
+    title = "tasks with flaws" + (f", {_MAX_SHOWN} of {len(flawed)}" if len(flawed) > _MAX_SHOWN else "")
     table = Table(
         "task",
-        Column("floor", justify="right"),
+        Column("no-model\nbaseline", justify="right"),
         "flaws",
         title=title,
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
-    for task, flaws in flawed[:_WORST]:
+    for task, flaws in flawed[:_MAX_SHOWN]:
         what = Text("\n").join(Text(visible(f"{name}: {_short(text)}")) for name, text in flaws.items())
         table.add_row(Text(visible(task.task)), f"{task.floor:.2f}", what)
     return [table]

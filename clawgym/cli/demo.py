@@ -1,4 +1,4 @@
-"""``clawgym demo``: three agents on our own pack, ranked, and a model that learns; the tour of a few minutes."""
+"""``clawgym demo``: rank three agents on a built-in pack, then train a small model; takes a few minutes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def demo(
 ) -> None:
     """Run a tour of a few minutes on this machine.
 
-    Grades three agents on `terminal-basic` in real sandbackend: one that knows the answers, one that is careless, one
-    that does nothing. Then trains a small new model, first by imitation of demonstrations, then from rewards. Shows the
-    ranking, the curve and the paths of the reports. Results go to runs/demo if --out is left out.
+    Grades three agents on `terminal-basic` in real sandboxes: the reference solution, a careless agent and a no-op
+    agent. Then trains a small new model, first on demonstrations (sft), then from rewards (rl). Shows the ranking, the
+    learning curve and the paths of the reports. Results go to runs/demo unless --out is given.
     """
     from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_view
@@ -39,27 +39,27 @@ def demo(
     console.print(to_view(rank([load_entry(run) for run in runs], "strict")))
     for run in runs:
         console.say(f"report: {run / 'report.html'}")
-    _learn(out, sandbox, console)
+    _train(out, sandbox, console)
 
 
-def _learn(out: Path, sandbox: str, console: Console) -> None:
-    """Imitation until it solves some, then reinforcement; the curve is of tasks that it does not learn from."""
-    from clawgym.cli.train import learn
+def _train(out: Path, sandbox: str, console: Console) -> None:
+    """Train on demonstrations, then from rewards, and print the learning curve on the validation tasks."""
+    from clawgym.cli.train import train
     from clawgym.errors import MissingDependency
     from clawgym.trainers.config import load_config
 
     try:
-        begun, learnt = out / "imitated", out / "trained"
-        asked = f"backend={sandbox}"
-        status = learn(load_config("demo", [asked]), begun, "sft") or learn(
-            load_config("demo", [asked, f"model.path={begun}"]), learnt, "rl"
+        imitated, trained = out / "imitated", out / "trained"
+        backend = f"backend={sandbox}"
+        status = train(load_config("demo", [backend]), imitated, "sft") or train(
+            load_config("demo", [backend, f"model.path={imitated}"]), trained, "rl"
         )
         if status:
             raise typer.Exit(status)
     except MissingDependency as error:
         console.say(f"no training: {error}")
         return
-    for title, run in (("imitation", begun), ("reinforcement", learnt)):
+    for title, run in (("imitation", imitated), ("reinforcement", trained)):
         rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text("utf-8").splitlines()]
         for row in rows:
             if row["split"] == "validation":

@@ -1,4 +1,4 @@
-"""``clawgym doctor``: what works here and, for each thing that does not, the command that mends it."""
+"""``clawgym doctor``: report what works on this machine, and for each failed check the command that fixes it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ __all__ = ["Diagnosis", "doctor", "examine"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line of the report."""
+    """The result of one check."""
 
     what: str
+    """What was checked."""
     ok: bool
     detail: str
     mend: str = ""
-    """The command that mends it; empty where nothing is wrong."""
+    """The command that fixes it; empty if ``ok``."""
     needed: bool = False
-    """Whether ClawGym is of no use without it."""
+    """Whether ClawGym cannot run anything without it."""
     notes: tuple[str, ...] = ()
-    """What a sandbox does not isolate here, or does otherwise than the others."""
+    """Limits of a sandbox's isolation on this machine."""
 
 
 def _python() -> Diagnosis:
@@ -51,7 +52,7 @@ def _package(module: str, extra: str, purpose: str) -> Diagnosis:
 
 
 def _backend(name: str) -> list[Diagnosis]:
-    """A real box is started, and asked."""
+    """Start a real sandbox and probe its isolation."""
     from clawgym.sandbox import backend
 
     what = f"sandbox: {name}"
@@ -65,7 +66,7 @@ def _backend(name: str) -> list[Diagnosis]:
                 await made.aclose()
             missing = [feature for feature, holds in isolation.features.items() if not holds]
             detail = f"tier {isolation.tier}; " + (
-                "everything isolated" if not missing else "not: " + ", ".join(missing)
+                "everything isolated" if not missing else "not isolated: " + ", ".join(missing)
             )
             return Diagnosis(what, True, detail, notes=isolation.notes)
 
@@ -76,12 +77,13 @@ def _backend(name: str) -> list[Diagnosis]:
 
 
 def _cluster() -> list[Diagnosis]:
-    """Looked at only where the user has named one: no cluster is started or sought."""
+    """Check the Ray cluster only if RAY_ADDRESS names one; never start or look for one."""
     if not os.environ.get("RAY_ADDRESS"):
-        return [Diagnosis("sandbox: ray", True, "not asked for (RAY_ADDRESS is not set)")]
+        return [Diagnosis("sandbox: ray", True, _NO_RAY)]
     return _backend("ray")
 
 
+_NO_RAY = "not checked (RAY_ADDRESS is not set)"
 _NEW_NAMESPACE = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -94,7 +96,7 @@ def _namespaces() -> list[Diagnosis]:
     if sys.platform != "linux":
         return [Diagnosis(what, False, f"{sys.platform} has none", "use the Docker backend: --sandbox docker")]
     argv = [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE]
-    said = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+    answer = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     found: list[Diagnosis] = []
     for path, wanted, mend in (
         ("/proc/sys/kernel/unprivileged_userns_clone", "1", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -108,32 +110,34 @@ def _namespaces() -> list[Diagnosis]:
             continue
         if value != wanted and os.geteuid() != 0:
             found.append(Diagnosis(what, False, f"{path} is {value}", mend))
-    if not found and said != "made":
+    if not found and answer != "made":
         mend = (
             "in a container: run as root and use --sandbox chroot (docker run --user 0); "
             "elsewhere: sysctl -w user.max_user_namespaces=15000"
         )
-        found.append(Diagnosis(what, False, f"refused to this process ({said or 'no answer'})", mend))
+        found.append(Diagnosis(what, False, f"refused to this process ({answer or 'no answer'})", mend))
     return found or [Diagnosis(what, True, "allowed")]
 
 
 def _checker_libraries() -> Diagnosis:
-    """A few public checkers use these if they can be imported, and score differently if not.
+    """Check the libraries that a few public checkers import if available; without them they score differently.
 
-    Sandboxes show them as packages of the distribution: what pip has put into this machine's Python they do not see.
+    Sandboxes see the packages of the distribution, not those that pip installed on this machine.
     """
     if shutil.which("python3", path="/usr/bin") is None:
-        return Diagnosis("python3 in boxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
+        return Diagnosis("python3 in sandboxes", False, "no /usr/bin/python3", "apt-get install python3", needed=True)
     names = ("python3-yaml", "python3-cryptography")
-    asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
+    query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+        status = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
     except FileNotFoundError:
-        said = []
-    missing = [name for name in names if f"{name} installed" not in said]
+        status = []
+    missing = [name for name in names if f"{name} installed" not in status]
     mend = f"apt-get install {' '.join(missing)}" if missing else ""
     detail = (
-        f"missing in boxes: {', '.join(missing)} (22 of the 2,200 public checkers try them)" if missing else "present"
+        f"missing in sandboxes: {', '.join(missing)} (22 of the 2,200 public checkers import them)"
+        if missing
+        else "present"
     )
     return Diagnosis("libraries of checkers", not missing, detail, mend)
 
@@ -145,7 +149,9 @@ def _task_sets() -> Diagnosis:
     return Diagnosis(
         "public task sets",
         False,
-        "CLAWGYM_DATA is not set (the Hub is asked instead)" if not root else f"CLAWGYM_DATA={root} is not a folder",
+        "CLAWGYM_DATA is not set (downloaded from the Hub instead)"
+        if not root
+        else f"CLAWGYM_DATA={root} is not a folder",
         "git clone https://github.com/ClawGym/ClawGym-Agents && export CLAWGYM_DATA=$PWD/ClawGym-Agents/RL/data",
     )
 
@@ -163,7 +169,7 @@ def _openclaw() -> Diagnosis:
 
 
 def _desktops() -> Diagnosis:
-    """Boxes of the sandboxes show what this machine's ``/usr`` has."""
+    """Check the programs that desktops need, in this machine's ``/usr``, which the sandboxes mount."""
     from clawgym.desktop import PROGRAMS
 
     missing = [package for program, package in PROGRAMS.items() if not shutil.which(program, path="/usr/bin:/bin")]
@@ -174,7 +180,7 @@ def _desktops() -> Diagnosis:
 
 
 def examine() -> list[Diagnosis]:
-    """Everything the doctor looks at, in order."""
+    """Run all checks, in the order of the report."""
     from clawgym.sandbox import local_names
 
     linux = sys.platform == "linux"
@@ -191,10 +197,10 @@ def examine() -> list[Diagnosis]:
         lambda: [_task_sets()],
     ]
     findings = [finding for check in checks for finding in check()]
-    boxes = [f for f in findings if f.what.startswith("sandbox:") and not f.detail.startswith("not asked for")]
-    if not any(f.ok for f in boxes):
-        mend = "mend one of the sandboxes above"
-        findings.append(Diagnosis("somewhere to run tasks", False, "no sandbox backend works", mend, needed=True))
+    sandboxes = [f for f in findings if f.what.startswith("sandbox:") and f.detail != _NO_RAY]
+    if not any(f.ok for f in sandboxes):
+        mend = "fix one of the sandboxes above"
+        findings.append(Diagnosis("working sandbox", False, "no sandbox backend works", mend, needed=True))
     return findings
 
 
@@ -208,8 +214,8 @@ def doctor(
     as_json: JsonFlag = False,
     verl: Annotated[bool, typer.Option("--verl", help="Check what `clawgym train --set trainer=verl` needs.")] = False,
 ) -> None:
-    """Report what works here, and how to repair what does not. Exit status 1 if nothing can run."""
-    logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # what a backend warns of, the report says
+    """Report what works here, and how to fix what does not. Exit status 1 if nothing can run."""
+    logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # warnings of the backends are part of the report
     findings = _verl() if verl else examine()
     out = Console()
     if as_json:
@@ -222,5 +228,5 @@ def doctor(
             for note in f.notes:
                 out.say(f"    {'':<{width}}  - {note}")
             if f.mend:
-                out.say(f"    {'':<{width}}  mend: {f.mend}")
+                out.say(f"    {'':<{width}}  fix: {f.mend}")
     raise typer.Exit(1 if any(f.needed and not f.ok for f in findings) else 0)

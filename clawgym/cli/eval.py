@@ -1,4 +1,4 @@
-"""``clawgym eval``: run a benchmark, resume it with the same command, end with the summary and the report."""
+"""``clawgym eval``: evaluate an agent on a task set, then print the summary and write the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OWN_OPTIONS = {
     "model": "use --model",
     "sampling": "use --temperature and --max-tokens",
 }
-"""What is no --agent-option -> what to use."""
+"""Options that --agent-option refuses -> what to use instead."""
 
 
 def eval_command(
@@ -76,9 +76,9 @@ def eval_command(
 ) -> None:
     """Let an agent attempt a task set and report what it solved.
 
-    The same command resumes an interrupted run. With a larger -k it adds episodes to the run. Exit status 0 when every
-    episode has a result, 1 when some have none, 2 when nothing could start (a wrong model, key or URL is found by one
-    call before that), 130 when interrupted.
+    The same command resumes an interrupted run. With a larger -k it adds episodes to the run. Before the run, one call
+    checks the model, the key and the URL. Exit status 0 if every episode has a result, 1 if some have none, 2 if
+    nothing could start, 130 when interrupted.
     """
     from clawgym.agents import make_agent
     from clawgym.engines import Sampling
@@ -94,7 +94,7 @@ def eval_command(
     own = named_values(agent_option, "--agent-option")
     if taken := sorted(own.keys() & _OWN_OPTIONS.keys()):
         raise typer.BadParameter(
-            f"{taken[0]} is none of the agent: {_OWN_OPTIONS[taken[0]]}", param_hint="--agent-option"
+            f"{taken[0]} is not an option of the agent: {_OWN_OPTIONS[taken[0]]}", param_hint="--agent-option"
         )
     options: dict[str, Any] = {"base_url": base_url, "api_key_env": api_key_env, **own}
     named = {"temperature": temperature, "max-tokens": max_tokens, "max-steps": max_steps, "timeout": timeout}
@@ -118,7 +118,7 @@ def eval_command(
 
 
 def limited(tasks: TaskSet, max_steps: int | None, timeout: float | None) -> tuple[TaskSet, dict[str, Any]]:
-    """``tasks`` with these limits in place of their own, and what of it the run manifest pins."""
+    """Replace limits of ``tasks``; also returns the settings for the run manifest."""
     asked = {"max_steps": max_steps, "agent_seconds": timeout}
     given = {name: value for name, value in asked.items() if value is not None}
     if not given:
@@ -128,7 +128,7 @@ def limited(tasks: TaskSet, max_steps: int | None, timeout: float | None) -> tup
 
 
 def folder_of(out: Path | None, model: str | None, *, several: bool) -> Path | None:
-    """The run folder of one model: ``out`` itself, or one below it for each of several models."""
+    """The run folder of one model: ``out``, or a folder below it if there are several models."""
     return out / _slug(model or "") if out is not None and several else out
 
 
@@ -141,8 +141,8 @@ def default_out(
     tasks: Sequence[str] | None,
     about: Sequence[str] = (),
 ) -> Path:
-    """A folder below ``runs/`` that the same options always lead to. The number of samples is not among them: it may be
-    raised later."""
+    """The default run folder, below ``runs/``. The same options give the same folder; it does not depend on the number
+    of samples, which may be raised later."""
     parts = [Path(taskset).name, agent, *about, *([model] if model else []), f"seed{seed}"]
     if limit:
         parts.append(f"first{limit}")
@@ -152,13 +152,13 @@ def default_out(
 
 
 def _slug(text: str) -> str:
-    """A file name of at most 150 characters; a longer text ends with a digest of the whole."""
+    """A file name of at most 150 characters; longer texts are cut and end with a digest."""
     name = re.sub(r"[^\w.@+-]+", "-", text).strip(".-")
     return name if len(name) <= 150 else f"{name[:130]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 async def _run(configs: Sequence[EvalConfig]) -> int:
-    """Exit code: 0 when every episode of every run has a result, 130 when interrupted, else 1."""
+    """Run the evaluations and return the exit status: 0 if every episode has a result, 130 when interrupted, else 1."""
     from clawgym.cli._running import stop_on_signals
     from clawgym.console import Console
 
@@ -188,8 +188,10 @@ async def _run(configs: Sequence[EvalConfig]) -> int:
 
 
 async def check_model(config: EvalConfig) -> None:
-    """Ask the agent's model once, unless the run has nothing left to do. Raises
-    :class:`~clawgym.errors.EngineError`."""
+    """Make one call to the agent's model, unless the run is finished.
+
+    Raises :class:`~clawgym.errors.EngineError` if the model does not answer.
+    """
     from clawgym.engines import Checkable
 
     if isinstance(config.agent, Checkable) and not _finished(config):
@@ -227,7 +229,7 @@ async def _run_one(config: EvalConfig, console: Console, stop: asyncio.Event) ->
 
 
 def _compare(runs: Sequence[Path]) -> None:
-    """The ranking, and each other run against the first, as far as their tasks can say."""
+    """Print the ranking, and compare each other run with the first."""
     from clawgym.console import Console
     from clawgym.errors import ComparisonRefused
     from clawgym.evaluation.compare import compare

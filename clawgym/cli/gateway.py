@@ -1,4 +1,4 @@
-"""``clawgym gateway``: stand between agents and an engine, and keep every token."""
+"""``clawgym gateway``: serve an engine to agents and record every token in a pool."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def gateway_command(
         str, typer.Option(help="vllm, sglang, transformers, openai, replay, ... (`clawgym list engines`).")
     ],
     model: Annotated[
-        str | None, typer.Option(help="Its name at the endpoint; a folder for transformers, a file for replay.")
+        str | None, typer.Option(help="Name at the endpoint; a folder for transformers, a file for replay.")
     ] = None,
-    pool: Annotated[str, typer.Option(help="Where turns are kept: a file, or postgresql://...")] = "pool.db",
+    pool: Annotated[str, typer.Option(help="Where turns are recorded: a file, or postgresql://...")] = "pool.db",
     base_url: BaseUrl = None,
     tokenizer: TokenizerPath = None,
     engine_option: Annotated[
@@ -46,16 +46,17 @@ def gateway_command(
             metavar="NAME", help="How the model writes tool calls (`clawgym list parsers`). Default: detected."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address for agents; others than loopback need TLS.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for agents; 0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address for agents. Any but loopback needs TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for agents; 0: any free port.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     control: Annotated[Path | None, typer.Option(help="Unix socket of the control API. Default: a new one.")] = None,
 ) -> None:
-    """Serve an engine to agents, and keep every token in a pool.
+    """Serve an engine to agents, and record every token in a pool.
 
-    Prints one session that is ready to use. More are opened, closed and given outcomes over the control API; its
-    token lies beside its socket. The key of an openai endpoint is read from OPENAI_API_KEY.
+    Prints the URL and key of one open session. Use the control API to open more sessions, to close them and to set
+    their outcomes; its token is in a file next to its socket. The key of an openai endpoint is read from
+    OPENAI_API_KEY.
     """
     if (tls_cert is None) != (tls_key is None):
         raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
@@ -73,7 +74,7 @@ def gateway_command(
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed (the extra has it wherever it can be had)."""
+    """The event loop of uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -81,8 +82,9 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _settle_garbage() -> None:
-    """What is loaded now stays: looking through it again and again would stop every stream for tens of milliseconds."""
+def _freeze_objects() -> None:
+    """Exclude all objects that exist now from garbage collection, whose pauses would delay every stream by tens of
+    milliseconds."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -93,12 +95,12 @@ async def _serve(
     options: dict[str, Any],
     dialects: Sequence[str] | None,
     parser: str | None,
-    pool_at: str,
+    pool_path: str,
     host: str,
     port: int,
     tls_cert: Path | None,
     tls_key: Path | None,
-    control_at: Path | None,
+    control_path: Path | None,
 ) -> None:
     from clawgym.cli._running import stop_on_signals
     from clawgym.console import Console
@@ -116,13 +118,15 @@ async def _serve(
         try:
             tls.load_cert_chain(tls_cert, tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise GatewayError(f"{tls_cert}, {tls_key}: no certificate and key ({error}): give PEM files") from error
+            raise GatewayError(
+                f"{tls_cert}, {tls_key}: not a certificate and its key ({error}): give PEM files"
+            ) from error
     stop = asyncio.Event()
-    stop_on_signals(stop, lambda _: Console(stderr=True).say("Stopping: turns under way are recorded as aborted."))
+    stop_on_signals(stop, lambda _: Console(stderr=True).say("Stopping: running turns are recorded as aborted."))
     async with contextlib.AsyncExitStack() as stack:
         engine = engines.make(engine_name, **options)
         stack.push_async_callback(engine.aclose)
-        pool = stack.enter_context(contextlib.closing(Pool(pool_at)))
+        pool = stack.enter_context(contextlib.closing(Pool(pool_path)))
         renderer = Renderer(engine.tokenizer, call_parser=parser) if isinstance(engine, TokenEngine) else None
         gateway = await stack.enter_async_context(
             Gateway(
@@ -130,39 +134,40 @@ async def _serve(
             )
         )
         control = await stack.enter_async_context(Control(gateway))
-        socket = await stack.enter_async_context(_private_socket(control_at, control.token))
+        socket = await stack.enter_async_context(_private_socket(control_path, control.token))
         await gateway.listen(host=host, port=port, tls=tls)
         await control.listen(path=socket)
         opened = await gateway.open_session(SessionRequest(channel="online"))
-        _settle_garbage()
+        _freeze_objects()
         out = Console()
         for name, value in (
             ("base_url", gateway.base_url(opened)),
             ("api_key", opened.secret),
             ("control", socket),
             ("token", f"{socket}.token"),
-            ("pool", pool_at),
+            ("pool", pool_path),
         ):
             out.say(f"{name + ':':<11}{value}")
         await stop.wait()
 
 
 @contextlib.asynccontextmanager
-async def _private_socket(asked: Path | None, token: str) -> AsyncIterator[Path]:
-    """A path for the control socket, with the token beside it; both are gone afterwards."""
+async def _private_socket(chosen: Path | None, token: str) -> AsyncIterator[Path]:
+    """A path for the control socket, with a file that holds the token; both are removed at the end."""
     with contextlib.ExitStack() as stack:
-        folder = asked.parent if asked else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clawgym-")))
-        path = asked or folder / "control.sock"
-        beside = Path(f"{path}.token")
+        folder = chosen.parent if chosen else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clawgym-")))
+        path = chosen or folder / "control.sock"
+        token_file = Path(f"{path}.token")
         try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(token + "\n")
         except OSError as error:
             raise GatewayError(
-                f"{beside}: cannot be made ({error.strerror}): another gateway may use it; choose another --control"
+                f"{token_file}: cannot be created ({error.strerror}): another gateway may use it; choose another "
+                "--control"
             ) from error
         try:
             yield path
         finally:
-            beside.unlink(missing_ok=True)
+            token_file.unlink(missing_ok=True)
             path.unlink(missing_ok=True)

@@ -22,11 +22,14 @@ def _leaderboard() -> None:
 @app.command()
 def show(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    by: Annotated[Literal["strict", "corrected", "official"], typer.Option(help="Rank by this score.")] = "strict",
+    by: Annotated[
+        Literal["strict", "corrected", "official"],
+        typer.Option(help="Rank by this score; corrected is the baseline-adjusted score."),
+    ] = "strict",
     as_json: JsonFlag = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """Rank run folders. Runs over different tasks get boards of their own."""
+    """Rank run folders. Runs over different tasks are ranked separately."""
     from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_json, to_markdown, to_view
 

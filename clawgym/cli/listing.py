@@ -1,4 +1,4 @@
-"""``clawgym list``: what can be named on the command line, in Python and in YAML, and the options of each."""
+"""``clawgym list``: the registered names of agents, engines, sandboxes and so on, and their options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["list_command"]
 
 
 def list_command(
-    kind: Annotated[str | None, typer.Argument(help="agents, sandboxes, ...; all kinds without it.")] = None,
-    name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="agents, sandboxes, ... Default: all kinds.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this name.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the registered names of a kind, or the options of one of them."""
+    """List the registered names of a kind, or the options of one name."""
     import dataclasses
 
     from rich.table import Table

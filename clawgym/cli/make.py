@@ -1,4 +1,4 @@
-"""``clawgym tasks make``: tasks made of real material that is fetched for it."""
+"""``clawgym tasks make``: make tasks from real source code, which is downloaded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Make tasks of real material.", pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, help="Make tasks from real source code.", pretty_exceptions_enable=False)
 
 shown = Console()
 err = Console(stderr=True)
-_AT_ONCE = 2
-"""Bugs that are tried at once by default."""
+_DEFAULT_CONCURRENCY = 2
 
 
 @app.callback()
@@ -44,15 +43,17 @@ def swe(
     out: Out = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="What its tests need and it does not name. May be repeated."),
+        typer.Option(
+            "--with", metavar="PACKAGE", help="A further package that its tests need. May be given several times."
+        ),
     ] = None,
     sandbox: SandboxName = "auto",
     concurrency: Concurrency = None,
 ) -> None:
-    """Put bugs into a package and keep those that its tests detect: a recipe, and a folder of tasks.
+    """Put bugs into a package, keep those that its tests detect, and write a recipe and a folder of tasks.
 
-    The folder is swe-PACKAGE-VERSION if --out is left out. The same command resumes. The code of the package runs in
-    sandboxes only.
+    The folder is swe-PACKAGE-VERSION unless --out is given. The same command resumes. The code of the package runs only
+    in sandboxes.
     """
     from clawgym.tasks import write
     from clawgym.tasks.layers import prepare
@@ -76,50 +77,50 @@ def swe(
         journal = Journal.open(folder / "journal.jsonl", head)
         site = prepare(lock)
         for name in left_out:
-            err.say(f"left out: {name} has no pure-Python wheel; tests that import it do not take part")
+            err.say(f"left out: {name} has no pure-Python wheel; tests that import it are not used")
 
-        async def made(boxes: Backend) -> Recipe:
+        async def make_recipe(backend: Backend) -> Recipe:
             return await make(
-                boxes,
+                backend,
                 source,
                 lock,
                 site,
                 number=count,
                 seed=seed,
                 journal=journal,
-                jobs=concurrency or _AT_ONCE,
+                jobs=concurrency or _DEFAULT_CONCURRENCY,
                 progress=tell,
             )
 
-        recipe = asyncio.run(_in_boxes(sandbox, made))
+        recipe = asyncio.run(_with_backend(sandbox, make_recipe))
         (folder / "recipe.json").write_bytes(write_recipe(recipe))
         tasks = build_all([(str(folder / "recipe.json"), recipe)])
         if not (folder / "tasks").exists():
             write(tasks, folder / "tasks")
         elif sorted(entry.name for entry in (folder / "tasks").iterdir()) != sorted(task.id for task in tasks):
-            raise TaskError(f"{folder}/tasks holds other instances: move it away and give the same command again")
-    _told(recipe, journal, folder)
+            raise TaskError(f"{folder}/tasks contains other instances: move it and run the same command again")
+    _print_summary(recipe, journal, folder)
 
 
-async def _in_boxes(name: str, work: Callable[[Backend], Awaitable[Recipe]]) -> Recipe:
-    from clawgym.sandbox import backend
+async def _with_backend(name: str, work: Callable[[Backend], Awaitable[Recipe]]) -> Recipe:
+    from clawgym.sandbox import backend as make_backend
 
-    boxes = backend(name)
+    backend = make_backend(name)
     try:
-        await boxes.probe()
-        return await work(boxes)
+        await backend.probe()
+        return await work(backend)
     finally:
-        await boxes.aclose()
+        await backend.aclose()
 
 
-def _told(recipe: Recipe, journal: Journal, folder: Path) -> None:
+def _print_summary(recipe: Recipe, journal: Journal, folder: Path) -> None:
     found = Counter(row.get("why", "kept") for key, row in journal.rows.items() if key != "baseline")
     why = ", ".join(f"{what} {count}" for what, count in found.most_common())
     shown.say(
         f"{len(recipe.instances)} instances of {recipe.project} {recipe.version} ({recipe.licence}), "
-        f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s a run; tried {recipe.tried}: {why}"
+        f"{len(recipe.tests)} tests, {recipe.seconds:.1f} s per run; tried {recipe.tried} bugs: {why}"
     )
-    shown.say(f"Try them: clawgym tasks validate {folder}/tasks")
+    shown.say(f"Validate them with: clawgym tasks validate {folder}/tasks")
 
 
 @contextlib.contextmanager

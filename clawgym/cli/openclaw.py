@@ -1,4 +1,4 @@
-"""``clawgym openclaw``: install OpenClaw for sandboxes, or prepare an image that has one."""
+"""``clawgym openclaw``: install OpenClaw for sandboxes, or prepare an image that contains it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Install OpenClaw for sandboxes, or prepare an image that has one.")
+app = typer.Typer(no_args_is_help=True, help="Install OpenClaw for sandboxes, or prepare an image that contains it.")
 
-Version = Annotated[str | None, typer.Option(help="An exact version. Default: the one that is known to work.")]
+Version = Annotated[str | None, typer.Option(help="An exact version. Default: a tested version.")]
 
 
 @app.command()
@@ -38,8 +38,8 @@ def install(
         else:
             copy = openclaw.install(version, progress=tell)
     if version not in openclaw.TESTED:
-        Console(stderr=True).say(f"not tried with ClawGym; tried are {', '.join(openclaw.TESTED)}")
-    Console().say(f"OpenClaw {copy.version} on Node {copy.node_version}, every file as it was installed: {copy.folder}")
+        Console(stderr=True).say(f"not tested with ClawGym; tested versions: {', '.join(openclaw.TESTED)}")
+    Console().say(f"OpenClaw {copy.version} on Node {copy.node_version}, every file verified: {copy.folder}")
 
 
 @app.command()
@@ -54,7 +54,7 @@ def image(
         str, typer.Argument(metavar="DEST", help="A new image name if SOURCE is a Docker image, else a new folder.")
     ],
 ) -> None:
-    """Prepare an image that has an OpenClaw of its own for sandboxes. The source stays as it is."""
+    """Prepare an image that contains OpenClaw for use in sandboxes. The source is not changed."""
     from clawgym.agents.openclaw.image import add_to_docker_image, make_rootfs
 
     with _shown() as tell:
@@ -68,7 +68,7 @@ def image(
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
-    """A bar on a terminal; elsewhere a line where something new begins."""
+    """A progress bar on a terminal; elsewhere a line for each new step."""
     console = Console(stderr=True)
     with progress(console) as bar:
         task, now = bar.add_task("", total=None), ""

@@ -1,4 +1,4 @@
-"""``clawgym pool``: look into a pool, check its tokens, take episodes out, bring them in."""
+"""``clawgym pool``: inspect a pool, check its tokens, export and import episodes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Look into a pool, check its tokens, export and import episodes.")
+app = typer.Typer(no_args_is_help=True, help="Inspect a pool, check its tokens, export and import episodes.")
 
 _SHOWN = 20
-"""Episodes that ``check`` shows."""
+"""How many episodes ``check`` shows."""
 _NO_OUTCOME = "closed without an outcome"
 
 
@@ -39,7 +39,7 @@ def _open(where: str, *, make: bool = False) -> Pool:
 
 @app.command()
 def stats(where: PoolName, as_json: JsonFlag = False) -> None:
-    """Count what a pool holds, and what became of it."""
+    """Count the episodes, groups, turns and training sequences of a pool."""
     with _open(where) as pool:
         found = pool.stats()
         for channel, flaws in pool.flaws().items():
@@ -61,18 +61,18 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{found['tools']:,} tool definitions"
     ]
     for channel, about in sorted(found["channels"].items()):
-        rows = about["samples_per_episode"]
+        per_episode = about["samples_per_episode"]
         lines += [
             f"{channel}",
             f"  episodes  {counts(about['episodes'])}",
             f"  groups    {counts(about['groups'])}",
-            f"  turns     {about['turns']:,}, of them flawed {about['flawed_turns']:,}"
+            f"  turns     {about['turns']:,}, {about['flawed_turns']:,} of them flawed"
             + (f" ({counts(about['flaws'])})" if about.get("flaws") else ""),
-            f"  rows      {about['samples']:,} with {about['trained_ids']:,} trained ids"
-            + ("" if rows is None else f", {rows:.2f} an episode"),
+            f"  sequences {about['samples']:,} with {about['trained_ids']:,} trained ids"
+            + ("" if per_episode is None else f", {per_episode:.2f} per episode"),
         ]
         if about["fates"]:
-            lines.append(f"  fates     {counts(about['fates'])}")
+            lines.append(f"  use       {counts(about['fates'])}")
         if about["dropped"]:
             lines.append(f"  dropped   {counts(about['dropped'])}")
     lines.append(f"batches: {counts(found['batches'])}")
@@ -90,13 +90,13 @@ def export_command(
     task: TaskIds = None,
     outcome: Annotated[str | None, typer.Option(help="Only episodes with this outcome.")] = None,
     include_open: Annotated[
-        bool, typer.Option("--open", help="Also sessions that are still open, as they are now.")
+        bool, typer.Option("--open", help="Also export sessions that are still open, as they are now.")
     ] = False,
 ) -> None:
-    """Write the closed episodes of a pool to a file, which appears when it is whole.
+    """Write the closed episodes of a pool to a file. The file appears when it is complete.
 
     A session of the gateway is open until it is closed (`clawgym pool close`, or the control API). Open sessions are
-    counted and left out, unless --open is given.
+    left out, with a note, unless --open is given.
     """
     from typing import cast
 
@@ -116,7 +116,7 @@ def export_command(
     Console().say(f"{out}: {done.episodes:,} episodes")
     if done.left_open:
         Console(stderr=True).say(
-            f"{done.left_open:,} open sessions were left out: export them as they are with --open, or end them first: "
+            f"{done.left_open:,} open sessions were left out: export them as they are with --open, or close them: "
             f"clawgym pool close {shlex.quote(where)} --all",
             style="yellow",
         )
@@ -128,14 +128,15 @@ def close_command(
     sessions: Annotated[list[str] | None, typer.Argument(metavar="SESSION...", help="Ids of open sessions.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every open session.")] = False,
     outcome: Annotated[
-        str | None, typer.Option(help="solved, failed, truncated or infra. Default: none, and never trained on.")
+        str | None,
+        typer.Option(help="solved, failed, truncated or infra. Default: none; the session is never trained on."),
     ] = None,
-    reward: Annotated[float | None, typer.Option(help="Reward of each; goes with --outcome.")] = None,
+    reward: Annotated[float | None, typer.Option(help="Reward of each session; needs --outcome.")] = None,
 ) -> None:
-    """End open sessions, so that they are exported and count for their groups. An end is final.
+    """Close open sessions, so that they are exported and count for their groups. A session cannot be reopened.
 
-    A gateway that still runs refuses further calls of a session that was closed here; a call under way is not recorded.
-    The id of a session is in its base_url: http://.../s/ID/v1.
+    A running gateway refuses further calls of a closed session, and does not record a call that is in progress. The id
+    of a session is in its base_url: http://.../s/ID/v1.
     """
     from clawgym.errors import PoolError
     from clawgym.pool import EpisodeEnd
@@ -143,11 +144,11 @@ def close_command(
     if bool(sessions) == every:
         raise typer.BadParameter("name the sessions, or give --all")
     if reward is not None and outcome is None:
-        raise typer.BadParameter("--reward goes with --outcome: give both")
+        raise typer.BadParameter("--reward needs --outcome: give both")
     with _open(where) as pool:
         ids = list(dict.fromkeys(sessions or ())) or [episode.id for episode in pool.episodes(state="open")]
         if closed := [id for id in ids if pool.episode(id).state == "closed"]:
-            raise PoolError(f"{closed[0]}: closed already, and an end is final: name open sessions only")
+            raise PoolError(f"{closed[0]}: already closed: name open sessions only")
         for id in ids:
             if outcome is None:
                 pool.curate(id, trainable=False)
@@ -161,14 +162,14 @@ def close_command(
 def import_command(
     where: PoolName, file: Annotated[Path, typer.Argument(help="Parquet of a pool, ATIF, or chat messages.")]
 ) -> None:
-    """Bring episodes into a pool (made if it is not there). The same command resumes."""
+    """Import episodes into a pool, which is created if needed. The same command resumes."""
     from clawgym.pool.exchange import import_
 
     with _open(where, make=True) as pool, _Counter("imported") as progress:
         done = import_(pool, file, progress=progress)
     Console().say(
         f"{where if '://' not in where else pool.name}: {done.episodes:,} episodes with {done.turns:,} turns, "
-        f"{done.flawed:,} of them flawed; {done.known:,} episodes were there already"
+        f"{done.flawed:,} of them flawed; {done.known:,} episodes were already in the pool"
     )
 
 
@@ -178,12 +179,12 @@ def check(
     tokenizer: TokenizerPath = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check for each episode whether its token ids are exact, unproved, or broken, and why.
+    """Check for each episode whether its token ids are exact, unproved or broken, and why.
 
-    With --tokenizer, token ids are also compared with texts. Exit status 0 only if every episode is exact, else 1.
+    With --tokenizer, token ids are also compared with texts. Exit status 0 if every episode is exact, else 1.
 
-    Reads pools and their parquet, ATIF, and the JSON lines and
-    parquet of verl, slime, Claw-R1, Agent Lightning, NeMo Gym and others.
+    Reads pools, their parquet exports, ATIF, and JSON Lines and parquet files of verl, slime, Claw-R1, Agent Lightning,
+    NeMo Gym and others.
     """
     from clawgym.pool.check import check as apply
     from clawgym.pool.tokenizer import load
@@ -225,13 +226,13 @@ def _show_verdicts(verdicts: list[TraceVerdict], with_texts: bool) -> None:
     if len(verdicts) > _SHOWN:
         console.say(f"and {len(verdicts) - _SHOWN:,} more; --json shows them all")
     counts = Counter(verdict.status for verdict in verdicts)
-    said = ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status]) or "no episodes"
+    summary = ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status]) or "no episodes"
     texts = "" if with_texts else "; ids were not compared with texts (--tokenizer)"
-    console.say(f"{said}{texts}")
+    console.say(f"{summary}{texts}")
 
 
 def _why(verdict: TraceVerdict) -> str:
-    """The worst findings, each kind once."""
+    """The findings of the worst level, one per kind."""
     level = {"exact": "note", "unproved": "unproved", "broken": "broken"}[verdict.status]
     kinds: dict[str, list[str]] = {}
     for finding in verdict.findings:
@@ -243,7 +244,7 @@ def _why(verdict: TraceVerdict) -> str:
 
 
 class _Counter:
-    """A line that counts, on a terminal only."""
+    """A line with a counter; shown on a terminal only."""
 
     def __init__(self, what: str) -> None:
         self._status = Console(stderr=True).status(f"{what}: 0")

@@ -1,4 +1,4 @@
-"""``clawgym push``: upload what a run made to the Hugging Face Hub."""
+"""``clawgym push``: upload checkpoints of a run to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clawgym.console import Console
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Upload what a run made to the Hugging Face Hub.")
+app = typer.Typer(no_args_is_help=True, help="Upload checkpoints of a run to the Hugging Face Hub.")
 
 
 @app.callback()
@@ -21,7 +21,7 @@ def _push() -> None: ...
 @app.command()
 def checkpoint(
     run: RunPath,
-    repo: Annotated[str | None, typer.Option(help="NAME or OWNER/NAME; the run's name if left out.")] = None,
+    repo: Annotated[str | None, typer.Option(help="NAME or OWNER/NAME. Default: the run's name.")] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, or a step.")] = "best",
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model first.")] = False,
     public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
@@ -29,9 +29,9 @@ def checkpoint(
 ) -> None:
     """Push a checkpoint of a training run with its tokenizer, a card made from the run manifest, and its evaluations.
 
-    Weights are safetensors; optimiser states and pickles stay. Refuses when something that would be uploaded looks like
-    a secret. The same command resumes; where nothing has changed, it commits nothing.
-    --dry-run shows the files and the card.
+    Weights are uploaded as safetensors; optimiser states and pickles are not uploaded. Fails if a file looks like it
+    contains a secret. The same command resumes, and makes no commit if nothing has changed. --dry-run shows the files
+    and the card.
     """
     from clawgym.errors import MissingDependency
 

@@ -1,4 +1,4 @@
-"""``clawgym redteam``: attacks on the sandboxes and on the scores; what is open is printed, and fails."""
+"""``clawgym redteam``: attack the sandboxes and the scores, and report the attacks that succeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Attack the sandboxes and the scores, and report what is open.")
+app = typer.Typer(
+    no_args_is_help=True, help="Attack the sandboxes and the scores, and report the attacks that succeed."
+)
 
 
 @app.command()
@@ -32,7 +34,7 @@ def escape(
 ) -> None:
     """Try to escape from the sandboxes.
 
-    Exit status 0 if nothing is open but what is declared, else 1.
+    Exit status 0 if only the declared escapes succeed, else 1.
     """
     raise typer.Exit(_escape(sandbox, as_json))
 
@@ -41,7 +43,7 @@ def escape(
 def exploits(
     taskset: TaskSetName,
     per_class: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only N tasks of each class of grader, always the same.")
+        int | None, typer.Option(min=1, metavar="N", help="Only N tasks of each class of grader, always the same ones.")
     ] = None,
     exploit: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this exploit. May be given several times.")
@@ -52,9 +54,9 @@ def exploits(
     concurrency: Concurrency = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Try to earn the reward of a task set without the work.
+    """Try to earn the rewards of a task set without doing the tasks.
 
-    Exit status 0 if every task was attacked and no exploit earned a reward that it must not, else 1. The same command
+    Exit status 0 if every task was attacked and no exploit earned a reward that it should not, else 1. The same command
     resumes.
     """
     raise typer.Exit(
@@ -63,7 +65,7 @@ def exploits(
 
 
 def default_out(task_set: str, n: int | None, exploits: list[str], baseline: bool) -> Path:
-    """A folder below ``attacks/`` that the same options always lead to."""
+    """The default folder, below ``attacks/``; the same options give the same folder."""
     parts = [Path(task_set).name, *([f"n{n}"] if n else []), *exploits, *([] if baseline else ["no-baseline"])]
     return Path("attacks") / re.sub(r"[^\w.@+-]+", "-", "_".join(parts)).strip(".-")[:150]
 
@@ -78,7 +80,8 @@ async def _exploits(
     concurrency: int | None,
     as_json: bool,
 ) -> int:
-    """0 if every task was attacked and nothing was earned that must not be, 130 when interrupted, else 1."""
+    """Run the attack and return the exit status: 0 if every task was attacked and no exploit earned a reward that it
+    should not, 130 when interrupted, else 1."""
     from clawgym.cli._running import TaskProgress, resume_command, stop_on_signals
     from clawgym.console import Console
     from clawgym.redteam import attack as attacks
@@ -111,7 +114,7 @@ async def _exploits(
     if as_json:
         shown.json(found.to_dict())
     else:
-        wide = shown if shown.is_terminal else Console(width=200)  # a table in a file is not folded
+        wide = shown if shown.is_terminal else Console(width=200)  # do not wrap tables in files
         wide.print(attack_view(found))
         shown.say(str(folder / attacks.ATTACK))
     if found.complete:
@@ -124,7 +127,8 @@ async def _exploits(
 
 
 def _escape(names: list[str] | None, as_json: bool) -> int:
-    """0 if nothing is open but what was declared, 1 if something is, or no backend could be attacked."""
+    """Run the attack and return the exit status: 0 if only declared escapes succeed; 1 if another one does, or if no
+    backend could be attacked."""
     from clawgym.console import Console, progress
     from clawgym.redteam import escape as attacks
     from clawgym.redteam.escape.table import lines, table
@@ -134,10 +138,8 @@ def _escape(names: list[str] | None, as_json: bool) -> int:
     names = list(dict.fromkeys(names or local_names()))
     for name in names:
         if name not in local_names():
-            make_backend(name)  # says what there is
-            raise typer.BadParameter(
-                f"{name}: attack the sandboxes of a node there: run `clawgym redteam escape` on it"
-            )
+            make_backend(name)  # raises for unknown names
+            raise typer.BadParameter(f"{name}: cannot be attacked from here: run `clawgym redteam escape` on a node")
     console = Console(stderr=True)
     with progress(console, transient=False) as shown:
         tasks: dict[str, TaskID] = {}
@@ -158,7 +160,7 @@ def _escape(names: list[str] | None, as_json: bool) -> int:
     else:
         user = "root" if os.geteuid() == 0 else "an ordinary user"
         out.say(f"Linux {platform.release()}, {platform.machine()}, {user}")
-        wide = out if out.is_terminal else Console(width=200)  # a table in a file is not folded
+        wide = out if out.is_terminal else Console(width=200)  # do not wrap tables in files
         wide.print(table(columns))
         for line in lines(columns):
             out.say(line)

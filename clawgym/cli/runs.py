@@ -1,4 +1,4 @@
-"""``clawgym runs``: compare run folders, grade them again, watch those in progress."""
+"""``clawgym runs``: compare run folders, grade them again, and watch runs in progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Compare run folders, grade them again, watch those in progress.")
+app = typer.Typer(no_args_is_help=True, help="Compare run folders, grade them again, and watch runs in progress.")
 
 
 @app.command("compare")
@@ -30,9 +30,9 @@ def compare_command(
 ) -> None:
     """Compare two runs over the same tasks, paired by task.
 
-    Exit status 0 when there is an answer, also when no difference was found. Exit status 2 when the comparison is
-    refused: more than 2% infrastructure errors in a run, under six tasks in common, or results that do not fit their
-    run manifest.
+    Exit status 0 if the runs could be compared, also if they do not differ significantly. Exit status 2 if the
+    comparison is refused: more than 2% infrastructure errors in a run, fewer than six tasks in common, or results that
+    contradict their run manifest.
     """
     from clawgym.console import Console
     from clawgym.evaluation.compare import compare
@@ -50,7 +50,7 @@ def verify_command(
     run: RunPath,
     taskset: Annotated[
         str | None,
-        typer.Option(metavar="TASKSET", help="Where its tasks are: a name or a path. Default: as in the run."),
+        typer.Option(metavar="TASKSET", help="The task set of the run: a name or a path. Default: as in the run."),
     ] = None,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="NAME", help="Sandbox backend. Default: as in the run.")
@@ -60,8 +60,8 @@ def verify_command(
 ) -> None:
     """Grade the stored workspaces of a run again, without a model, and report each difference with its reason.
 
-    Exit status 0 when all results agree, 1 when one does not (or nothing could be graded again), 130 when interrupted;
-    the same command resumes. The findings are written to verification.json in the folder; the results are not changed.
+    Exit status 0 if all results were reproduced, 1 if one was not or nothing could be graded again, 130 when
+    interrupted; the same command resumes. Writes verification.json into the folder; the results are not changed.
     """
     from clawgym.records.run_folder import RunFolder
 
@@ -70,7 +70,7 @@ def verify_command(
 
 
 def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
-    """The tasks of the run as they are now. Raises :class:`TaskSetNotFound` or :class:`TaskError` with what to do."""
+    """Load the task set of a run, as it is now. Raises :class:`TaskSetNotFound` or :class:`TaskError`."""
     from clawgym.errors import TaskError, TaskSetNotFound
     from clawgym.tasks import sets
 
@@ -81,8 +81,8 @@ def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
         if taskset:
             raise
         raise TaskSetNotFound(
-            f"the tasks of {run.path} ({name or 'unnamed'}) are not found: name them, or the folder they are in, with "
-            f"--taskset ({error})"
+            f"the task set of {run.path} ({name or 'unnamed'}) was not found: give its name or folder with --taskset "
+            f"({error})"
         ) from error
 
 
@@ -95,12 +95,12 @@ async def _verify(run: RunFolder, tasks: TaskSet, sandbox: str | None, concurren
     console = Console(stderr=True)
     stop = asyncio.Event()
     stop_on_signals(stop, console.say)
-    made = make_backend(sandbox or str(run.manifest.isolation.get("backend") or "auto"))
+    backend = make_backend(sandbox or str(run.manifest.isolation.get("backend") or "auto"))
     try:
         progress = TaskProgress(console, "grading again", "episodes")
-        record = await regrade(run, tasks, made, concurrency=concurrency, progress=progress, stop=stop)
+        record = await regrade(run, tasks, backend, concurrency=concurrency, progress=progress, stop=stop)
     finally:
-        await made.aclose()
+        await backend.aclose()
     _show(record, as_json)
     return 0 if record.agrees else 130 if stop.is_set() else 1
 
@@ -122,13 +122,13 @@ def watch_command(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN|PID]", help="A run folder in progress, or a process id. Default: all that is yours."
+            metavar="[RUN|PID]", help="A run folder in progress, or a process id. Default: all your processes."
         ),
     ] = None,
 ) -> None:
-    """Show the desktops (or else the last lines) of running evaluations and environments on a web page.
+    """Show the desktops, or the last lines of output, of running evaluations and environments on a web page.
 
-    The address holds a secret and works on this machine alone. Ctrl-C ends the page; the runs continue.
+    The address contains a secret and works only on this machine. Ctrl-C ends the page; the runs continue.
     """
     from clawgym.console import Console
     from clawgym.live.page import Page
@@ -139,12 +139,12 @@ def watch_command(
     Console().say(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            time.sleep(1)  # not for ever: where another thread was given the signal, it is seen between two sleeps
+            time.sleep(1)  # a signal that another thread received is handled between two sleeps
     page.close()
 
 
 def _process(what: str | None) -> int | None:
-    """Raises :class:`RunFolderError` for a run that no process writes."""
+    """The process id for the argument of ``watch``. Raises :class:`RunFolderError` for a run that is not running."""
     from clawgym.errors import RunFolderError
     from clawgym.records.run_folder import writer_of
 
@@ -153,5 +153,5 @@ def _process(what: str | None) -> int | None:
     if what.isdecimal():
         return int(what)
     if (pid := writer_of(what)) is None:
-        raise RunFolderError(f"{what} is not in progress: look at its report.html, or run its command again")
+        raise RunFolderError(f"{what} is not in progress: open its report.html, or run its command again")
     return pid

@@ -34,9 +34,9 @@ app.command("audit")(audit_command)
 out = Console()
 err = Console(stderr=True)
 
-_AT_ONCE = 2
-"""Tasks that ``validate`` tries at once by default."""
-FormatName = Annotated[str, typer.Option(metavar="NAME", help="What to write: see `clawgym list formats`.")]
+_DEFAULT_CONCURRENCY = 2
+"""Tasks that ``validate`` runs at once by default."""
+FormatName = Annotated[str, typer.Option(metavar="NAME", help="Format to write: see `clawgym list formats`.")]
 
 
 def _print_problems(tasks: TaskSet) -> None:
@@ -46,7 +46,7 @@ def _print_problems(tasks: TaskSet) -> None:
 
 @app.command("list")
 def list_sets() -> None:
-    """The task sets that have names, and where each would come from."""
+    """List the named task sets, and where each is loaded from."""
     table = Table("name", "what", Column("where", overflow="fold"))
     for name in names():
         table.add_row(name, about(name), available(name))
@@ -56,10 +56,10 @@ def list_sets() -> None:
 @app.command()
 def show(
     taskset: TaskSetName,
-    task_id: Annotated[str | None, typer.Argument(help="One task of it.")] = None,
+    task_id: Annotated[str | None, typer.Argument(help="Show one task of the set.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """A task set in summary, or one task in full."""
+    """Show a summary of a task set, or all details of one task."""
     tasks = load(taskset, ids=[task_id] if task_id else None)
     found = _task_summary(tasks.tasks[0]) if task_id else _set_summary(tasks)
     if as_json:
@@ -74,7 +74,7 @@ def show(
     out.print(table)
     if instruction:
         out.rule("instruction")
-        out.print(Padding(instruction, (0, 0, 0, 2)))  # its lines are not lines of ours
+        out.print(Padding(instruction, (0, 0, 0, 2)))  # indented, so that untrusted lines cannot imitate ours
 
 
 def _set_summary(tasks: TaskSet) -> dict[str, Any]:
@@ -118,7 +118,8 @@ def _task_summary(task: Task) -> dict[str, Any]:
 def prepare(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.", exists=True, file_okay=False)],
 ) -> None:
-    """Make the layers that the tasks of a folder need, once for this machine. The same command resumes."""
+    """Prepare the layers (folders of packages) that the tasks of a folder need, once per machine. The same command
+    resumes."""
     from clawgym.tasks.formats.clawgym import is_task, read_locks
     from clawgym.tasks.layers import prepare as make_layer
 
@@ -129,7 +130,7 @@ def prepare(
         for lock in locks.values():
             make_layer(lock, progress=lambda what, *_: shown.update(bar, description=what))
             shown.advance(bar)
-    out.say(f"{len(found)} tasks, {len(locks)} layers: all there")
+    out.say(f"{len(found)} tasks, {len(locks)} layers ready")
 
 
 @app.command()
@@ -140,10 +141,13 @@ def validate(
     sandbox: SandboxName = "auto",
     concurrency: Concurrency = None,
 ) -> None:
-    """Run each task's solution and a do-nothing agent three times, its wrong solutions once; exit 1 if unsound."""
+    """Run each task's solution and a no-op agent three times, and its wrong solutions once.
+
+    Exit status 1 if a task is invalid.
+    """
     tasks = load(taskset, ids=task, limit=limit)
     _print_problems(tasks)
-    findings = asyncio.run(_validate(tasks, sandbox, concurrency or _AT_ONCE))
+    findings = asyncio.run(_validate(tasks, sandbox, concurrency or _DEFAULT_CONCURRENCY))
     bad = [finding for finding in findings if finding.status in ("fail", "infra")]
     for (status, detail, log), where in _grouped(bad).items():
         out.say(f"{status} {where}: {detail}", style="red")
@@ -162,35 +166,35 @@ def validate(
 
 
 def _grouped(findings: list[Finding]) -> dict[tuple[str, str, str], str]:
-    """Status, detail and log of the findings -> where they were met, task and rule: the first three of many."""
-    met: dict[tuple[str, str, str], list[str]] = {}
+    """Status, detail and log of equal findings -> their tasks and rules; at most three are named."""
+    places: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
-        met.setdefault((finding.status, finding.detail, finding.log), []).append(f"{finding.task_id} {finding.rule}")
+        places.setdefault((finding.status, finding.detail, finding.log), []).append(f"{finding.task_id} {finding.rule}")
     return {
         key: ", ".join(where[:3]) + (f" and {len(where) - 3} more" if len(where) > 3 else "")
-        for key, where in met.items()
+        for key, where in places.items()
     }
 
 
 async def _validate(tasks: TaskSet, sandbox: str, concurrency: int) -> list[Finding]:
-    from clawgym.sandbox import backend
+    from clawgym.sandbox import backend as make_backend
 
-    boxes = backend(sandbox)
+    backend = make_backend(sandbox)
     slots = asyncio.Semaphore(concurrency)
     try:
-        await boxes.probe()
+        await backend.probe()
         with progress(err) as shown:
             bar = shown.add_task("validating", total=len(tasks))
 
             async def one(task: Task) -> list[Finding]:
                 async with slots:
-                    findings = await validate_task(task, boxes)
+                    findings = await validate_task(task, backend)
                 shown.advance(bar)
                 return findings
 
             return [finding for found in await asyncio.gather(*map(one, tasks.tasks)) for finding in found]
     finally:
-        await boxes.aclose()
+        await backend.aclose()
 
 
 @app.command("import")
@@ -199,7 +203,7 @@ def import_tasks(
     dest: Annotated[Path, typer.Argument(help="The new folder or file.")],
     format: FormatName = "clawgym",
     source_format: Annotated[
-        str | None, typer.Option("--from", metavar="NAME", help="What to read. Default: detected.")
+        str | None, typer.Option("--from", metavar="NAME", help="Format to read. Default: detected.")
     ] = None,
 ) -> None:
     """Read tasks in any format and write them as ClawGym folders (or another format)."""
@@ -234,7 +238,7 @@ def new(
         typer.Option(help="python: a file that makes tasks from seeds. clawgym: a folder with one task."),
     ] = "python",
 ) -> None:
-    """Start a task set: a small one that works, to change step by step."""
+    """Start a task set from a small working example."""
     if format == "python":
         path = path if path.suffix == ".py" else path.with_name(f"{path.name}.py")
         new_python(path)

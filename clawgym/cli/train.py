@@ -1,4 +1,4 @@
-"""``clawgym train``: train a policy into a run folder; the same command resumes."""
+"""``clawgym train``: train a policy and write a run folder; the same command resumes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clawgym.cli._options import ConfigName, DryRun, Out, Settings
 if TYPE_CHECKING:
     from clawgym.trainers.config import TrainConfig
 
-__all__ = ["learn", "train_command"]
+__all__ = ["train", "train_command"]
 
 
 def train_command(
     method: Annotated[
-        str, typer.Argument(metavar="rl|sft", help="rl: from episodes and their rewards; sft: by imitation.")
+        str, typer.Argument(metavar="rl|sft", help="rl: from rewards of episodes; sft: on demonstrations.")
     ] = "rl",
     config: ConfigName = "tiny-cpu",
     settings: Settings = None,
@@ -30,8 +30,8 @@ def train_command(
 ) -> None:
     """Train a policy on tasks in real sandboxes.
 
-    The run folder is runs/<name>-<method>-seed<seed> if --out is left out. The same command resumes an interrupted run.
-    --dry-run shows the tasks, and the memory that the run needs.
+    The run folder is runs/<name>-<method>-seed<seed> unless --out is given. The same command resumes an interrupted
+    run. --dry-run shows the tasks and the memory that the run needs.
     """
     from clawgym.trainers.config import load_config
 
@@ -39,22 +39,25 @@ def train_command(
     name = re.sub(r"[^\w.@+-]+", "-", f"{chosen.name}-{method}-seed{chosen.seed}")
     folder = out or Path("runs") / name
     if dry_run:
-        _needed()
+        _check_installed()
         from clawgym.trainers.local.main import plan
 
         _show(plan(chosen, method, folder))
         return
-    raise typer.Exit(learn(chosen, folder, method))
+    raise typer.Exit(train(chosen, folder, method))
 
 
-def learn(config: TrainConfig, folder: Path, method: str) -> int:
-    """Train as ``config`` says, in ``folder``, and tell the terminal; returns the exit status. Raises
-    :class:`~clawgym.errors.MissingDependency`, and as the trainer does."""
-    _needed()
+def train(config: TrainConfig, folder: Path, method: str) -> int:
+    """Train into ``folder``, show progress on the terminal, and return the exit status.
+
+    ``method``: ``rl`` or ``sft``. Raises :class:`~clawgym.errors.MissingDependency` without torch and transformers,
+    and the errors of the trainer.
+    """
+    _check_installed()
     return asyncio.run(_run(config, folder, method))
 
 
-def _needed() -> None:
+def _check_installed() -> None:
     try:
         import clawgym.trainers.local.main  # noqa: F401
     except ImportError as error:
@@ -68,8 +71,8 @@ def _needed() -> None:
 async def _run(config: TrainConfig, folder: Path, method: str) -> int:
     from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.console import Console
+    from clawgym.trainers import protocols
     from clawgym.trainers.common.tracking import LiveView, PlainView
-    from clawgym.trainers.protocols import train
 
     console = Console(stderr=True)
     stop = asyncio.Event()
@@ -79,7 +82,7 @@ async def _run(config: TrainConfig, folder: Path, method: str) -> int:
         else:
             view = PlainView(console)
         stop_on_signals(stop, view.say)
-        await train(config, folder, method, view=view, stop=stop)
+        await protocols.train(config, folder, method, view=view, stop=stop)
     console.say(f"report: {folder / 'report.html'}")
     if stop.is_set():
         console.say("Stopped. Resume with:")
@@ -103,5 +106,5 @@ def _show(about: Mapping[str, Any]) -> None:
             table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else visible(str(shown)))
     for name, size in about["memory_bytes"].items():
         table.add_row(name, f"{size / 2**20:,.0f} MiB")
-    table.add_row("in all, about", f"{sum(about['memory_bytes'].values()) / 2**20:,.0f} MiB")
+    table.add_row("total, about", f"{sum(about['memory_bytes'].values()) / 2**20:,.0f} MiB")
     Console().print(table)

@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it."""
+"""The commands demo and doctor, and what all commands have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clawgym import __version__
 from clawgym.cli import app
 from clawgym.cli.doctor import examine
 
-# The demo's training, with next to nothing of everything: what is learnt takes minutes.
+# The demo with as little training as possible: the whole demo takes minutes.
 BRIEFLY = """
 import clawgym.trainers.config as config
 whole = config.load_config
@@ -38,7 +38,7 @@ def test_version_and_help() -> None:
         assert command in text
 
 
-def test_our_errors_are_one_line_that_ends_with_what_to_do(tmp_path: Path) -> None:
+def test_errors_are_one_line_with_advice(tmp_path: Path) -> None:
     done = clawgym("eval", "terminal-basik", "--agent", "noop", cwd=tmp_path)
     assert done.returncode == 2
     assert "terminal-basic" in done.stderr
@@ -49,7 +49,7 @@ def test_our_errors_are_one_line_that_ends_with_what_to_do(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_every_complaint_of_the_doctor_comes_with_a_mend() -> None:
+def test_every_failed_check_of_doctor_has_a_fix() -> None:
     findings = examine()
     assert any(f.what == "sandbox: namespace" for f in findings)
     for finding in findings:
@@ -57,7 +57,7 @@ def test_every_complaint_of_the_doctor_comes_with_a_mend() -> None:
         assert bool(finding.mend) == (not finding.ok)
 
 
-def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
+def test_doctor_reports_missing_data_and_docker(tmp_path: Path) -> None:
     done = clawgym("doctor", "--json", cwd=tmp_path, CLAWGYM_DATA=str(tmp_path / "gone"), DOCKER_HOST="unix:///no.sock")
     findings = {f["what"]: f for f in json.loads(done.stdout)}
     assert not findings["public task sets"]["ok"]
@@ -65,32 +65,32 @@ def test_doctor_notices_what_is_missing(tmp_path: Path) -> None:
     assert "DOCKER_HOST" in findings["sandbox: docker"]["mend"]
 
 
-def test_doctor_fails_where_no_sandbox_works(tmp_path: Path) -> None:
+def test_doctor_exits_with_1_if_no_sandbox_works(tmp_path: Path) -> None:
     before = "import clawgym.sandbox as s; s.local_names = lambda: ()"
     done = clawgym("doctor", "--json", cwd=tmp_path, before=before)
     assert done.returncode == 1
-    (finding,) = [f for f in json.loads(done.stdout) if f["what"] == "somewhere to run tasks"]
+    (finding,) = [f for f in json.loads(done.stdout) if f["what"] == "working sandbox"]
     assert not finding["ok"]
     assert finding["mend"]
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="chroot boxes need root")
-def test_doctor_says_what_chroot_does_not_isolate(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="chroot sandboxes need root")
+def test_doctor_lists_what_chroot_does_not_isolate(tmp_path: Path) -> None:
     done = clawgym("doctor", cwd=tmp_path, DOCKER_HOST="unix:///no.sock")
     lines = done.stdout.splitlines()
     (first,) = (number for number, line in enumerate(lines) if "sandbox: chroot" in line)
-    assert "tier chroot; not: pid" in lines[first]
+    assert "tier chroot; not isolated: pid" in lines[first]
     said = []
     for line in lines[first + 1 :]:
         if not line.strip().startswith("- "):
             break
         said.append(line.strip()[2:].partition(":")[0])
     assert {"processes", "files", "network", "users", "disk", "host"} <= set(said)
-    assert "isolates less" not in done.stderr, "the report says it already"
+    assert "isolates less" not in done.stderr, "the report has it already"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the demo needs a sandbox")
-def test_the_demo_ranks_three_agents_and_trains_a_model(tmp_path: Path) -> None:
+def test_demo_ranks_three_agents_and_trains_a_model(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = clawgym("demo", cwd=tmp_path, before=BRIEFLY)
     assert done.returncode == 0, done.stderr
@@ -108,4 +108,4 @@ def test_the_demo_ranks_three_agents_and_trains_a_model(tmp_path: Path) -> None:
         shown = [line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith(f"{method} ")]
         assert shown == ["0", "1", "2"]
     again = clawgym("demo", cwd=tmp_path, before=BRIEFLY)
-    assert again.stdout == done.stdout, "the same command goes on from where it was: nothing is left to do"
+    assert again.stdout == done.stdout, "the same command resumes: nothing is left to do"

@@ -28,7 +28,7 @@ async def start(*argv: str, cwd: Path) -> tuple[asyncio.subprocess.Process, dict
     return process, {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-async def test_a_gateway_over_a_recording(tmp_path):
+async def test_gateway_with_replay_engine(tmp_path):
     recording = tmp_path / "answers.jsonl"
     recording.write_text('{"text": "one"}\n{"text": "two"}\n')
     process, shown = await start("--engine", "replay", "--model", str(recording), cwd=tmp_path)
@@ -40,10 +40,10 @@ async def test_a_gateway_over_a_recording(tmp_path):
             )
             assert answer.choices[0].message.content == "one"
         async with anthropic.AsyncAnthropic(base_url=shown["base_url"], api_key=shown["api_key"]) as client:
-            said = await client.messages.create(
+            reply = await client.messages.create(
                 model="policy", max_tokens=9, messages=[{"role": "user", "content": "hello again"}]
             )
-            assert [part.text for part in said.content if part.type == "text"] == ["one"]
+            assert [part.text for part in reply.content if part.type == "text"] == ["one"]
         connector = aiohttp.UnixConnector(path=shown["control"])
         headers = {"Authorization": f"Bearer {Path(shown['token']).read_text().strip()}"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as client:
@@ -60,7 +60,7 @@ async def test_a_gateway_over_a_recording(tmp_path):
         assert len(turns) == 2
 
 
-async def test_a_session_closed_in_the_pool_takes_no_further_call(tmp_path):
+async def test_session_closed_in_the_pool_refuses_calls(tmp_path):
     recording = tmp_path / "answers.jsonl"
     recording.write_text('{"text": "one"}\n{"text": "two"}\n')
     process, shown = await start("--engine", "replay", "--model", str(recording), cwd=tmp_path)
@@ -82,8 +82,8 @@ async def test_a_session_closed_in_the_pool_takes_no_further_call(tmp_path):
     assert (episode.state, episode.n_turns) == ("closed", 1)
 
 
-async def test_what_does_not_go_together_is_said(tmp_path):
-    for argv, said in [
+async def test_conflicting_options_are_refused(tmp_path):
+    for argv, reply in [
         (("--engine", "vllm", "--model", "m"), "engine 'vllm' needs base_url, tokenizer"),
         (("--engine", "replay", "--model", "none.jsonl"), "none.jsonl"),
         (("--engine", "vlm", "--model", "m"), "Did you mean 'vllm'"),
@@ -95,4 +95,4 @@ async def test_what_does_not_go_together_is_said(tmp_path):
         )
         _, errors = await process.communicate()
         assert process.returncode == 2
-        assert said in errors.decode()
+        assert reply in errors.decode()

@@ -31,10 +31,10 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
     return install("2026.4.1")
 
 
-def test_what_is_installed_is_named_and_checked(copy: Installation) -> None:
+def test_installed_copy_is_reported_and_checked(copy: Installation) -> None:
     code, out, err = clawgym("install", "--check")
     assert (code, err) == (0, "comparing files\n")
-    assert out == (f"OpenClaw 2026.4.1 on Node {copy.node_version}, every file as it was installed: {copy.folder}\n")
+    assert out == (f"OpenClaw 2026.4.1 on Node {copy.node_version}, every file verified: {copy.folder}\n")
     assert clawgym("install")[:2] == (0, out)
     copy.entry.chmod(0o755)
     copy.entry.write_text("other")
@@ -43,7 +43,7 @@ def test_what_is_installed_is_named_and_checked(copy: Installation) -> None:
     assert "node_modules/openclaw/openclaw.mjs: was changed): clawgym openclaw install\n" in err
 
 
-def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path) -> None:
+def test_missing_installation_is_reported_with_the_command(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
     code, _, err = clawgym("install", "--check", **cache)
     assert code == 2
@@ -52,7 +52,7 @@ def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path) -> None:
     assert (code, err) == (2, "clawgym: OpenClaw version 'latest': give an exact one, such as 2026.4.1\n")
 
 
-def test_an_image_is_made_and_what_it_lacks_is_said(tmp_path: Path) -> None:
+def test_image_is_prepared_and_missing_parts_are_reported(tmp_path: Path) -> None:
     programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "python3", "tar")]
     image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *openclaw_layer()])])
     code, out, err = clawgym("image", image, tmp_path / "made")

@@ -62,12 +62,12 @@ def test_every_command_and_parameter_has_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_command_uses_another_name_for_a_known_thing(name: str) -> None:
+def test_no_command_uses_another_name_for_a_shared_option(name: str) -> None:
     used = {option for parameter in ALL[name].params for option in parameter.opts}
     assert not {option: NOT_NAMES[option] for option in used & NOT_NAMES.keys()}
 
 
-def test_an_option_of_two_commands_is_the_same_in_both() -> None:
+def test_shared_options_are_the_same_in_all_commands() -> None:
     """Names, kind and help: what `clawgym/cli/_options.py` declares once."""
     found: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, command in ALL.items():
@@ -81,7 +81,7 @@ def test_an_option_of_two_commands_is_the_same_in_both() -> None:
     assert not unlike
 
 
-def test_positional_arguments_have_the_names_of_the_table() -> None:
+def test_positional_arguments_have_known_names() -> None:
     known = {
         "TASKSET",
         "RUN",

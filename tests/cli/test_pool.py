@@ -28,20 +28,20 @@ def where(tmp_path: Path) -> Path:
     return tmp_path / "pool.db"
 
 
-def test_stats_say_what_is_there(where: Path) -> None:
+def test_stats_count_episodes_and_groups(where: Path) -> None:
     text = run("pool", "stats", where).output
     assert "3 solved" in text
     assert "1 leased" in text
-    assert "1.00 an episode" in text
+    assert "1.00 per episode" in text
     found = json.loads(run("pool", "stats", where, "--json").output)
     assert found["channels"]["train"]["turns"] == 12
 
 
-def test_episodes_go_out_and_come_in(where: Path, tmp_path: Path) -> None:
+def test_export_and_import_episodes(where: Path, tmp_path: Path) -> None:
     assert "3 episodes" in run("pool", "export", where, tmp_path / "e.parquet").output
     second = tmp_path / "second.db"
     assert "3 episodes with 12 turns" in run("pool", "import", second, tmp_path / "e.parquet").output
-    assert "3 episodes were there already" in run("pool", "import", second, tmp_path / "e.parquet").output
+    assert "3 episodes were already in the pool" in run("pool", "import", second, tmp_path / "e.parquet").output
     assert (
         "1 episodes"
         in run("pool", "export", where, tmp_path / "m.jsonl", "--format", "messages", "--task", "t1").output
@@ -62,16 +62,16 @@ def online(tmp_path: Path) -> Path:
     return tmp_path / "online.db"
 
 
-def test_stats_name_flaws_and_tell_tools_from_images(online: Path) -> None:
+def test_stats_count_flaws_and_separate_tools_from_images(online: Path) -> None:
     text = run("pool", "stats", online).output
-    assert "turns     4, of them flawed 2 (2 greedy)" in text
+    assert "turns     4, 2 of them flawed (2 greedy)" in text
     assert "0 images, 1 tool definitions" in text
     found = json.loads(run("pool", "stats", online, "--json").output)
     assert (found["images"], found["tools"]) == (0, 1)
     assert found["channels"]["online"]["flaws"] == {"greedy": 2}
 
 
-def test_export_says_how_many_sessions_are_open_and_close_ends_them(online: Path, tmp_path: Path) -> None:
+def test_export_counts_open_sessions_and_close_closes_them(online: Path, tmp_path: Path) -> None:
     out = tmp_path / "e.parquet"
     done = run("pool", "export", online, out)
     assert "0 episodes" in done.output
@@ -94,12 +94,12 @@ def test_export_says_how_many_sessions_are_open_and_close_ends_them(online: Path
 
 def test_close_refuses_a_closed_session_and_changes_nothing(online: Path) -> None:
     assert run("pool", "close", online, "one", "--outcome", "solved").exit_code == 0
-    assert "one: closed already" in str(run("pool", "close", online, "two", "one").exception)
+    assert "one: already closed" in str(run("pool", "close", online, "two", "one").exception)
     with Pool(online) as pool:
         assert (pool.episode("one").trainable, pool.episode("two").state) == (None, "open")
 
 
-def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_missing_pool_is_refused_and_not_created(tmp_path: Path) -> None:
     for words in (("stats", tmp_path / "gone.db"), ("export", tmp_path / "gone.db", tmp_path / "e")):
         result = run("pool", *words)
         assert isinstance(result.exception, PoolError)
@@ -107,7 +107,7 @@ def test_a_pool_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pool_check_ends_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
+def test_pool_check_exits_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
     result = run("pool", "check", where)
     assert result.exit_code == 0
     assert "3 exact" in result.output
@@ -124,7 +124,7 @@ def test_pool_check_ends_with_0_only_if_all_is_exact(where: Path, tmp_path: Path
     assert run("pool", "check", tmp_path / "empty.jsonl").exit_code == 1
 
 
-def test_pool_check_names_what_it_cannot_read(where: Path, tmp_path: Path) -> None:
+def test_pool_check_reports_unreadable_tokenizer(where: Path, tmp_path: Path) -> None:
     assert isinstance(run("pool", "check", tmp_path / "gone").exception, TraceError)
     result = run("pool", "check", where, "--tokenizer", tmp_path)
     assert "no tokenizer.json" in str(result.exception)
@@ -132,7 +132,7 @@ def test_pool_check_names_what_it_cannot_read(where: Path, tmp_path: Path) -> No
     assert "not a tokenizer" in str(run("pool", "check", where, "--tokenizer", tmp_path).exception)
 
 
-def test_with_a_tokenizer_texts_are_compared(tmp_path: Path) -> None:
+def test_pool_check_compares_texts_with_a_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 0, "yes": 1, "no": 2, "?": 3}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))

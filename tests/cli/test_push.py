@@ -17,7 +17,7 @@ from ..hub_run import train_run
 pytest.importorskip("huggingface_hub")
 
 
-def test_a_dry_run_shows_files_and_card_and_reaches_for_nothing(
+def test_dry_run_shows_files_and_card_without_network(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> NoReturn:
@@ -39,7 +39,7 @@ def test_a_dry_run_shows_files_and_card_and_reaches_for_nothing(
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_run_of_another_kind_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_refused(model_folder: Path, tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", model_folder)
     text = (run / "receipt.json").read_text()
     (run / "receipt.json").write_text(text.replace('"train"', '"eval"'))

@@ -121,8 +121,8 @@ def test_an_evaluation(inside: Container) -> None:
 def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:
     code, text = inside.clawgym("doctor")
     assert code == 0, text
-    assert re.search(r"^NO  user namespaces .*\n.*mend: .*--sandbox chroot", text, re.M)
-    assert re.search(r"^NO  sandbox: namespace .*\n.*mend: .*backend='chroot'", text, re.M)
+    assert re.search(r"^NO  user namespaces .*\n.*fix: .*--sandbox chroot", text, re.M)
+    assert re.search(r"^NO  sandbox: namespace .*\n.*fix: .*backend='chroot'", text, re.M)
     assert re.search(r"^ok  sandbox: chroot +tier chroot; not: .*pid.*memory_limit", text, re.M)
     assert re.search(r"^ +- processes: no pid namespace", text, re.M)
     assert re.search(r"^ +- cpu: not limited", text, re.M)
@@ -131,9 +131,7 @@ def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:
 def test_ordinary_user_gets_advice(inside: Container) -> None:
     code, text = inside.clawgym("doctor", user="1000")
     assert code == 1
-    assert re.search(
-        r"^NO  sandbox: chroot +the chroot backend needs root.*\n +mend: .*docker run --user 0", text, re.M
-    )
+    assert re.search(r"^NO  sandbox: chroot +the chroot backend needs root.*\n +fix: .*docker run --user 0", text, re.M)
     words = ("eval", "terminal-basic", "--agent", "noop", "--out", "/tmp/refused")
     code, text = inside.clawgym(*words, "--sandbox", "chroot", user="1000")
     assert code == 2

@@ -141,8 +141,8 @@ async def test_the_doctor_seeks_no_cluster(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("clawgym.sandbox.local_names", lambda: ())
     findings = {finding.what: finding for finding in await asyncio.to_thread(examine)}
-    assert findings["sandbox: ray"].detail.startswith("not asked for")
-    assert "somewhere to run tasks" in findings, "what is not asked for is no place to run"
+    assert findings["sandbox: ray"].detail.startswith("not checked")
+    assert "working sandbox" in findings, "a cluster that was not checked does not count"
 
 
 async def test_backends_of_nodes_are_named() -> None:

@@ -110,7 +110,7 @@ def test_prepare_makes_what_a_folder_needs(tmp_path: Path, layer: Layer, monkeyp
     monkeypatch.setattr(layers, "prepare", lambda lock, *, progress: asked.append(lock.digest))
     result = CliRunner().invoke(app, ["prepare", str(tmp_path / "set")])
     assert (result.exit_code, asked) == (0, [LOCK.digest])
-    assert "2 tasks, 1 layers: all there" in result.stdout
+    assert "2 tasks, 1 layers ready" in result.stdout
 
 
 @pytest.mark.parametrize(
