@@ -22,7 +22,7 @@ from clawgym.console import Console, Progress, progress
 from clawgym.errors import ClawGymError
 from clawgym.trainers.config import TrainConfig, load_config
 from clawgym.trainers.local.personal import METHODS, Method, bench
-from clawgym.trainers.local.personal_report import by_method, shown
+from clawgym.trainers.local.personal_report import by_method, format_interval
 
 _COLUMNS = ("method", "seeds", "before", "learning", "after", "change", "against random", "all right", "content",
             "stable after")  # fmt: skip
@@ -49,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(config: TrainConfig, out: Path, methods: list[Method], seeds: int) -> int:
     console = Console(stderr=True)
     stop = asyncio.Event()
-    with progress(console) as shown:
+    with progress(console) as bars:
         stop_on_signals(stop, console.say)
-        told = _told(shown, console)
-        results = await bench(config, out, methods=methods, seeds=seeds, told=told, say=console.say, stop=stop)
+        on_progress = _progress_bar(bars, console)
+        results = await bench(
+            config, out, methods=methods, seeds=seeds, on_progress=on_progress, say=console.say, stop=stop
+        )
     _show(results)
     console.say(f"report: {out / 'report.md'}")
     if stop.is_set():
@@ -61,16 +63,16 @@ async def _run(config: TrainConfig, out: Path, methods: list[Method], seeds: int
     return 0
 
 
-def _told(shown: Progress, console: Console) -> Callable[[str, int, int], None]:
+def _progress_bar(bars: Progress, console: Console) -> Callable[[str, int, int], None]:
     """A bar on a terminal, else a line for each tenth."""
-    bar = shown.add_task("starting")
+    bar = bars.add_task("starting")
 
-    def told(what: str, done: int, total: int) -> None:
-        shown.update(bar, description=what, completed=done, total=total)
+    def on_progress(what: str, done: int, total: int) -> None:
+        bars.update(bar, description=what, completed=done, total=total)
         if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
             console.say(f"{what} ({done} of {total})")
 
-    return told
+    return on_progress
 
 
 def _show(results: Mapping[str, Any]) -> None:
@@ -81,12 +83,12 @@ def _show(results: Mapping[str, Any]) -> None:
             method,
             str(row["seeds"]),
             f"{row['before'][0]:.2f}",
-            shown(row["learning"]),
-            shown(row["after"]),
-            shown(row["change"], sign=True),
-            "" if row["against_random"] is None else shown(row["against_random"], sign=True),
-            shown(row["right"]),
-            shown(row["content"]),
+            format_interval(row["learning"]),
+            format_interval(row["after"]),
+            format_interval(row["change"], sign=True),
+            "" if row["against_random"] is None else format_interval(row["against_random"], sign=True),
+            format_interval(row["right"]),
+            format_interval(row["content"]),
             stable,
         )
     Console().print(table)

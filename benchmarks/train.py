@@ -9,7 +9,7 @@ Each part runs in processes of its own, on random weights in float32, on one thr
 
 - run: a short ``clawgym train rl`` in real boxes: what its ``metrics.jsonl`` says, and the most memory it held.
 - update: one update on 64 completions (8 prompts x 8), sampled before by our engine: ``make_batch`` and
-  ``Learner.learn`` beside one step of TRL's ``GRPOTrainer`` on the same weights, ids and rewards, in turns. What is
+  ``Learner.train_step`` beside one step of TRL's ``GRPOTrainer`` on the same weights, ids and rewards, in turns. What is
   counted of TRL begins when it has its advantages: neither its sampling nor its rewards. CPU time, so that others on
   the machine count for little; per token of prompts and completions, whatever was filled up or shared. ``rollout`` and
   ``recompute`` are ``algorithm.old``: TRL makes one pass, as ``rollout`` does; ``recompute`` makes one more. The ratio
@@ -17,7 +17,7 @@ Each part runs in processes of its own, on random weights in float32, on one thr
   that of the rounds. Norms of the first gradient show that the two compute the same.
 - ahead: episodes whose agent runs a command of long-tailed duration first (log-normal), the same durations with each
   ``rollout.staleness``, in real boxes.
-- memory: what one ``Learner.learn`` adds to the resident memory at its peak, in a fresh process each, beside what rows
+- memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what rows
   filled up to the longest would hold.
 """
 
@@ -52,9 +52,9 @@ from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import TrainingSequence
 from clawgym.trainers.common import collector
 from clawgym.trainers.common.batch import make_batch
-from clawgym.trainers.common.parts import load_parts
 from clawgym.trainers.common.policy import load_policy
 from clawgym.trainers.common.services import pool_file
+from clawgym.trainers.common.splits import load_splits
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
@@ -150,7 +150,7 @@ class Ours:
     def update(self) -> float:
         """CPU seconds."""
         started = time.process_time()
-        figures = self._learner.learn(make_batch(self._batch, self._config, seed=0), seed=0)
+        figures = self._learner.train_step(make_batch(self._batch, self._config, seed=0), seed=0)
         seconds = time.process_time() - started
         self.grad_norm = self.grad_norm or figures["actor/grad_norm"]
         return seconds
@@ -326,7 +326,7 @@ class Slow(ToolLoopAgent):
 def measure_ahead(options: argparse.Namespace, folder: Path) -> None:
     places = 16
     config = small(options, groups=4, group_size=4, concurrency=places, staleness=options.staleness)
-    Slow.tasks = frozenset(task.id for task in load_parts(config.tasks, config.agent).train)
+    Slow.tasks = frozenset(task.id for task in load_splits(config.tasks, config.agent).train)
     setattr(collector, "ToolLoopAgent", Slow)  # noqa: B010  # everything else is the real loop
     first, *rows = steps_of(config, folder / "run")
     start, end = first["time"], rows[-1]["time"]
@@ -410,13 +410,13 @@ def peak(case: tuple[Path, str, int]) -> float:
     )
     learner = Learner(load_policy(config.model, folder, config.compute), config)
 
-    def learn(lengths: Sequence[int]) -> None:
-        learner.learn(make_batch(batch_of(unrelated(lengths, 700)), config, seed=0), seed=0)
+    def step(lengths: Sequence[int]) -> None:
+        learner.train_step(make_batch(batch_of(unrelated(lengths, 700)), config, seed=0), seed=0)
 
-    learn([16, 16])  # gradients, and what the optimizer keeps
+    step([16, 16])  # gradients, and what the optimizer keeps
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now what is resident
     before = resident("VmRSS")
-    learn(LENGTHS[name])
+    step(LENGTHS[name])
     return resident("VmHWM") - before
 
 

@@ -1,4 +1,4 @@
-"""Training: the formulas (``algorithms``, torch only) and the engines that use them.
+"""Training: the formulas (``algorithms``, needs only torch) and the trainers that use them.
 
-Nothing is imported here: ``import clawgym.trainers`` needs no torch.
+This module imports nothing, so ``import clawgym.trainers`` works without torch.
 """

@@ -1,7 +1,9 @@
-"""What advantages are made of: labels as indices, votes, means and spreads within sets. See ``algorithms``.
+"""Helpers for advantages: labels as indices, episode weights, means and standard deviations within sets.
 
-Invariants: numbers are float64 inside, so that an equal shift of all rewards changes nothing that is seen; a set of
-equals is centred to 0 exactly.
+:mod:`clawgym.trainers.algorithms` uses them.
+
+Invariants: sums are taken in float64, so adding the same number to all rewards does not change an advantage. A set of
+equal values is centred to exactly 0.
 """
 
 from __future__ import annotations
@@ -21,40 +23,41 @@ def z_score(values: Tensor, index: Tensor, weights: Tensor, std: bool, eps: floa
 
 
 def centred(values: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """value - mean of its set, and 0 exactly in a set of equals: rounding over a tiny spread would be a gradient."""
+    """value - mean of its set. Exactly 0 where all values of a set are equal: otherwise a rounding error, divided by a
+    tiny standard deviation, would become a gradient."""
     size = distinct(index)
     low = values.new_zeros(size).scatter_reduce(0, index, values, "amin", include_self=False)
     high = values.new_zeros(size).scatter_reduce(0, index, values, "amax", include_self=False)
     return torch.where((low == high)[index], 0.0, values - sum_by(weights * values, index)[index])
 
 
-def votes(group: Tensor, episode: Tensor) -> Tensor:
-    """(N,) 1 / (episodes of the group * steps of the episode): they sum to 1 in each group."""
+def episode_weights(group: Tensor, episode: Tensor) -> Tensor:
+    """(N,) 1 / (episodes of the group * steps of the episode). The weights sum to 1 in each group."""
     share = 1 / count_by(episode)
     return share / sum_by(share, group)[group]
 
 
 def check_episodes(group: Tensor, episode: Tensor) -> None:
     if torch.unique(torch.stack([group, episode]), dim=1).shape[1] != distinct(episode):
-        raise ValueError("an episode has steps in two groups: give each episode an id of its own")
+        raise ValueError("an episode has steps in two groups: give each episode a unique id")
 
 
 def checked(rewards: Tensor, **labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Rewards in float64 and labels as 0..n-1, or :class:`ValueError`."""
+    """Rewards in float64 and labels as 0..n-1. Raises :class:`ValueError` for wrong shapes and non-finite rewards."""
     same_shape(rewards=rewards, **labels)
     if rewards.dim() != 1:
-        raise ValueError(f"rewards {tuple(rewards.shape)}: give one number for each, flat")
+        raise ValueError(f"rewards {tuple(rewards.shape)}: give a one-dimensional tensor")
     wrong = (~torch.isfinite(rewards)).nonzero().flatten().tolist()
     if wrong:
-        raise ValueError(f"rewards[{wrong[0]}] is {float(rewards[wrong[0]])}: leave out what was not graded")
+        raise ValueError(f"rewards[{wrong[0]}] is {float(rewards[wrong[0]])}: leave out episodes that were not graded")
     return rewards.detach().double(), [index_of(label) for label in labels.values()]
 
 
 def same_shape(**tensors: Tensor) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1:
-        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"{said}: give tensors of one shape")
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"{found}: give tensors of the same shape")
 
 
 def index_of(labels: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ def sum_by(values: Tensor, index: Tensor) -> Tensor:
 
 
 def count_by(index: Tensor) -> Tensor:
-    """For each element, how many are in its set; float64."""
+    """For each element, the size of its set, in float64."""
     return sum_by(torch.ones_like(index, dtype=torch.float64), index)[index]
 
 
@@ -79,5 +82,5 @@ def dtype_of(tensor: Tensor) -> torch.dtype:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """At least float32: log-probs in half precision lose what a ratio is made of."""
+    """``tensor`` in at least float32: half precision is too coarse for differences of log-probs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,13 +1,13 @@
-"""The formulas of learning: advantages, weights and losses as pure functions on tensors.
+"""The formulas of training: advantages, token weights and losses as pure functions on tensors.
 
-Letters of shapes: E episodes, N steps (turns), S trained tokens (flat over a whole batch), V vocabulary, K kept ids.
-What is elementwise over S takes padded (B, T) tensors too; a place of padding has weight 0, and :func:`policy_loss`
-reads nothing else there.
+Shapes: E episodes, N steps (turns), S trained tokens (flat over a whole batch), V vocabulary, K kept ids. Functions
+that are elementwise over S also take padded (B, T) tensors. Padding has weight 0, and :func:`policy_loss` ignores all
+other values there.
 
-Invariants: one episode is one vote in every baseline; what cannot be compared (a group of one, a group of equals) has
-advantage 0 exactly, never its raw reward; no function keeps state; advantages and importance weights carry no
-gradient. Labels (groups, episodes, rows) are any whole numbers: only which ones are equal counts. Every function
-raises :class:`ValueError` where shapes do not fit or a reward is not finite.
+Invariants: episodes are weighted equally in every baseline. A group of one and a zero-variance group have advantage
+exactly 0. No function keeps state. Advantages and importance weights carry no gradient. Labels (groups, episodes,
+rows) are arbitrary integers; only their equality matters. Every function raises :class:`ValueError` if shapes do not
+match or a reward is not finite.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from clawgym.trainers._baselines import (
     count_by,
     distinct,
     dtype_of,
+    episode_weights,
     index_of,
     real,
     same_shape,
     sum_by,
-    votes,
     z_score,
 )
+from clawgym.trainers.traits import traits
 
 __all__ = [
     "Aggregation",
@@ -56,9 +57,9 @@ __all__ = [
 
 Aggregation = Literal["token", "episode", "sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
-_MOST = 20.0
-"""Bound of a log-ratio before ``exp``, in nats: beyond it a ratio says only that the two policies have nothing in
-common, and a float32 would overflow."""
+_MAX_LOG_RATIO = 20.0
+"""Clamp of a log-ratio before ``exp``, in nats. It prevents an overflow of float32; policies that differ by more have
+nothing in common."""
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
@@ -66,13 +67,13 @@ common, and a float32 would overflow."""
 
 @advantages.register("grpo")
 def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6) -> Tensor:
-    """GRPO: A_e = (r_e - mean_g) / (std_g + eps), with the unbiased standard deviation of its group.
+    """GRPO: A_e = (r_e - mean_g) / (std_g + eps), with the unbiased standard deviation of the group g.
 
     ``rewards`` (E,), ``groups`` (E,) -> (E,).
-    Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2; without the division Dr. GRPO (arXiv 2503.20783).
+    Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2. Without the division: Dr. GRPO (arXiv 2503.20783).
 
     Args:
-        std: whether to divide by the standard deviation; False: A_e = r_e - mean_g.
+        std: whether to divide by the standard deviation. If False, A_e = r_e - mean_g.
         eps: added to the standard deviation.
     """
     values, (group,) = checked(rewards, groups=groups)
@@ -80,6 +81,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: 
 
 
 @advantages.register("dr-grpo")
+@traits(scales_process=False)
 def centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """GRPO without the division by the standard deviation (Dr. GRPO): A_e = r_e - mean_g. (E,), (E,) -> (E,).
 
@@ -89,8 +91,11 @@ def centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 @advantages.register("binary")
+@traits(uses_outcome=False)
 def no_outcome_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Binary RL: no advantage from the outcome; the judge's majority on a turn is its advantage. (E,), (E,) -> (E,).
+    """Binary RL: the majority of the judge's votes on a turn is its advantage; this function gives 0 for the outcome.
+
+    ``rewards`` (E,), ``groups`` (E,) -> zeros (E,).
 
     Source: binary RL of arXiv 2603.10165.
     """
@@ -110,9 +115,9 @@ def rloo_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 @advantages.register("reinforce++")
 def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """REINFORCE++ with the group's mean as baseline, then divided by the standard deviation over the batch.
+    """REINFORCE++ with the group's mean as baseline, divided by the standard deviation over the batch.
 
-    ``rewards`` (E,), ``groups`` (E,) -> (E,). The batch's mean need not be taken off: it is 0 after the first step.
+    ``rewards`` (E,), ``groups`` (E,) -> (E,). The mean over the batch is 0 once the group means are subtracted.
     Source: REINFORCE++ (arXiv 2501.03262), the form with a baseline.
 
     Args:
@@ -127,24 +132,26 @@ def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-
 def step_advantages(
     rewards: Tensor, groups: Tensor, steps: Tensor, episodes: Tensor, *, std: bool = True, eps: float = 1e-6
 ) -> Tensor:
-    """Step-wise GRPO: the reward of a step against those of the same step of the other episodes of its group.
+    """Step-wise GRPO: compare the reward of a step with the same step of the other episodes of its group.
 
     ``rewards``, ``groups``, ``steps`` (index of the step in its episode), ``episodes``: (N,) each -> (N,).
-    In a bucket (group, step) of two or more: (r - mean) / (std + eps), unbiased. A step that only one episode reached
-    has nothing of its kind to be compared with: its baseline is that of the whole group, every step counted, each
-    episode one vote: with w_i = 1 / (episodes of g * steps of the episode), mean_g = sum w_i r_i and
-    var_g = sum w_i (r_i - mean_g)^2 / (1 - sum w_i^2), which is the unbiased variance where episodes have one step.
-    Source: OpenClaw-RL (arXiv 2603.10165), step-wise standardisation; the baseline of a bucket of one is ours.
+
+    A bucket is the same step of all episodes of a group. In a bucket of two or more, A = (r - mean) / (std + eps),
+    with the unbiased standard deviation. A step that only one episode reached is compared with all steps of its group,
+    with episodes weighted equally: with w_i = 1 / (episodes of g * steps of the episode), mean_g = sum w_i r_i and
+    var_g = sum w_i (r_i - mean_g)^2 / (1 - sum w_i^2). This is the unbiased variance if each episode has one step.
+
+    Source: OpenClaw-RL (arXiv 2603.10165), step-wise standardisation. The baseline of a bucket of one is our addition.
     """
     values, (group, step, episode) = checked(rewards, groups=groups, steps=steps, episodes=episodes)
     check_episodes(group, episode)
     if len(torch.unique(torch.stack([episode, step]), dim=1)[0]) != len(values):
-        raise ValueError("an episode has the same step twice: number the steps of an episode in their order")
+        raise ValueError("an episode has the same step twice: number the steps of an episode 0, 1, 2, ...")
     bucket = torch.unique(torch.stack([group, step]), dim=1, return_inverse=True)[1]
     n = count_by(bucket)
-    among_equals = z_score(values, bucket, 1 / n, std, eps)
-    in_group = z_score(values, group, votes(group, episode), std, eps)
-    return torch.where(n > 1, among_equals, in_group).to(dtype_of(rewards))
+    in_bucket = z_score(values, bucket, 1 / n, std, eps)
+    in_group = z_score(values, group, episode_weights(group, episode), std, eps)
+    return torch.where(n > 1, in_bucket, in_group).to(dtype_of(rewards))
 
 
 def integrated_advantages(
@@ -161,31 +168,45 @@ def integrated_advantages(
     eps: float = 1e-6,
     baseline: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Outcome and process normalised apart, then added: A_t = A_outcome + coefficient * clip(A_process, -c, c).
+    """Normalise outcome and process rewards separately, then add them.
 
-    ``outcome`` (E,), ``groups`` (E,), ``process`` (N,), ``episode_of_step`` (N,) indices into E -> (N,).
-    A_outcome is :func:`group_advantages`, or what ``baseline(outcome, groups)`` (E,) gives. A_process takes the process
-    rewards of all steps of a group together, one vote per episode (the baseline that :func:`step_advantages` falls back
-    to); with ``steps`` (N,) it is :func:`step_advantages`. A step that is not ``valid`` (N,) bool was not judged: its
-    A_process is 0 and it is in no baseline, so its ``process`` may be anything. ``coefficient`` may be a tensor (N,),
-    one weight for each setting.
-    Apart, because in a sum of rewards the larger variance decides, and a group of equal outcomes would be judged by
-    process alone at full scale. Source: GDPO (arXiv 2601.05242), which normalises each reward alone.
+    A_t = A_outcome + coefficient * clip(A_process, -clip, clip), for each step t. Shapes: ``outcome`` (E,), ``groups``
+    (E,), ``process`` (N,), ``episode_of_step`` (N,) -> (N,).
+
+    Rewards are normalised separately because in a sum of rewards the one with the larger variance dominates. In a
+    zero-variance group the process reward alone would then decide, at full scale.
+
+    Source: GDPO (arXiv 2601.05242), which normalises each reward separately.
+
+    Args:
+        outcome: the reward of each episode.
+        process: the process reward of each step.
+        groups: the group of each episode.
+        episode_of_step: the index into ``outcome`` of the episode of each step.
+        steps: (N,) index of the step in its episode. If given, A_process is :func:`step_advantages`. Otherwise all
+            steps of a group are compared, with episodes weighted equally.
+        valid: (N,) bool, False for a step without a process reward. Such a step has A_process 0 and is in no baseline;
+            its ``process`` is ignored. All steps are valid by default.
+        coefficient: weight of A_process; a number, or a tensor (N,).
+        clip: bound of A_process, or None for no bound.
+        std: whether to divide by the standard deviation.
+        eps: added to the standard deviation.
+        baseline: ``baseline(outcome, groups)`` -> (E,) computes A_outcome; :func:`group_advantages` by default.
     """
     if process.shape != episode_of_step.shape or (valid is not None and valid.shape != process.shape):
         raise ValueError(
             f"process {tuple(process.shape)}, episode_of_step {tuple(episode_of_step.shape)}"
-            f"{'' if valid is None else f', valid {tuple(valid.shape)}'}: give one of each for every step"
+            f"{'' if valid is None else f', valid {tuple(valid.shape)}'}: give one value of each for every step"
         )
     if len(episode_of_step) and not 0 <= int(episode_of_step.min()) <= int(episode_of_step.max()) < len(outcome):
-        raise ValueError(f"episode_of_step leaves 0..{len(outcome) - 1}: give indices into outcome")
+        raise ValueError(f"episode_of_step is outside 0..{len(outcome) - 1}: give indices into outcome")
     judged = torch.ones_like(process, dtype=torch.bool) if valid is None else valid.bool()
     episode = episode_of_step[judged]
     if steps is not None:
         scaled = step_advantages(process[judged], groups[episode], steps[judged], episode, std=std, eps=eps)
     else:
-        values, (group, voter) = checked(process[judged], groups=groups[episode], episodes=episode)
-        scaled = z_score(values, group, votes(group, voter), std, eps)
+        values, (group, of) = checked(process[judged], groups=groups[episode], episodes=episode)
+        scaled = z_score(values, group, episode_weights(group, of), std, eps)
     if clip is not None:
         scaled = scaled.clamp(-clip, clip)
     added = torch.zeros_like(process, dtype=dtype_of(process))
@@ -197,24 +218,26 @@ def integrated_advantages(
 def distillation_advantages(teacher_logp: Tensor, old_logp: Tensor, *, clip: float = 1.0) -> Tensor:
     """On-policy distillation: A_s = clip(log pi_T(a_s | hinted) - log pi_old(a_s), -clip, clip). (S,), (S,) -> (S,).
 
-    Its mean is the negative reverse KL from the policy to the teacher where nothing is clipped.
-    Source: OpenClaw-RL (arXiv 2603.10165), on-policy distillation, with a clipped gap.
+    pi_T is the teacher: the policy with a hint in its context. ``clip`` is in nats. Without clipping, the mean of A is
+    the negative reverse KL from the policy to the teacher.
+    Source: OpenClaw-RL (arXiv 2603.10165), on-policy distillation, with a clipped difference.
     """
     same_shape(teacher_logp=teacher_logp, old_logp=old_logp)
     return (real(teacher_logp) - real(old_logp)).clamp(-clip, clip).detach()
 
 
-def combined(rl: Tensor, opd: Tensor, *, w_rl: float = 1.0, w_opd: float = 1.0, taught: Tensor | None = None) -> Tensor:
-    """w_rl * GRPO + w_opd * OPD, per token; where no teacher spoke the second term is dropped. (S,), (S,) -> (S,).
+def combined(
+    rl: Tensor, opd: Tensor, *, w_rl: float = 1.0, w_opd: float = 1.0, has_teacher: Tensor | None = None
+) -> Tensor:
+    """w_rl * rl + w_opd * opd per token; only w_rl * rl for tokens without a teacher. (S,), (S,) -> (S,).
 
-    Takes advantages or losses. ``taught`` (S,) bool: where there is a teacher's log-prob; everywhere if not given.
-    What ``opd`` holds elsewhere is not read. A log-prob of 0 in its place would be a teacher that is certain of the
-    token, and the policy's own would be the noise between two engines.
+    Takes advantages or losses. ``has_teacher`` (S,) bool marks the tokens that have a teacher's log-prob (all by
+    default). ``opd`` is ignored elsewhere.
     Source: OpenClaw-RL (arXiv 2603.10165), the combined objective.
     """
-    same_shape(rl=rl, opd=opd, **({} if taught is None else {"taught": taught}))
-    if taught is not None:
-        opd = torch.where(taught.bool(), opd, torch.zeros_like(opd))
+    same_shape(rl=rl, opd=opd, **({} if has_teacher is None else {"has_teacher": has_teacher}))
+    if has_teacher is not None:
+        opd = torch.where(has_teacher.bool(), opd, torch.zeros_like(opd))
     return w_rl * rl + w_opd * opd
 
 
@@ -224,37 +247,38 @@ def combined(rl: Tensor, opd: Tensor, *, w_rl: float = 1.0, w_opd: float = 1.0, 
 def token_weights(
     episodes: Tensor, mode: Aggregation = "episode", *, rows: Tensor | None = None, norm: float | None = None
 ) -> Tensor:
-    """What each trained token counts for, so that a loss is ``(weights * per_token).sum()``. (S,) -> (S,) float32.
+    """Weights of trained tokens in a loss, which is ``(weights * per_token).sum()``. (S,) -> (S,) float32.
 
-    ``episodes`` (S,): which episode a token is of; ``rows`` (S,): which training sequence. Made once for a whole batch:
-    then the losses of micro-batches just add. For padded tensors: ``weights = zeros(B, T)``, then
-    ``weights[mask] = token_weights(episodes[mask])``.
+    ``episodes`` (S,) and ``rows`` (S,) name the episode and the training sequence of each token. Compute the weights
+    once for a whole batch: the losses of micro-batches then add up. For padded tensors: ``weights = zeros(B, T)``,
+    then ``weights[mask] = token_weights(episodes[mask])``.
 
     - ``token``: 1 / S (verl's ``token-mean``; DAPO, arXiv 2503.14476, equation 12).
-    - ``episode``: 1 / (E * T_e), T_e the trained tokens of the episode: one vote, however many rows it has.
-    - ``sequence``: the same with rows (verl's ``seq-mean-token-mean``; GRPO, arXiv 2402.03300, equation 3).
-    - ``seq-mean-token-sum``: 1 / rows, as in verl. Does not sum to 1: long rows weigh more.
-    - ``seq-mean-token-sum-norm``: 1 / (rows * ``norm``), ``norm`` a constant length (verl's ``loss_scale_factor``;
-      Dr. GRPO, arXiv 2503.20783). Does not sum to 1 either.
+    - ``episode``: 1 / (E * T_e), with T_e trained tokens in the episode. Episodes are weighted equally.
+    - ``sequence``: 1 / (R * T_r), the same for the R training sequences (verl's ``seq-mean-token-mean``; GRPO, arXiv
+      2402.03300, equation 3).
+    - ``seq-mean-token-sum``: 1 / R, as in verl. The weights do not sum to 1; long sequences weigh more.
+    - ``seq-mean-token-sum-norm``: 1 / (R * ``norm``), with a constant length ``norm`` (verl's ``loss_scale_factor``;
+      Dr. GRPO, arXiv 2503.20783). The weights do not sum to 1.
     """
     if episodes.dim() != 1:
-        raise ValueError(f"episodes {tuple(episodes.shape)}: give one id for each trained token, flat: episodes[mask]")
+        raise ValueError(f"episodes {tuple(episodes.shape)}: give a flat tensor of trained tokens: episodes[mask]")
     if mode in ("sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
         if rows is None:
-            raise ValueError(f"mode {mode!r} counts training sequences: give rows, one id for each token")
+            raise ValueError(f"mode {mode!r} counts training sequences: give rows, one label for each token")
         same_shape(episodes=episodes, rows=rows)
     if mode == "token":
         weights = torch.full(episodes.shape, 1 / max(1, episodes.numel()), dtype=torch.float64, device=episodes.device)
     elif mode in ("episode", "sequence"):
-        voter = index_of(episodes if rows is None or mode == "episode" else rows)
-        weights = 1 / (count_by(voter) * distinct(voter))
+        unit = index_of(episodes if rows is None or mode == "episode" else rows)
+        weights = 1 / (count_by(unit) * distinct(unit))
     elif mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm") and rows is not None:
         if (norm is None) == mode.endswith("-norm") or (norm is not None and norm <= 0):
-            raise ValueError(f"mode {mode!r} with norm={norm}: a positive norm belongs to seq-mean-token-sum-norm")
-        voter = index_of(rows)
-        weights = torch.ones_like(voter, dtype=torch.float64) / (distinct(voter) * (norm or 1.0))
+            raise ValueError(f"mode {mode!r} with norm={norm}: give a positive norm with seq-mean-token-sum-norm only")
+        unit = index_of(rows)
+        weights = torch.ones_like(unit, dtype=torch.float64) / (distinct(unit) * (norm or 1.0))
     else:
-        raise ValueError(f"no aggregation {mode!r}: choose one of {', '.join(Aggregation.__args__)}")
+        raise ValueError(f"unknown aggregation {mode!r}: choose one of {', '.join(Aggregation.__args__)}")
     return weights.float()
 
 
@@ -263,8 +287,8 @@ def truncated_importance(
 ) -> Tensor:
     """Truncated importance sampling: min(pi_old / pi_rollout, cap), between the trainer's and the engine's log-probs.
 
-    (S,), (S,) -> (S,), without gradient. With ``rows`` (S,), flat only, the ratio is the product over a row, the same
-    for each of its tokens: unbiased for ``cap`` -> infinity, with the variance of long products.
+    (S,), (S,) -> (S,), without gradient. With ``rows`` (S,), for flat tensors only, the ratio is the product over a
+    training sequence, the same for each of its tokens. It is unbiased for ``cap`` -> infinity, with a high variance.
     Source: "Truncated Importance Sampling" (Ionides 2008); between engines: "Your Efficient RL Framework Secretly
     Brings You Off-Policy RL Training" (2025); verl's ``rollout_is`` ``token`` and ``sequence``.
     """
@@ -274,7 +298,7 @@ def truncated_importance(
         same_shape(old_logp=old_logp, rows=rows)
         row = index_of(rows)
         gap = sum_by(gap.double(), row)[row].to(gap.dtype)
-    return gap.clamp(max=_MOST).exp().clamp(max=cap)
+    return gap.clamp(max=_MAX_LOG_RATIO).exp().clamp(max=cap)
 
 
 @losses.register("ppo")
@@ -291,25 +315,28 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss: sum_s w_s * c_s * max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old.
 
-    All (S,); -> (scalar, metrics).
-    ``importance``: c_s, from :func:`truncated_importance`. Gradients flow through ``logp`` alone.
-    Metrics are scalars without gradient, over the tokens of weight other than 0: ``clip_fraction`` (tokens without
-    gradient because of a clip) = ``clip_fraction_low`` + ``clip_fraction_high``; ``dual_clip_fraction``;
-    ``ratio_mean``, ``ratio_max``; ``approx_kl``, k3 of KL(pi_old || pi); ``tokens``, to average over micro-batches by.
+    All inputs (S,); returns a scalar loss and metrics. ``importance`` is c_s, from :func:`truncated_importance`.
+    Gradients flow through ``logp`` only.
+
+    Metrics are scalars without gradient, over tokens with non-zero weight: ``clip_fraction`` (tokens without gradient
+    because of clipping) = ``clip_fraction_low`` + ``clip_fraction_high``; ``dual_clip_fraction``; ``ratio_mean``,
+    ``ratio_max``; ``approx_kl``, the k3 estimate of KL(pi_old || pi); ``tokens``, the weight of these means when
+    micro-batches are averaged.
+
     Source: PPO (arXiv 1707.06347), equation 7; two bounds: DAPO (arXiv 2503.14476), equation 10; dual clip:
     arXiv 1912.09729.
 
     Args:
-        clip_low: how far r may fall below 1.
-        clip_high: how far r may rise above 1.
-        dual_clip: (> 1) bounds the loss of a negative advantage by -dual_clip * A.
+        clip_low: r is clipped at 1 - clip_low.
+        clip_high: r is clipped at 1 + clip_high.
+        dual_clip: bound above 1; the loss of a token with a negative advantage is at most -dual_clip * A.
     """
     same_shape(logp=logp, old_logp=old_logp, advantages=advantages, weights=weights)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip}: give a bound above 1 (3 is usual), or None")
     trained = weights != 0
     logp, old = real(logp), real(old_logp).detach()
-    log_ratio = torch.where(trained, logp - old, torch.zeros_like(logp)).clamp(-_MOST, _MOST)
+    log_ratio = torch.where(trained, logp - old, torch.zeros_like(logp)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     gain = torch.where(trained, advantages, torch.zeros_like(advantages)).detach()
     ratio = log_ratio.exp()
     plain, clipped = -gain * ratio, -gain * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -342,8 +369,8 @@ def policy_loss(
 def kl(logp: Tensor, other: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
     """Estimates of KL(pi || other) from tokens sampled by pi, elementwise. (S,), (S,) -> (S,) in nats.
 
-    With d = logp - other: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d (unbiased like k1, and never negative).
-    As a loss only k2 has the gradient of the KL in expectation. Source: "Approximating KL Divergence" (Schulman 2020).
+    With d = logp - other: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d. k1 and k3 are unbiased; k3 is never negative.
+    As a loss, only k2 has the gradient of the KL in expectation. Source: "Approximating KL Divergence" (Schulman 2020).
     """
     same_shape(logp=logp, other=other)
     gap = real(logp) - real(other)
@@ -352,25 +379,25 @@ def kl(logp: Tensor, other: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> T
     if kind == "k2":
         return gap.square() / 2
     if kind == "k3":
-        return (-gap).clamp(max=_MOST).exp() - 1 + gap
-    raise ValueError(f"no estimate {kind!r}: choose k1, k2 or k3")
+        return (-gap).clamp(max=_MAX_LOG_RATIO).exp() - 1 + gap
+    raise ValueError(f"unknown estimator {kind!r}: choose k1, k2 or k3")
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy of softmax(logits), in nats. (S, V) -> (S,). Ids of logit -inf count 0, in the gradient too."""
+    """Entropy of softmax(logits), in nats. (S, V) -> (S,). Ids with logit -inf add 0, also to the gradient."""
     logp = real(logits).log_softmax(-1)
     p = logp.exp()
     return -(p * logp.masked_fill(p == 0, 0.0)).sum(-1)
 
 
 def topk_reverse_kl(logits: Tensor, ids: Tensor, teacher_logp: Tensor) -> Tensor:
-    """Reverse KL to a teacher of whom K log-probs are known, over K + 1 bins: those ids, and all others together.
+    """Reverse KL to a teacher with K known log-probs, over K + 1 bins: these ids, and one bin for all other ids.
 
     ``logits`` (S, V) of the policy, ``ids`` (S, K) distinct in each row, ``teacher_logp`` (S, K) -> (S,) in nats:
-    sum_k p_k (log p_k - log q_k) + p_tail (log p_tail - log q_tail). At most the full KL(p || q), as for any merging
-    of bins. One pass over the vocabulary; gradients through ``logits`` alone. A tail counts as one rounding step at
-    least (1.2e-7 in float32), so that K ids that hold everything give no infinity. Where no teacher spoke, leave the
-    token out before the call.
+    sum_k p_k (log p_k - log q_k) + p_tail (log p_tail - log q_tail). It is a lower bound of the full KL(p || q).
+    Gradients flow through ``logits`` only. The probability of the tail is at least one rounding step (1.2e-7 in
+    float32), so the result is finite even if the K ids hold all probability. Leave out tokens without a teacher.
+
     Source: SDFT (arXiv 2601.19897) and SDPO (arXiv 2601.20802), top-K distillation with a tail.
     """
     same_shape(ids=ids, teacher_logp=teacher_logp)
@@ -385,9 +412,9 @@ def topk_reverse_kl(logits: Tensor, ids: Tensor, teacher_logp: Tensor) -> Tensor
 
 
 def topk_overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Share of K ids that two top-K sets have in common, in [0, 1]. (S, K), (S, K) -> (S,); ids distinct in each row.
+    """Share of ids that two top-K sets have in common, in [0, 1]. (S, K), (S, K) -> (S,); ids distinct in each row.
 
-    Source: |top-k(pi_old) & top-k(pi_T)| chooses among hints in OpenClaw-RL (arXiv 2603.10165).
+    Source: OpenClaw-RL (arXiv 2603.10165) chooses among hints by |top-k(pi_old) & top-k(pi_T)|.
     """
     same_shape(a=a, b=b)
     return (a.unsqueeze(-1) == b.unsqueeze(-2)).any(-1).float().mean(-1)

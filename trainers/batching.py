@@ -1,8 +1,7 @@
-"""Training sequences as tensors. A prefix that several sequences share is computed once.
+"""Pack training sequences into rows and micro-batches. A prefix that several sequences share is computed once.
 
-Invariant: a token attends to exactly the tokens that it saw when it was sampled, at the same positions: those before it
-in its own sequence, however many sequences are packed into one row. A sequence with images has a row and a micro-batch
-of its own.
+Invariant: a token attends to exactly the earlier tokens of its own sequence, at the same positions as during sampling,
+however many sequences are packed into one row. A sequence with images has its own row and its own micro-batch.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ from clawgym.records import Image, common_prefix
 __all__ = ["MicroBatch", "Packed", "MaskedSequence", "micro_batches", "pack"]
 
 
-_PAIRS = 512
-"""This many pairs of tokens in attention cost as much as one token in the rest of a layer. Fewer in a small model, more
-in a large one (``benchmarks/train.py update``)."""
+_PAIRS_PER_TOKEN = 512
+"""Pairs of tokens in attention that cost as much as one token in the rest of a layer: fewer in a small model, more in a
+large one (``benchmarks/train.py update``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedSequence:
-    """A training sequence, as far as a forward pass needs it."""
+    """The part of a training sequence that a forward pass needs."""
 
     ids: tuple[int, ...]
-    """(T,)"""
+    """(T,) token ids."""
     mask: tuple[int, ...]
-    """(T,) 1 where an id is trained on; never the first."""
+    """(T,) 1 for an id that is trained on. The first is always 0."""
     images: tuple[Image, ...] = ()
-    """In the order of their placeholders; each placeholder is one id, as it was recorded."""
+    """In the order of their placeholders. A placeholder is one id, as it was recorded."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Several sequences in one row of T' tokens; a prefix that they share is stored once."""
+    """Several sequences in one row of T' tokens. A shared prefix is stored once."""
 
     ids: np.ndarray
     """(T',) int64"""
     positions: np.ndarray
     """(T',) int64: the position of each token in its own sequence."""
     attach: tuple[tuple[int, int, int], ...]
-    """Runs of new tokens: (first, one past the last, the token of this row that they continue or -1)."""
+    """Runs of new tokens: (start, end, index in this row of the token that they continue, or -1)."""
     predicts: np.ndarray
-    """(S',) int64: the place in this row whose output predicts a trained token."""
+    """(S',) int64: the index in this row whose output predicts each trained token."""
     targets: np.ndarray
-    """(S',) int64: that token."""
+    """(S',) int64: the id of each trained token."""
     places: np.ndarray
-    """(S',) int64: its index among all trained tokens of the batch, sequence by sequence."""
+    """(S',) int64: the index of each trained token among all trained tokens of the batch, sequence by sequence."""
     images: tuple[Image, ...] = ()
-    """Of its only sequence."""
+    """The images of the row's only sequence."""
 
     @property
     def plain(self) -> bool:
-        """Whether it holds one sequence, so that ordinary causal attention is right."""
+        """Whether the row holds one sequence, so that ordinary causal attention applies."""
         return len(self.attach) == 1
 
     def seen(self) -> np.ndarray:
@@ -72,27 +71,27 @@ class Packed:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes through the model at once: B rows of T tokens."""
+    """The input of one forward pass: B rows of T tokens. Fields are as in :class:`Packed`."""
 
     ids: torch.Tensor
-    """(B, T) int64; short rows are filled up with token 0, which nobody sees."""
+    """(B, T) int64; short rows are padded with token 0, which no other token attends to."""
     positions: torch.Tensor
     """(B, T) int64"""
     seen: torch.Tensor | None
-    """(B, 1, T, T) bool, or ``None`` where causal attention is right."""
+    """(B, 1, T, T) bool attention mask, or ``None`` for ordinary causal attention."""
     predicts: torch.Tensor
-    """(S,) int64: into the flattened (B * T)."""
+    """(S,) int64: indices into the flattened (B * T)."""
     targets: torch.Tensor
     """(S,) int64"""
     places: torch.Tensor
-    """(S,) int64: into the trained tokens of the whole batch."""
+    """(S,) int64: indices into the trained tokens of the whole batch."""
     images: tuple[Image, ...] = ()
-    """Of its only row; the model cannot run it before they are read."""
+    """The images of its only row. They must be processed (``features``) before a forward pass."""
     features: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What the model takes in place of ``positions`` and ``seen`` once they are."""
+    """Model inputs of the processed images; they replace ``positions`` and ``seen``."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """On another device."""
+        """A copy on another device."""
         return replace(
             self,
             ids=self.ids.to(device),
@@ -106,36 +105,37 @@ class MicroBatch:
 
 
 def pack(sequences: Sequence[MaskedSequence], *, row_tokens: int, share: bool = True) -> list[Packed]:
-    """Pack all ``sequences`` into rows of at most ``row_tokens`` tokens; a longer one gets a row of its own.
+    """Pack ``sequences`` into rows of at most ``row_tokens`` tokens. A longer sequence gets its own row.
 
-    Sequences with a common prefix are put side by side, so that the prefix is stored and computed once in each row. One
-    that shares too little for the length of the row begins another. With ``share`` false, each sequence is a row.
-    The trained tokens are numbered sequence after sequence, in the order given.
-    Raises :class:`ValueError` for a sequence whose first id is trained: nothing predicts it.
+    Sequences with a common prefix are packed into the same row, where the prefix is stored and computed once. A
+    sequence that would cost more in the row than alone starts a new row. With ``share=False``, each sequence is a row.
+    Trained tokens are numbered sequence after sequence, in the given order.
+
+    Raises :class:`ValueError` if a mask has a wrong length or trains the first id, which nothing predicts.
     """
     starts = np.cumsum([0, *(sum(sequence.mask) for sequence in sequences)])
     for number, sequence in enumerate(sequences):
         if len(sequence.ids) != len(sequence.mask) or (sequence.mask and sequence.mask[0]):
-            raise ValueError(f"sequence {number}: its mask has another length, or trains its first id: leave it out")
+            raise ValueError(f"sequence {number}: the mask has a wrong length, or trains the first id: leave it out")
     rows: list[Packed] = []
-    building: _Building | None = None
+    building: _RowBuilder | None = None
     for number in sorted(range(len(sequences)), key=lambda n: sequences[n].ids):
         sequence = sequences[number]
         alone = not share or sequence.images or (building is not None and building.images)
-        if building is not None and not alone and building.welcomes(sequence, row_tokens):
+        if building is not None and not alone and building.fits(sequence, row_tokens):
             building.add(sequence, int(starts[number]))
             continue
         if building is not None:
             rows.append(building.done())
-        building = _Building()
+        building = _RowBuilder()
         building.add(sequence, int(starts[number]))
     if building is not None:
         rows.append(building.done())
     return rows
 
 
-class _Building:
-    """A row under construction; sequences come sorted, so the last one shares the most with the next."""
+class _RowBuilder:
+    """A row under construction. Sequences are added in sorted order, so the last one shares the most with the next."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -147,15 +147,15 @@ class _Building:
         self._places: list[int] = []
         self._last: tuple[int, ...] = ()
         self._where: list[int] = []
-        """The place in the row of each token of the last sequence."""
+        """The index in the row of each token of the last sequence."""
 
-    def welcomes(self, sequence: MaskedSequence, row_tokens: int) -> bool:
-        """Whether ``sequence`` fits, and costs less here than in a row of its own. A shared prefix is computed once,
-        but attention covers all pairs of a row, whether they see each other or not."""
+    def fits(self, sequence: MaskedSequence, row_tokens: int) -> bool:
+        """Whether ``sequence`` fits into the row and costs less here than in its own row. A shared prefix saves
+        computation, but attention is computed for all pairs of tokens of a row, masked or not."""
         shared, size = common_prefix(self._last, sequence.ids), len(self.ids)
         fresh = len(sequence.ids) - shared
         pairs = fresh * (2 * size + fresh) - len(sequence.ids) ** 2
-        return size + fresh <= row_tokens and pairs <= shared * _PAIRS
+        return size + fresh <= row_tokens and pairs <= shared * _PAIRS_PER_TOKEN
 
     def add(self, sequence: MaskedSequence, place: int) -> None:
         shared, start = common_prefix(self._last, sequence.ids), len(self.ids)
@@ -179,10 +179,11 @@ class _Building:
 
 
 def micro_batches(rows: Sequence[Packed], *, tokens: int) -> Iterator[MicroBatch]:
-    """Rows of like length together, at most ``tokens`` in each micro-batch, filling included (or one row), and never
-    filled up to more than twice their length. Rows with images come last, each alone."""
+    """Group rows of similar length into micro-batches of at most ``tokens`` tokens, padding included (or of one row).
+
+    A row is never padded to more than twice its length. Rows with images come last, each in its own micro-batch."""
     yield from _grouped([row for row in rows if not row.images], tokens)
-    yield from (_together([row]) for row in rows if row.images)
+    yield from (_collate([row]) for row in rows if row.images)
 
 
 def _grouped(rows: Sequence[Packed], tokens: int) -> Iterator[MicroBatch]:
@@ -190,14 +191,14 @@ def _grouped(rows: Sequence[Packed], tokens: int) -> Iterator[MicroBatch]:
     for row in sorted(rows, key=lambda row: (row.plain, -len(row.ids))):
         full = held and (len(held) + 1) * len(held[0].ids) > tokens
         if held and (full or row.plain != held[0].plain or 2 * len(row.ids) < len(held[0].ids)):
-            yield _together(held)
+            yield _collate(held)
             held = []
         held.append(row)
     if held:
-        yield _together(held)
+        yield _collate(held)
 
 
-def _together(rows: Sequence[Packed]) -> MicroBatch:
+def _collate(rows: Sequence[Packed]) -> MicroBatch:
     size, count = len(rows[0].ids), len(rows)
     ids, positions = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
     seen = None if rows[0].plain else np.zeros((count, 1, size, size), bool)
@@ -207,7 +208,7 @@ def _together(rows: Sequence[Packed]) -> MicroBatch:
         if seen is not None:
             seen[number, 0, :length, :length] = row.seen()
             filled = np.arange(length, size)
-            seen[number, 0, filled, filled] = True  # a token that sees nothing would be no number
+            seen[number, 0, filled, filled] = True  # attention over no token would give NaN
     flat = np.concatenate([row.predicts + number * size for number, row in enumerate(rows)])
     others = (np.concatenate([getattr(row, name) for row in rows]) for name in ("targets", "places"))
     return MicroBatch(

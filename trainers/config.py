@@ -1,7 +1,7 @@
-"""What a training run is told: one YAML file, checked as a whole before anything starts.
+"""The configuration of a training run: one YAML file, validated before anything starts.
 
-Invariant: a setting that is not known, or out of range, is refused by its name; what is left out has the value that
-stands here, and is written into the run folder with the rest.
+Invariant: an unknown or invalid setting is an error that names it. Settings that are left out have the defaults below.
+The run folder keeps the complete configuration.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from clawgym.errors import ClawGymError, MissingDependency, TrainingError
 from clawgym.registry import Registry, advantages, agents, judges, losses, sandboxes, trackers, trainers
+from clawgym.trainers.traits import AdvantageTraits, traits_of
 
 __all__ = ["TrainConfig", "load_config", "recipes"]
 
@@ -24,7 +25,7 @@ class _Part(BaseModel):
 
 
 def _known(registry: Registry, name: str, options: Mapping[str, Any] = {}) -> None:
-    """Raises ValueError for a name that is not known, and for options that do not fit."""
+    """Raises ValueError for an unknown name and for invalid options."""
     if name not in registry and ":" not in name:
         raise ValueError(str(registry.unknown(name)))
     try:
@@ -34,8 +35,15 @@ def _known(registry: Registry, name: str, options: Mapping[str, Any] = {}) -> No
         raise ValueError(str(error)) from error
 
 
+def _traits_of(advantage: str) -> AdvantageTraits:
+    try:
+        return traits_of(advantage)
+    except ImportError as error:
+        raise MissingDependency(f"training needs torch ({error}): pip install 'clawgym[train]'") from error
+
+
 class Scratch(_Part):
-    """A Qwen3 model of random weights, with a tokenizer trained on the demonstrations: nothing is fetched."""
+    """A Qwen3 model with random weights and a tokenizer trained on the demonstrations. Nothing is downloaded."""
 
     hidden: PositiveInt = 192
     layers: PositiveInt = 4
@@ -46,7 +54,7 @@ class Scratch(_Part):
 
 
 class Lora(_Part):
-    """Low-rank adapters of linear layers (arXiv 2106.09685); the weights below stay."""
+    """Low-rank adapters of linear layers (arXiv 2106.09685). The weights of the base model are frozen."""
 
     rank: PositiveInt = 16
     alpha: float = Field(default=32, gt=0)
@@ -57,68 +65,68 @@ class Model(_Part):
     """The policy."""
 
     path: str | None = None
-    """The folder of a model, or of a run, whose best checkpoint is meant; or a hub name; left out, the model is
-    made from scratch."""
+    """The folder of a model, the folder of a run (its best checkpoint is used), or a name on the Hugging Face Hub.
+    Left out: ``scratch``."""
     scratch: Scratch = Scratch()
     context_window: int | None = Field(default=None, ge=2)
-    """Most tokens of a prompt and its reply; left out, as many as the model was made for."""
+    """Most tokens of a prompt and its reply; by default the model's own limit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: Lora | None = None
     quantize: Literal["8bit", "4bit"] | None = None
-    """Of the weights below an adapter, by bitsandbytes."""
+    """Quantize the weights of the base model with bitsandbytes; needs ``lora``."""
 
     @model_validator(mode="after")
     def _fits(self) -> Model:
         if self.quantize and self.lora is None:
-            raise ValueError("quantize: weights of 8 or 4 bits are not trained: set model.lora as well")
+            raise ValueError("quantize: quantized weights cannot be trained: set model.lora as well")
         return self
 
 
 class Seeds(_Part):
-    """Instances of each generator of a pack: the first, and how many. Even seeds are for training, odd ones are held
-    out; both are counted from 0 here."""
+    """A range of instances of each generator of a pack. Instance n of ``demonstrations`` and ``train`` has seed 2n;
+    instance n of ``validation`` and ``heldout`` has seed 2n + 1. For other task sets: a range of its tasks."""
 
     first: int = Field(default=0, ge=0)
     count: PositiveInt = 1
 
 
 class Tasks(_Part):
-    """What is learnt, and what is measured. No instruction and no reference solution is in two of the parts."""
+    """The tasks of each split. No two splits share an instruction or a reference solution."""
 
     set: str = "terminal-basic"
-    """A pack that is made from seeds; or the name or path of any task set, of which the parts below are slices."""
+    """A pack with generators, or the name or path of any task set; the splits are then slices of it."""
     generators: tuple[str, ...] = ()
-    """Of a pack; empty: all of them."""
+    """The generators of a pack to use; empty: all."""
     demonstrations: Seeds = Seeds(first=0, count=40)
     train: Seeds = Seeds(first=1000, count=500)
     validation: Seeds = Seeds(first=0, count=16)
     """Chooses the best checkpoint."""
     heldout: Seeds = Seeds(first=1000, count=64)
-    """Measured before and after, and used for nothing else."""
+    """Only for evaluation, before and after training."""
 
 
 class AgentPart(_Part):
-    """How an episode is played."""
+    """The agent that runs an episode."""
 
     name: str = "tool-loop"
-    """``tool-loop``, or a program of ``clawgym list agents`` or ``package.module:Class``."""
+    """``tool-loop``, an agent of ``clawgym list agents`` that runs in the sandbox, or ``package.module:Class``."""
     options: dict[str, Any] = {}
-    """Of a program: ``clawgym list agents NAME``."""
+    """Options of an agent other than ``tool-loop``: see ``clawgym list agents NAME``."""
     protocol: Literal["tools", "text"] = "tools"
-    """This, ``system_prompt`` and ``max_malformed`` are the tool loop's; programs have their own."""
+    """``protocol``, ``system_prompt`` and ``max_malformed`` are for ``tool-loop`` only."""
     system_prompt: str | None = None
     max_steps: PositiveInt = 10
     max_tokens: PositiveInt = 512
-    """Of one reply."""
+    """Most tokens of one reply."""
     max_malformed: PositiveInt = 3
-    """Replies in a row with nothing to do in them, after which the episode ends."""
+    """The episode ends after this many replies in a row without a valid tool call."""
 
     @model_validator(mode="after")
     def _fits(self) -> AgentPart:
         if self.name != "tool-loop" and (self.protocol, self.system_prompt) != ("tools", None):
-            raise ValueError(f"protocol and system_prompt are the tool loop's: leave them out for {self.name}")
+            raise ValueError(f"protocol and system_prompt are for tool-loop only: leave them out for {self.name}")
         if self.name == "tool-loop" and self.options:
-            raise ValueError("options are a program's: set protocol, system_prompt and so on for tool-loop")
+            raise ValueError("options are for other agents: for tool-loop set protocol, system_prompt and so on")
         _known(agents, self.name, self.options)
         return self
 
@@ -127,79 +135,87 @@ class Rollout(_Part):
     """How episodes are collected."""
 
     groups: PositiveInt = 8
-    """Tasks of a step."""
+    """Tasks per step."""
     group_size: int = Field(default=8, ge=2)
-    """Episodes of a task."""
+    """Episodes per task."""
     temperature: float = Field(default=1.0, gt=0)
     concurrency: PositiveInt = 64
-    """Episodes at once."""
+    """Episodes that run at the same time."""
     staleness: int = Field(default=0, ge=0)
-    """Most versions that the policy may have moved on since a token was sampled; 0: collect, learn, collect."""
+    """How many versions older than the trained policy a sampled token may be. 0: rollouts and updates alternate."""
     deadline: float = Field(default=600.0, gt=0)
-    """Seconds; a group does not wait longer for its slowest episode."""
+    """Seconds that a group waits for its slowest episode."""
 
 
 class Reward(_Part):
-    """What an episode, and a turn of it, is worth."""
+    """The rewards of episodes and turns."""
 
     score: Literal["strict", "official"] = "strict"
     judge: str | None = None
-    """One of ``clawgym list judges``, or ``package.module:thing``, a class or function that makes a judge; left out,
-    the outcome alone. It is given those of these settings that it takes as options."""
+    """The judge that gives process rewards: one of ``clawgym list judges``, or ``package.module:thing``, a class or
+    function that makes a judge. Settings below that have the name of one of its options are passed to it. Left out:
+    outcome rewards only."""
     judge_options: dict[str, Any] = {}
-    """Of the judge, beside these settings: ``file`` of ``head``."""
+    """Further options of the judge, such as ``file`` of ``head``."""
     votes: PositiveInt = 3
     count_zeros: bool = True
-    """A vote of 0 is part of the mean; else it is left out, as in the reference implementation of arXiv 2603.10165."""
+    """Whether a vote of 0 is part of the mean. False: it is left out, as in the reference implementation of arXiv
+    2603.10165."""
     max_tokens: PositiveInt = 1024
-    """Of one answer of the judges ``model`` and ``policy``: one that is cut off is no vote, and thinking takes more."""
+    """Most tokens of one answer of the judges ``model`` and ``policy``. A truncated answer gives no vote; a model that
+    reasons first needs more."""
     pictures: bool = False
-    """Show these judges the screens, too: for a model that sees."""
+    """Show screenshots to these judges; for a vision model."""
     verdict: bool = False
-    """Let the judge see, at the last turn, what the verifier found."""
+    """Show the judge the verifier's result at the last turn."""
     coefficient: float = Field(default=1.0, ge=0)
-    """Of the process term."""
+    """Coefficient of the process reward."""
     clip: float | None = Field(default=None, gt=0)
+    """Bound of the normalised process reward."""
     calibrate: bool = True
-    """Let the process term count for less while judge and outcomes disagree (:mod:`clawgym.rewards.calibration`)."""
+    """Lower the weight of the process reward while judge and outcomes disagree
+    (:mod:`clawgym.rewards.calibration`)."""
     by_step: bool = False
-    """Compare a step with the same step of the other episodes."""
+    """Compare the process reward of a step with the same step of the other episodes of the group."""
     model: str | None = None
     base_url: str | None = None
-    """Of the judge ``model``."""
+    """``model`` and ``base_url``: the model and endpoint of the judge ``model``."""
     shuffle: bool = False
-    """A control: the outcomes of a step are dealt out anew among its episodes, and the judge's rewards among turns."""
+    """A control experiment: shuffle the outcomes of a step among its episodes, and process rewards among turns."""
     malformed: float = Field(default=0.0, ge=0)
-    """What an episode loses of its outcome, in [-1, 1], if no turn has a tool call that can be read; by their share."""
+    """Penalty of an episode in which no tool call can be parsed; in proportion to the share of malformed turns. The
+    outcome is in [-1, 1]."""
     length: float = Field(default=0.0, ge=0)
-    """What it loses for ``longest`` sampled tokens, and in part from ``slack`` tokens before that
-    (:func:`clawgym.rewards.penalties.overlong`)."""
+    """Penalty of an episode with ``longest`` or more sampled tokens. It rises linearly over the last ``slack`` tokens
+    before that (:func:`clawgym.rewards.penalties.overlong`)."""
     longest: PositiveInt | None = None
     slack: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Reward:
         if self.length and not (self.longest and self.slack and self.slack <= self.longest):
-            raise ValueError("length: set reward.longest, and reward.slack up to that, in tokens")
+            raise ValueError("length: set reward.longest, and reward.slack to at most that, in tokens")
         if self.judge is not None:
             _known(judges, self.judge, self.judge_options)
         if self.judge == "head" and "file" not in self.judge_options:
             raise ValueError("judge is 'head': set reward.judge_options.file to a file that HeadJudge.save wrote")
         if self.judge == "model" and not self.model:
-            raise ValueError("judge is 'model': name it with reward.model, and reward.base_url")
+            raise ValueError("judge is 'model': set reward.model, and reward.base_url")
         return self
 
 
 class Distillation(_Part):
-    """Hindsight distillation (OPD): the judge's hints make a teacher of the policy. Off without ``hints``."""
+    """Hindsight distillation (on-policy distillation, OPD): the teacher is the policy itself, with a hint of the judge
+    in its context. Off if ``hints`` is 0."""
 
     hints: int = Field(default=0, ge=0)
-    """Candidates that the judge is asked for, of each turn."""
+    """How many hints to ask the judge for, for each turn."""
     choose: Literal["sequence", "token", "shortest"] = "sequence"
-    """Among several: by overlap of the likeliest ids of student and teacher, over a turn or for each token."""
+    """How to choose among several hints: by the overlap of the ``top_k`` ids of student and teacher over a whole turn,
+    by the same overlap for each token, or the shortest hint."""
     top_k: PositiveInt = 4
     clip: float = Field(default=1.0, gt=0)
-    """Of log pi_T - log pi_old, in nats."""
+    """Bound of log pi_T - log pi_old, in nats."""
     w_rl: float = Field(default=1.0, ge=0)
     w_opd: float = Field(default=1.0, ge=0)
 
@@ -214,31 +230,31 @@ class Algorithm(_Part):
         return self
 
     advantage: str = "grpo"
-    """One of ``clawgym list advantages``, or ``package.module:function``: rewards and groups of the episodes, (E,)
-    each, to their advantages (E,). ``binary``: the majority of the judge's votes on a turn is the advantage of that
-    turn, as it stands: no outcome, no group, no baseline (binary RL of arXiv 2603.10165). A turn without a vote has
-    0."""
+    """One of ``clawgym list advantages``, or ``package.module:function``
+    (:class:`clawgym.trainers.protocols.Advantage`). ``binary``: the advantage of a turn is the majority of the judge's
+    votes, without outcome, group or baseline (binary RL of arXiv 2603.10165); 0 for a turn without a vote."""
     advantage_options: dict[str, Any] = {}
-    """Of the advantage: ``clawgym list advantages NAME``."""
+    """Options of the advantage: see ``clawgym list advantages NAME``."""
     loss: str = "ppo"
     """One of ``clawgym list losses``, or ``package.module:function`` (:class:`clawgym.trainers.protocols.Loss`)."""
     loss_options: dict[str, Any] = {}
-    """Of the loss, beside ``clip_low``, ``clip_high`` and ``dual_clip``, which it gets if it takes them."""
+    """Further options of the loss. ``clip_low``, ``clip_high`` and ``dual_clip`` below are passed if it has options of
+    these names."""
     aggregation: Literal["token", "episode", "sequence"] = "episode"
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
     importance_cap: float = Field(default=2.0, gt=0)
-    """Of truncated importance sampling, between the trainer's log-probs and those of the rollout."""
+    """Bound of the truncated importance weights between the trainer's log-probs and those of the rollout."""
     old: Literal["rollout", "recompute"] = "recompute"
-    """The log-probs that the clip is measured from. ``rollout`` saves a forward pass, where the engine computes as the
-    trainer does."""
+    """The log-probs of the old policy in the ratio. ``rollout`` uses those of the engine and saves a forward pass; use
+    it if engine and trainer compute the same values."""
     imitation: float = Field(default=0.0, ge=0)
-    """Weight of a loss of imitation in each update, beside the policy's: mean cross-entropy of ``sft.batch`` rows,
-    drawn evenly from the demonstrations (PPO-ptx, arXiv 2203.02155, equation 2) and from what was solved while
-    training, the last episode of each task (self-imitation, arXiv 1806.05635)."""
+    """Weight of an imitation loss that is added to each update: the mean cross-entropy of ``sft.batch`` sequences. They
+    are drawn uniformly from the demonstrations (PPO-ptx, arXiv 2203.02155, equation 2) and from the last solved episode
+    of each training task (self-imitation, arXiv 1806.05635)."""
     kl: float = Field(default=0.0, ge=0)
-    """Weight of KL to the first policy (k3)."""
+    """Weight of the KL (k3) to the initial policy."""
     entropy: float = Field(default=0.0, ge=0)
     minibatches: PositiveInt = 1
     epochs: PositiveInt = 1
@@ -251,98 +267,99 @@ class Optimizer(_Part):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: int = Field(default=0, ge=0)
-    """Updates in which the rate rises."""
+    """Updates over which the learning rate rises linearly."""
     decay: bool = False
-    """Linearly, to a tenth, over the budget: what a large rate has shaken settles again."""
+    """Lower the learning rate linearly to a tenth over the budget."""
     grad_clip: float = Field(default=1.0, gt=0)
 
 
 class Compute(_Part):
-    """What the machine does at once."""
+    """Memory, device and threads."""
 
     micro_tokens: PositiveInt = 8192
-    """Tokens that go through the model at once."""
+    """Tokens of a micro-batch."""
     row_tokens: PositiveInt = 2048
-    """Training sequences that begin alike share rows of this length."""
+    """Length of a packed row. Training sequences with a common prefix share rows."""
     threads: int | None = Field(default=None, gt=0)
-    """Of torch on a CPU, for all that this process computes."""
+    """CPU threads of torch in this process."""
     device: str | None = None
     vllm: str | None = None
-    """Address of a vLLM server that samples beside the trainer (``http://127.0.0.1:8000/v1``), for adapters; left out,
-    an engine in this process does."""
+    """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``); for LoRA adapters only.
+    Left out: an engine in this process."""
     checkpointing: bool = False
-    """Compute activations again instead of keeping them."""
+    """Gradient checkpointing: recompute activations instead of keeping them."""
 
 
 class Sft(_Part):
     """Supervised training, on demonstrations or on exported trajectories."""
 
     data: str | None = None
-    """What ``clawgym pool export`` wrote (messages, parquet); left out, demonstrations are made."""
+    """A file that ``clawgym pool export`` wrote (messages or parquet). Left out: make demonstrations."""
     steps: PositiveInt = 300
     until: float | None = Field(default=None, gt=0, le=1)
-    """End sooner: at this score on the validation part. Reinforcement needs a policy that still varies what it does."""
+    """Stop early at this score on the validation split. RL needs a policy that still explores."""
     batch: PositiveInt = 32
-    """Rows of a step."""
+    """Training sequences per step."""
     lr: float = Field(default=1e-3, gt=0)
     warmup: int = Field(default=30, ge=0)
     decay: bool = True
-    """Linearly, to a tenth, over the steps."""
+    """Lower the learning rate linearly to a tenth over the steps."""
     evaluate_every: PositiveInt = 50
+    """Steps between evaluations."""
     shuffle_words: bool = False
-    """In each row, put other words of the pack for its words, the same one wherever it stands: teaches to copy."""
+    """Augmentation: replace the pack's words in each sequence by other words, consistently. It teaches copying."""
 
 
 class Evaluation(_Part):
-    """Measuring on tasks that are not learnt from."""
+    """Evaluation on tasks that are not trained on."""
 
     every: PositiveInt = 10
-    """Steps."""
+    """Steps between evaluations."""
     samples: PositiveInt = 1
-    """Episodes of a task."""
+    """Episodes per task."""
     greedy: bool = False
-    """Take the likeliest token; else sample at temperature 1."""
+    """Greedy decoding; otherwise sampling at temperature 1."""
     canary: int = Field(default=8, ge=0)
-    """Tasks of the validation part on which attacks and cheap policies are watched."""
+    """Validation tasks on which attacks and trivial policies are scored."""
 
 
 class Budget(_Part):
-    """When to end."""
+    """When to stop; whichever comes first."""
 
     steps: PositiveInt = 100
     minutes: float | None = Field(default=None, gt=0)
-    """Of learning, evaluation on the validation part left out."""
+    """Minutes of rollouts and updates, without evaluation."""
 
 
 class Guards(_Part):
-    """When to stop because learning has gone wrong."""
+    """Limits; the run stops with an error if a step exceeds one."""
 
     max_kl: float = Field(default=1.0, gt=0)
-    """Nats a token that all updates of a step may move the policy by, measured after the last of them."""
+    """Most KL between the policies before and after a step, in nats per token."""
     min_entropy: float = Field(default=1e-4, ge=0)
-    """Nats a token, after the last update of a step."""
+    """Least entropy of the policy after a step, in nats per token."""
 
 
 class Verl(_Part):
-    """Of the trainer ``verl`` alone (docs/verl.md)."""
+    """Settings of the trainer ``verl`` only (docs/verl.md)."""
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """``sync``: collect, learn, collect. The others collect while they learn, up to ``rollout.staleness`` versions
-    behind; ``separate_async`` on GPUs of their own."""
+    """``sync``: rollouts and updates alternate. The other modes collect rollouts during updates, up to
+    ``rollout.staleness`` versions behind; ``separate_async`` uses separate GPUs for rollouts."""
     engine: Literal["vllm", "sglang", "transformers"] = "vllm"
-    """Samples the tokens; ``transformers`` is ours, for a CPU."""
+    """The engine; ``transformers`` is ClawGym's own, for CPUs."""
     nodes: PositiveInt = 1
     ranks: PositiveInt = 1
-    """Of a node: GPUs, or processes on a CPU."""
+    """Ranks per node: GPUs, or processes on a CPU."""
     rollout_nodes: PositiveInt = 1
-    """This and ``rollout_ranks``: those that only sample, in ``separate_async``."""
+    """``rollout_nodes`` and ``rollout_ranks``: the nodes, and ranks per node, of the engine in ``separate_async``."""
     rollout_ranks: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
-    """Ranks that hold one copy of the engine's weights."""
+    """Tensor parallel size of the engine."""
     memory: float = Field(default=0.5, gt=0, le=1)
-    """The share of a GPU's memory that the engine takes."""
+    """Share of GPU memory for the engine."""
     offload: bool = False
-    """Keep weights and optimiser in the memory of the machine while the engine samples."""
+    """Offload weights and optimizer states to CPU memory while the engine samples."""
 
 
 class TrainConfig(_Part):
@@ -351,18 +368,19 @@ class TrainConfig(_Part):
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
         if self.distillation.hints and self.reward.judge in (None, "rule", "head"):
-            raise ValueError("distillation.hints: rule and head give no hints: set reward.judge to a judge that does")
+            raise ValueError("distillation.hints: the judges rule and head give no hints: set reward.judge to another")
         if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
             raise ValueError(
-                "compute.vllm: is for adapters in the local trainer: set model.lora, or train whole weights beside "
-                "vLLM with trainer: verl and verl.engine"
+                "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
+                "trainer: verl and verl.engine: vllm"
             )
-        if self.algorithm.advantage == "binary" and (self.reward.malformed or self.reward.length):
-            raise ValueError(
-                "reward.malformed, reward.length: advantage: binary has no outcome to take them off: set 0"
-            )
-        if self.algorithm.advantage == "binary" and self.reward.judge is None:
-            raise ValueError("algorithm.advantage: binary learns from a judge's votes alone: set reward.judge")
+        penalties, advantage = bool(self.reward.malformed or self.reward.length), self.algorithm.advantage
+        if (penalties or self.reward.judge is None) and not _traits_of(advantage).uses_outcome:
+            if penalties:
+                raise ValueError(
+                    f"reward.malformed, reward.length: advantage {advantage} has no outcome: set them to 0"
+                )
+            raise ValueError(f"algorithm.advantage: {advantage} trains on a judge's votes only: set reward.judge")
         if self.backend != "auto" and not self.backend.startswith("ray:"):
             _known(sandboxes, self.backend)
         _known(trainers, self.trainer, self.trainer_options)
@@ -376,7 +394,7 @@ class TrainConfig(_Part):
     """One of ``clawgym list trainers``, or ``package.module:function``
     (:class:`clawgym.trainers.protocols.Trainer`)."""
     trainer_options: dict[str, Any] = {}
-    """Of a trainer that has options of its own; those of ``verl`` are below."""
+    """Options of a trainer other than ``local`` and ``verl``."""
     backend: str = "auto"
     model: Model = Model()
     tasks: Tasks = Tasks()
@@ -393,11 +411,10 @@ class TrainConfig(_Part):
     budget: Budget = Budget()
     guards: Guards = Guards()
     tracking: dict[str, dict[str, Any] | None] = {}
-    """Where figures go beside ``metrics.jsonl``: trackers by name (``clawgym list trackers``), each with its
-    options."""
+    """Trackers that get the metrics, besides ``metrics.jsonl``: name (``clawgym list trackers``) -> options."""
     checkpoint_every: PositiveInt = 1
-    """Steps of ``rl``; imitation is saved when it is measured, and both when they are stopped. The last and the best
-    checkpoint are kept."""
+    """Steps of ``rl`` between checkpoints. ``sft`` writes one at each evaluation, and both when they are stopped. The
+    last and the best checkpoint are kept."""
 
 
 def recipes() -> tuple[str, ...]:
@@ -407,10 +424,11 @@ def recipes() -> tuple[str, ...]:
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The configuration in the file, or the recipe, ``source``; each of ``overrides`` is ``part.key=value`` (YAML).
+    """Load the configuration file, or the recipe, ``source``. Each of ``overrides`` is ``part.key=value`` (YAML).
 
-    Raises :class:`~clawgym.errors.TrainingError` naming the file and the field, and
-    :class:`~clawgym.errors.MissingDependency` without the extra ``train``.
+    Raises:
+        TrainingError: for a file that cannot be read and for an invalid setting; the message names both.
+        MissingDependency: without the extra ``train``.
     """
     try:
         import yaml
@@ -425,14 +443,14 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise TrainingError(
-                f"{source}: neither a recipe ({', '.join(recipes())}) nor a file that can be read ({error}): name one"
+                f"{source}: neither a recipe ({', '.join(recipes())}) nor a readable file ({error}): name one of them"
             ) from error
     try:
         data = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise TrainingError(f"{source}: is no YAML ({error}): correct it") from error
+        raise TrainingError(f"{source}: invalid YAML ({error}): correct it") from error
     if not isinstance(data, dict):
-        raise TrainingError(f"{source}: holds no settings but {type(data).__name__}: write `key: value` lines")
+        raise TrainingError(f"{source}: is a {type(data).__name__}, not a mapping: write `key: value` lines")
     for override in overrides:
         _put(data, override, yaml)
     try:
@@ -440,9 +458,9 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
     except ValidationError as error:
         if _of_0_1(data):
             raise TrainingError(
-                f"{source}: written by version 0.1, whose runs are not resumed: begin another run with model.path set "
-                "to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is "
-                "agent.options.prompt now, and tracking names trackers (docs/training.md)"
+                f"{source}: written by version 0.1, whose runs cannot be resumed: start another run with model.path "
+                "set to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is now "
+                "agent.options.prompt, and tracking names trackers (docs/training.md)"
             ) from error
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
         raise TrainingError(f"{source}: {wrong}: correct these settings (docs/training.md lists all)") from error
@@ -459,18 +477,18 @@ def _put(data: dict[str, Any], override: str, yaml: Any) -> None:
     name, found, text = override.partition("=")
     keys = name.strip().split(".")
     if not found or not all(keys):
-        raise TrainingError(f"--set {override}: write key=value, with dots for parts (optimizer.lr=1e-5)")
+        raise TrainingError(f"--set {override}: write key=value, with dots between nested keys (optimizer.lr=1e-5)")
     at = data
     for key in keys[:-1]:
         if at.get(key) is None:
             at[key] = {}
         at = at[key]
         if not isinstance(at, dict):
-            raise TrainingError(f"--set {override}: {key!r} has no parts: leave out what follows it")
+            raise TrainingError(f"--set {override}: {key!r} has no nested keys: leave out what follows it")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise TrainingError(f"--set {override}: the value is no YAML ({error}): quote it") from error
+        raise TrainingError(f"--set {override}: the value is not valid YAML ({error}): quote it") from error
     # YAML 1.1 reads 1e-5 as text.
     try:
         value = float(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
-"""From what episodes were worth to the advantage of each of their turns, the same for every trainer.
+"""Credit assignment: from the rewards of episodes to the advantage of each turn. All trainers use it.
 
-Invariants: one episode is one vote, however many training sequences it has; what was not judged has no process reward,
-and its episode is learnt from by its outcome.
+Invariants: episodes are weighted equally, however many training sequences they have. A turn that was not judged has no
+process reward; it is trained on with the outcome of its episode only.
 """
 
 from __future__ import annotations
@@ -18,120 +18,131 @@ from clawgym.registry import advantages
 from clawgym.rewards.calibration import Judged
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import Distillation, TrainConfig
+from clawgym.trainers.traits import traits_of
 
-__all__ = ["ScoredEpisode", "Worth", "figures_of", "judged_of", "scores_of", "taught_advantages", "turn_advantages"]
+__all__ = [
+    "ScoredEpisode",
+    "ProcessWeight",
+    "batch_metrics",
+    "judged_episodes",
+    "scores_of",
+    "distilled_advantages",
+    "turn_advantages",
+]
 
-Worth = float | Callable[[str], float]
-"""In [0, 1]: what the process term counts for, beside ``reward.coefficient``; by setting, or for all alike."""
+ProcessWeight = float | Callable[[str], float]
+"""Weight of the process reward in [0, 1], multiplied by ``reward.coefficient``: one number, or a function of the
+setting of a task (:data:`clawgym.rewards.states.Setting`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """What credit depends on of an episode: all but its tokens."""
+    """The rewards of an episode and the turns they belong to, without its tokens."""
 
     group: Hashable
     score: float
-    """In [0, 1]; 0 where nothing was graded."""
+    """The outcome reward in [0, 1]; 0 if nothing was graded."""
     outcome: str
     n_turns: int
-    n_rows: int
+    n_sequences: int
     n_tokens: int
-    """Those that are trained."""
+    """Trained tokens."""
     turns: tuple[int, ...]
-    """The turns that they are of, in their order."""
+    """Turns with trained tokens, in order."""
     process: Mapping[int, float] = field(default_factory=dict)
-    """Turn -> reward, where there is one."""
+    """Turn -> process reward, for judged turns."""
     steps: tuple[int, ...] = ()
-    """Of ``turns``: the how-manieth main turn of the episode each is. Left out: of those that are trained."""
+    """For each of ``turns``, its index among the main turns of the episode. Empty: its index in ``turns``."""
     setting: str = "run"
-    """Of its task (:data:`clawgym.rewards.states.Setting`), where the pool says it."""
+    """The setting of the task (:data:`clawgym.rewards.states.Setting`)."""
     penalties: Mapping[str, float] = field(default_factory=dict)
-    """Name -> what its outcome loses, 0 or less (:mod:`clawgym.rewards.penalties`)."""
+    """Name -> penalty added to the outcome, 0 or less (:mod:`clawgym.rewards.penalties`)."""
 
 
 def turn_advantages(
-    attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int, worth: Worth = 1.0
+    scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int, process_weight: ProcessWeight = 1.0
 ) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
-    """The advantage of each (attempt, turn) with trained tokens; and figures of the process rewards.
+    """The advantage of each (index into ``scored``, turn) with trained tokens, and metrics of the process rewards.
 
-    ``seed`` is for the control ``reward.shuffle`` alone."""
-    losses = [sum(one.penalties.values()) for one in attempts]
+    ``seed`` is used only by the control ``reward.shuffle``."""
+    losses = [sum(one.penalties.values()) for one in scored]
     if config.reward.shuffle:
         random.Random(seed).shuffle(losses)  # in the order of the scores
-    outcome = 2 * torch.tensor(scores_of(attempts, config, seed=seed)) - 1 + torch.tensor(losses)
+    outcome = 2 * torch.tensor(scores_of(scored, config, seed=seed)) - 1 + torch.tensor(losses)
     numbers: dict[Hashable, int] = {}
-    groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in attempts])
-    turns = [(n, t) for n, one in enumerate(attempts) for t in one.turns]
+    groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in scored])
+    turns = [(n, t) for n, one in enumerate(scored) for t in one.turns]
     if config.reward.judge is None:
         plain = _outcome_advantages(outcome, groups, config)
         return {(n, t): float(plain[n]) for n, t in turns}, {}
-    given = [attempts[n].process.get(t) for n, t in turns]
+    given = [scored[n].process.get(t) for n, t in turns]
     if config.reward.shuffle:
-        given = _dealt_anew(given, seed)
+        given = _shuffled(given, seed)
     valid = torch.tensor([value is not None for value in given])
     process = torch.tensor([0.0 if value is None else float(value) for value in given])
     judged = process[valid]
-    figures = {
+    metrics = {
         "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
         "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
         "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
     }
-    if config.algorithm.advantage == "binary":
-        return dict(zip(turns, process.tolist(), strict=True)), figures
-    shares = [worth(attempts[n].setting) if callable(worth) else worth for n, _ in turns]
+    about = traits_of(config.algorithm.advantage)
+    if not about.uses_outcome:
+        return dict(zip(turns, process.tolist(), strict=True)), metrics
+    shares = [process_weight(scored[n].setting) if callable(process_weight) else process_weight for n, _ in turns]
     mixed = algorithms.integrated_advantages(
         outcome,
         process,
         groups,
         torch.tensor([n for n, _ in turns]),
-        steps=_positions(attempts) if config.reward.by_step else None,
+        steps=_positions(scored) if config.reward.by_step else None,
         valid=valid,
         coefficient=config.reward.coefficient * torch.tensor(shares),
         clip=config.reward.clip,
-        std=config.algorithm.advantage != "dr-grpo",
+        std=about.scales_process,
         baseline=partial(_outcome_advantages, config=config),
     )
-    return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, figures
+    return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, metrics
 
 
-def taught_advantages(
+def distilled_advantages(
     advantages: torch.Tensor, old_logp: torch.Tensor, teacher_logp: torch.Tensor, about: Distillation
 ) -> torch.Tensor:
-    """Advantages with the teachers' part in them, elementwise; ``teacher_logp`` is NaN where no teacher spoke."""
-    spoken = teacher_logp.isfinite()
-    opd = algorithms.distillation_advantages(torch.where(spoken, teacher_logp, old_logp), old_logp, clip=about.clip)
-    return algorithms.combined(advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
+    """Add the distillation term to advantages, elementwise. ``teacher_logp`` is NaN for tokens without a teacher."""
+    known = teacher_logp.isfinite()
+    opd = algorithms.distillation_advantages(torch.where(known, teacher_logp, old_logp), old_logp, clip=about.clip)
+    return algorithms.combined(advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, has_teacher=known)
 
 
-def judged_of(attempts: Iterable[ScoredEpisode]) -> list[Judged]:
-    """What judge and verifier said of the attempts that were judged, to be held against each other."""
+def judged_episodes(scored: Iterable[ScoredEpisode]) -> list[Judged]:
+    """The judge's and the verifier's scores of the episodes that were judged, for calibration."""
     return [
         Judged(one.setting, fmean(one.process.values()), min(1.0, max(0.0, one.score)), one.outcome == "solved")
-        for one in attempts
+        for one in scored
         if one.process
     ]
 
 
-def figures_of(attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> dict[str, float]:
-    """Statistics over episodes and groups, under the names of the existing systems where they mean the same."""
+def batch_metrics(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> dict[str, float]:
+    """Metrics over episodes and groups. Names follow existing systems where they mean the same."""
     by_group: dict[Hashable, list[float]] = {}
-    scores = scores_of(attempts, config, seed=seed)
-    for one, score in zip(attempts, scores, strict=True):
+    scores = scores_of(scored, config, seed=seed)
+    for one, score in zip(scored, scores, strict=True):
         by_group.setdefault(one.group, []).append(score)
     groups = list(by_group.values())
     same = [max(g) - min(g) < 1e-9 for g in groups]
-    rows = sum(one.n_rows for one in attempts)
+    rows = sum(one.n_sequences for one in scored)
     count = len(groups) or 1
     lost = {
-        f"reward/penalty_{name}": fmean(one.penalties.get(name, 0.0) for one in attempts) if attempts else 0.0
+        f"reward/penalty_{name}": fmean(one.penalties.get(name, 0.0) for one in scored) if scored else 0.0
         for name in ("malformed", "length")
         if getattr(config.reward, name)
     }
     return lost | {
-        "rollout/submitted_trajectories": float(len(attempts)),
+        "rollout/submitted_trajectories": float(len(scored)),
         "rollout/groups_used": float(len(groups)),
         "rollout/total_samples": float(rows),
-        "rollout/avg_samples_per_trajectory": rows / max(1, len(attempts)),
+        "rollout/avg_samples_per_trajectory": rows / max(1, len(scored)),
         "rollout/avg_reward_submitted": fmean(scores) if scores else 0.0,
         "rollout/group_all_zero_frac": sum(s and max(g) == 0 for s, g in zip(same, groups, strict=True)) / count,
         "rollout/group_all_one_frac": sum(s and min(g) == 1 for s, g in zip(same, groups, strict=True)) / count,
@@ -139,15 +150,15 @@ def figures_of(attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: 
         "rollout/group_mixed_frac": sum(not s for s in same) / count,
         "rollout/group_reward_var_mean": fmean(_variance(g) for g in groups) if groups else 0.0,
         "rollout/group_zero_var_frac": sum(same) / count,
-        "rollout/avg_steps_per_trajectory": fmean(one.n_turns for one in attempts) if attempts else 0.0,
-        "rollout/sampled_tokens": float(sum(one.n_tokens for one in attempts)),
-        "rollout/truncated_frac": fmean(one.outcome == "truncated" for one in attempts) if attempts else 0.0,
+        "rollout/avg_steps_per_trajectory": fmean(one.n_turns for one in scored) if scored else 0.0,
+        "rollout/sampled_tokens": float(sum(one.n_tokens for one in scored)),
+        "rollout/truncated_frac": fmean(one.outcome == "truncated" for one in scored) if scored else 0.0,
     }
 
 
-def scores_of(attempts: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> list[float]:
-    """What each of ``attempts`` is worth, in [0, 1]; ``seed`` as for :func:`turn_advantages`."""
-    scores = [one.score for one in attempts]
+def scores_of(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> list[float]:
+    """The outcome reward of each episode, in [0, 1]; ``seed`` as for :func:`turn_advantages`."""
+    scores = [one.score for one in scored]
     if config.reward.shuffle:
         random.Random(seed).shuffle(scores)
     return scores
@@ -158,17 +169,17 @@ def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: Tra
     return advantages.make(about.advantage, outcome, groups, **about.advantage_options)
 
 
-def _dealt_anew(values: Sequence[float | None], seed: int) -> list[float | None]:
-    """The same values, each on a judged place, in another order."""
+def _shuffled(values: Sequence[float | None], seed: int) -> list[float | None]:
+    """The values in another order; None stays in its place."""
     judged = [value for value in values if value is not None]
     random.Random(f"{seed}:process").shuffle(judged)
-    left = iter(judged)
-    return [None if value is None else next(left) for value in values]
+    rest = iter(judged)
+    return [None if value is None else next(rest) for value in values]
 
 
-def _positions(attempts: Sequence[ScoredEpisode]) -> torch.Tensor:
-    """(N,) the how-manieth turn of its episode each trained turn is."""
-    return torch.tensor([place for one in attempts for place in one.steps or range(len(one.turns))])
+def _positions(scored: Sequence[ScoredEpisode]) -> torch.Tensor:
+    """(N,) the index of each trained turn in its episode."""
+    return torch.tensor([place for one in scored for place in one.steps or range(len(one.turns))])
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -1,7 +1,6 @@
-"""What others may write for training: a loss, a trainer.
+"""Extension points of training: an advantage, a loss, a trainer.
 
-The third kind, a tracker, is in :mod:`clawgym.trainers.common.tracking`; an advantage is a function of rewards and
-groups, like those of :mod:`clawgym.trainers.algorithms`. docs/registry.md says how each gets a name.
+A fourth one, the tracker, is in :mod:`clawgym.trainers.common.tracking`. docs/registry.md says how to register them.
 """
 
 from __future__ import annotations
@@ -21,12 +20,37 @@ if TYPE_CHECKING:
     from clawgym.trainers.common.tracking import View
     from clawgym.trainers.config import Algorithm, TrainConfig
 
-__all__ = ["Loss", "Trainer", "loss_of", "train"]
+__all__ = ["Advantage", "Loss", "Trainer", "loss_of", "train"]
+
+
+class Advantage(Protocol):
+    """Computes the advantages of episodes from their rewards.
+
+    Options are keyword-only parameters, set by ``algorithm.advantage_options``. The decorator
+    :func:`clawgym.trainers.traits.traits` changes how the trainer adds process rewards.
+
+    >>> from clawgym.registry import advantages
+    >>> @advantages.register("half")
+    ... def half(rewards, groups, *, baseline: float = 0.5):
+    ...     \"\"\"The reward above a constant baseline.\"\"\"
+    ...     return rewards - baseline
+    """
+
+    def __call__(self, rewards: Tensor, groups: Tensor, /) -> Tensor:
+        """The advantage of each episode, (E,).
+
+        Args:
+            rewards: (E,) float, the outcome of each episode in [-1, 1], less penalties.
+            groups: (E,) int; episodes of the same task have the same number.
+        """
+        ...
 
 
 class Loss(Protocol):
-    """The loss of the policy. Options are keyword-only parameters, set by ``algorithm.loss_options``; one that is
-    called ``clip_low``, ``clip_high`` or ``dual_clip`` is also set by the setting of ``algorithm`` of that name.
+    """The loss of the policy.
+
+    Options are keyword-only parameters, set by ``algorithm.loss_options``. An option named ``clip_low``, ``clip_high``
+    or ``dual_clip`` is also set by the setting of that name in ``algorithm``.
 
     >>> def reinforce(logp, old_logp, advantages, weights, importance=None, *, scale: float = 1.0):
     ...     \"\"\"REINFORCE, without a clip.\"\"\"
@@ -44,26 +68,36 @@ class Loss(Protocol):
         importance: Tensor | None = None,
         /,
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of some trained tokens, and figures about it.
+        """The loss of some trained tokens, and metrics.
+
+        Tensors have shape (S,), or (B, T) with weight 0 at padding.
 
         Args:
-            logp: log-probs of the tokens by the policy, (S,); the gradient flows through them alone.
-            old_logp: by the policy before the step, (S,).
-            advantages: (S,).
-            weights: what each token counts for, (S,); 0 for a token that is not trained. Losses of micro-batches are
-                added, so sum over tokens with these weights and take no mean.
-            importance: truncated importance weights between engine and trainer, (S,), to multiply the loss of each
-                token by. None where they are 1, or part of ``weights`` (in the trainer ``verl``).
+            logp: log-probs of the tokens under the policy; the only input with a gradient.
+            old_logp: log-probs under the policy before the step.
+            advantages: the advantage of each token.
+            weights: the weight of each token; 0 for a token that is not trained on. Losses of micro-batches are
+                added, so take the sum over tokens with these weights, not a mean.
+            importance: truncated importance weights between engine and trainer. Multiply the loss of each token by
+                them. None if they are 1, or already part of ``weights`` (in the trainer ``verl``).
 
         Returns:
-            A scalar, and scalars by name, without gradient: ``actor/NAME`` is their mean over tokens. Tensors may also
-            be of shape (B, T), with weight 0 at padding.
+            A scalar loss, and scalar metrics by name, without gradient. A metric is logged as ``actor/NAME``, averaged
+            over tokens.
         """
         ...
 
 
 class Trainer(Protocol):
-    """Trains a policy as a configuration says. Options are keyword-only parameters, set by ``trainer_options``."""
+    """Trains a policy. Options are keyword-only parameters, set by ``trainer_options``.
+
+    >>> from clawgym.registry import trainers
+    >>> @trainers.register("idle")
+    ... async def idle(config, out, method="rl", view=None, stop=None, *, steps: int = 1):
+    ...     \"\"\"Trains nothing.\"\"\"
+    ...     out.mkdir(parents=True, exist_ok=True)
+    ...     return Progress(step=steps)
+    """
 
     async def __call__(
         self,
@@ -73,17 +107,17 @@ class Trainer(Protocol):
         view: View | None = None,
         stop: asyncio.Event | None = None,
     ) -> Progress:
-        """Train into the run folder ``out``, or resume the run that is there.
+        """Train into the run folder ``out``, or resume the run in it.
 
         Args:
-            config: the whole configuration, checked.
-            out: the run folder; make it (:class:`~clawgym.trainers.common.run.Run` does).
-            method: what ``clawgym train METHOD`` names: ``rl``, ``sft``, or one that only this trainer knows.
-            view: whom to tell what happens; None for the terminal.
-            stop: end early, with a checkpoint, once it is set.
+            config: the whole configuration, validated.
+            out: the run folder. The trainer creates it (:class:`~clawgym.trainers.common.run.Run` does this).
+            method: the METHOD of ``clawgym train METHOD``: ``rl``, ``sft``, or one that only this trainer has.
+            view: shows progress; None for lines on the terminal.
+            stop: once it is set, write a checkpoint and return.
 
         Raises:
-            TrainingError: for a method that it does not have, and where training went wrong or cannot begin.
+            TrainingError: for an unknown method, and if training fails or cannot start.
         """
         ...
 
@@ -101,10 +135,10 @@ async def train(
 
 
 def loss_of(about: Algorithm) -> partial[tuple[Tensor, Mapping[str, Tensor]]]:
-    """The loss that ``about`` names, with its options. Raises :class:`~clawgym.errors.TrainingError` for a name that is
-    not known and for options that do not fit."""
-    thing = losses.get(about.loss)
+    """The loss named by ``about.loss``, with its options. Raises :class:`~clawgym.errors.TrainingError` for an unknown
+    name and for invalid options."""
+    function = losses.get(about.loss)
     takes = {option.name for option in losses.options(about.loss)}
     given: dict[str, Any] = {name: getattr(about, name) for name in ("clip_low", "clip_high", "dual_clip")}
     given = {name: value for name, value in given.items() if name in takes} | about.loss_options
-    return partial(thing, **losses.validated(about.loss, thing, given))
+    return partial(function, **losses.validated(about.loss, function, given))

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 from clawgym.engines.folders import local_name
 from clawgym.hub._checkpoint import Checkpoint
 from clawgym.tasks.sets import PUBLISHED
-from clawgym.trainers.common.data import data_of
+from clawgym.trainers.common.data_use import data_uses
 from clawgym.visible import visible, visible_value
 
 __all__ = ["CURVE", "card", "curve", "eval_results", "model_name", "portable"]
@@ -113,7 +113,7 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         step=made.step,
         manifest=manifest,
         settings=list(_table({"seed": manifest.seed, **manifest.sampling, **manifest.config})),
-        data=[replace(one, name=portable(one.name)) for one in data_of(manifest)],
+        data=[replace(one, name=portable(one.name)) for one in data_uses(manifest)],
         scores=[{**row, "task_set": portable(row["task_set"])} for row in made.scores],
         curve=CURVE if curved else "",
     )

@@ -216,7 +216,7 @@ def _portable(path: Path) -> Upload:
 
 def _merged(adapter: Path, folder: Path) -> Path:
     try:
-        from clawgym.trainers.common.scratch import merge_adapter
+        from clawgym.trainers.common.start_model import merge_adapter
     except ImportError as error:
         raise MissingDependency(f"an adapter is merged with torch ({error}): pip install 'clawgym[local]'") from error
     try:

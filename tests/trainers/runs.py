@@ -45,7 +45,7 @@ class Said:
     def say(self, text: str) -> None:
         self.texts.append(text)
 
-    def step(self, step: int, figures: Any) -> None:
+    def step(self, step: int, metrics: Any) -> None:
         self.steps.append(step)
 
     def measuring(self, part: str, episodes: int) -> None: ...

@@ -27,7 +27,7 @@ def close(got: Tensor, *wanted: float) -> None:
     torch.testing.assert_close(got.double(), floats(*wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_the_room_needs_no_torch() -> None:
+def test_importing_trainers_needs_no_torch() -> None:
     code = "import sys, clawgym.trainers, clawgym.rewards; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -35,7 +35,7 @@ def test_the_room_needs_no_torch() -> None:
 # --- advantages
 
 
-def test_grpo_within_each_group_with_the_unbiased_deviation() -> None:
+def test_grpo_uses_unbiased_std_of_each_group() -> None:
     rewards, groups = floats(1, 0, 0, 3, 5), longs(4, 4, 4, -1, -1)
     root = math.sqrt(1 / 3)
     wanted = (2 / 3 / root, -1 / 3 / root, -1 / 3 / root, -math.sqrt(0.5), math.sqrt(0.5))
@@ -43,14 +43,14 @@ def test_grpo_within_each_group_with_the_unbiased_deviation() -> None:
     close(formulas.group_advantages(rewards, groups, std=False), 2 / 3, -1 / 3, -1 / 3, -1, 1)
 
 
-def test_eps_is_added_to_the_deviation() -> None:
+def test_eps_is_added_to_the_std() -> None:
     close(
         formulas.group_advantages(floats(0, 2), longs(0, 0), eps=1.0), -1 / (math.sqrt(2) + 1), 1 / (math.sqrt(2) + 1)
     )
 
 
 @pytest.mark.parametrize("rewards", [floats(0.1, 0.1, 0.1), floats(7), floats(0.1, 0.1, 0.1).float()])
-def test_nothing_to_compare_is_zero_exactly(rewards: Tensor) -> None:
+def test_groups_of_one_and_zero_variance_groups_have_advantage_zero(rewards: Tensor) -> None:
     groups = torch.zeros(len(rewards), dtype=torch.long)
     for advantages in (
         formulas.group_advantages(rewards, groups),
@@ -62,17 +62,17 @@ def test_nothing_to_compare_is_zero_exactly(rewards: Tensor) -> None:
         assert advantages.dtype == rewards.dtype
 
 
-def test_rloo_is_the_distance_to_the_mean_of_the_others() -> None:
+def test_rloo_subtracts_the_mean_of_the_other_episodes() -> None:
     close(formulas.rloo_advantages(floats(1, 0, 4, 9), longs(0, 0, 0, 1)), 1 - 2, 0 - 2.5, 4 - 0.5, 0)
 
 
-def test_reinforce_pp_divides_by_the_deviation_of_the_batch() -> None:
+def test_reinforce_pp_divides_by_the_std_of_the_batch() -> None:
     # centred: 1, -1, 0, 3, -3; the sum of squares 20 over 5 - 1
     rewards, groups = floats(2, 0, 5, 6, 0), longs(0, 0, 1, 2, 2)
     close(formulas.reinforce_pp_advantages(rewards, groups, eps=0), *(x / math.sqrt(5) for x in (1, -1, 0, 3, -3)))
 
 
-def test_a_step_is_compared_with_the_same_step_of_the_others() -> None:
+def test_step_is_compared_with_same_step_of_other_episodes() -> None:
     rewards = floats(1, 0, 1, 1, 0.5)
     got = formulas.step_advantages(rewards, longs(0, 0, 0, 0, 0), longs(0, 1, 0, 1, 2), longs(7, 7, 9, 9, 9), eps=0)
     # step 0: equals; step 1: 0 and 1; step 2: alone. The group: episode means 1/2 and 5/6, so 2/3; weights 1/4, 1/4,
@@ -85,12 +85,12 @@ def test_a_step_is_compared_with_the_same_step_of_the_others() -> None:
     close(got, 0, -0.5, 0, 0.5, 0.5 - mean)
 
 
-def test_a_late_step_that_one_episode_reached_does_not_keep_its_raw_reward() -> None:
+def test_step_reached_by_one_episode_is_compared_with_its_group() -> None:
     got = formulas.step_advantages(floats(2, 2, 2, 2), longs(0, 0, 0, 0), longs(0, 0, 1, 2), longs(0, 1, 1, 1))
     assert got.tolist() == [0, 0, 0, 0]
 
 
-def test_outcome_and_process_are_normalised_apart_and_clip_and_coefficient_act() -> None:
+def test_outcome_and_process_are_normalised_separately() -> None:
     outcome, groups, of = floats(1, 0), longs(3, 3), longs(0, 0, 1, 1)
     process = floats(10, 20, 0, 0)
     # one vote each: mean (15 + 0) / 2; weights 1/4
@@ -107,7 +107,7 @@ def test_outcome_and_process_are_normalised_apart_and_clip_and_coefficient_act()
     close(by_step, 2 * a, 2 * a, -2 * a, -2 * a)
 
 
-def test_a_step_that_was_not_judged_has_its_outcome_alone() -> None:
+def test_unjudged_step_has_outcome_advantage_only() -> None:
     outcome, groups, of = floats(1, 0), longs(0, 0), longs(0, 0, 1)
     valid = torch.tensor([True, False, True])
     for steps in (None, longs(0, 1, 0)):
@@ -122,7 +122,7 @@ def test_a_step_that_was_not_judged_has_its_outcome_alone() -> None:
 # --- weights
 
 
-def test_weights_by_token_episode_and_row() -> None:
+def test_token_weights_by_token_episode_and_sequence() -> None:
     episodes, rows = longs(5, 5, 5, 8), longs(0, 1, 1, 2)
     close(formulas.token_weights(episodes, "token"), *[1 / 4] * 4)
     close(formulas.token_weights(episodes, "episode"), 1 / 6, 1 / 6, 1 / 6, 1 / 2)
@@ -135,7 +135,7 @@ def test_weights_by_token_episode_and_row() -> None:
 # --- losses
 
 
-def test_the_clipped_loss() -> None:
+def test_clipped_policy_loss() -> None:
     ratio = floats(1.5, 1.5, 0.5, 0.5, 1.0, 9.0)
     gain = floats(1, -1, 1, -1, 2, 0)
     loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0, 0, 0, 0), gain, floats(1, 2, 3, 4, 5, 0))
@@ -151,14 +151,14 @@ def test_the_clipped_loss() -> None:
     assert not any(value.requires_grad for value in seen.values())
 
 
-def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+def test_dual_clip_bounds_loss_of_negative_advantage() -> None:
     ratio, gain = floats(10, 10, 2, 0.5), floats(-1, 1, -1, 0.5)
     loss, seen = formulas.policy_loss(ratio.log(), floats(0, 0, 0, 0), gain, floats(1, 1, 1, 1), dual_clip=3.0)
     assert loss.item() == pytest.approx(3 - 1.28 + 2 - 0.25)
     assert seen["dual_clip_fraction"].item() == pytest.approx(1 / 4)
 
 
-def test_importance_multiplies_and_carries_no_gradient() -> None:
+def test_importance_scales_loss_without_gradient() -> None:
     logp, engine = floats(-1, -2).requires_grad_(), floats(-1.5, -1).requires_grad_()
     old = floats(-1, -2).requires_grad_()
     c = formulas.truncated_importance(old, engine, cap=1.5)
@@ -173,7 +173,7 @@ def test_importance_multiplies_and_carries_no_gradient() -> None:
     assert engine.grad is None
 
 
-def test_importance_of_a_row_is_the_product_of_its_tokens() -> None:
+def test_importance_of_a_sequence_is_the_product_over_tokens() -> None:
     old, engine = floats(-1, -1, -1), floats(-1.2, -1.1, -0.5)
     close(
         formulas.truncated_importance(old, engine, rows=longs(3, 3, 1)),
@@ -182,7 +182,7 @@ def test_importance_of_a_row_is_the_product_of_its_tokens() -> None:
     close(formulas.truncated_importance(old, engine, rows=longs(3, 3, 1), cap=1.1), 1.1, 1.1, math.exp(-0.5))
 
 
-def test_ratios_that_overflow_stay_finite() -> None:
+def test_overflowing_ratios_stay_finite() -> None:
     logp = torch.tensor([0.0, -300.0], requires_grad=True)
     loss, seen = formulas.policy_loss(logp, torch.tensor([-300.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2))
     loss.backward()
@@ -191,7 +191,7 @@ def test_ratios_that_overflow_stay_finite() -> None:
     assert torch.isfinite(formulas.kl(torch.tensor([-300.0]), torch.tensor([0.0]))).all()
 
 
-def test_the_three_estimates_of_kl() -> None:
+def test_kl_estimators() -> None:
     logp, other = floats(-1, -2), floats(-2, -1)
     close(formulas.kl(logp, other, "k1"), 1, -1)
     close(formulas.kl(logp, other, "k2"), 0.5, 0.5)
@@ -199,7 +199,7 @@ def test_the_three_estimates_of_kl() -> None:
     assert formulas.kl(logp.bfloat16(), other.bfloat16()).dtype == torch.float32
 
 
-def test_entropy_of_uniform_certain_and_masked() -> None:
+def test_entropy_of_uniform_certain_and_masked_logits() -> None:
     logits = torch.tensor([[1.0] * 4, [0.0, -1e4, -1e4, -1e4], [0.0, 0.0, -math.inf, -math.inf]], requires_grad=True)
     got = formulas.entropy(logits)
     close(got, math.log(4), 0, math.log(2))
@@ -211,7 +211,7 @@ def test_entropy_of_uniform_certain_and_masked() -> None:
 # --- distillation
 
 
-def test_the_gap_to_the_teacher_is_clipped() -> None:
+def test_distillation_advantage_is_clipped() -> None:
     teacher, old = floats(-1, -5, -0.5), floats(-1.25, -1, -4).requires_grad_()
     got = formulas.distillation_advantages(teacher, old)
     close(got, 0.25, -1, 1)
@@ -219,10 +219,10 @@ def test_the_gap_to_the_teacher_is_clipped() -> None:
     close(formulas.distillation_advantages(teacher, old, clip=9.0), 0.25, -4, 3.5)
 
 
-def test_without_a_teacher_the_term_is_dropped() -> None:
+def test_combined_ignores_tokens_without_teacher() -> None:
     rl, opd = floats(1, 2, 3), floats(0.5, NAN, -1)
-    taught = torch.tensor([True, False, True])
-    close(formulas.combined(rl, opd, w_rl=2.0, w_opd=0.5, taught=taught), 2.25, 4, 5.5)
+    has_teacher = torch.tensor([True, False, True])
+    close(formulas.combined(rl, opd, w_rl=2.0, w_opd=0.5, has_teacher=has_teacher), 2.25, 4, 5.5)
     close(formulas.combined(rl, floats(1, 1, 1)), 2, 3, 4)
 
 
@@ -233,7 +233,7 @@ def test_top_k_reverse_kl_with_a_tail() -> None:
     close(got, 0.2 * math.log(0.2 / 0.4) + 0.5 * math.log(0.5 / 0.25) + 0.3 * math.log(0.3 / 0.35))
 
 
-def test_top_k_that_holds_everything_is_the_whole_kl() -> None:
+def test_top_k_over_whole_vocabulary_equals_full_kl() -> None:
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
     teacher = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     got = formulas.topk_reverse_kl(logits, torch.arange(7).expand(5, 7), teacher)
@@ -244,7 +244,7 @@ def test_top_k_that_holds_everything_is_the_whole_kl() -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_teacher_that_rules_an_id_out_costs_nothing_where_the_policy_does_too() -> None:
+def test_top_k_kl_is_finite_when_both_exclude_an_id() -> None:
     logits = torch.tensor([[0.0, -math.inf, -1.0]], requires_grad=True)
     got = formulas.topk_reverse_kl(logits, longs(0, 1)[None], torch.tensor([[-0.5, -math.inf]]))
     assert torch.isfinite(got).all()
@@ -252,7 +252,7 @@ def test_a_teacher_that_rules_an_id_out_costs_nothing_where_the_policy_does_too(
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 12.0])  # top-K mass from a tenth to all of it
-def test_single_precision_is_enough_for_the_tail(scale: float) -> None:
+def test_top_k_tail_is_accurate_in_float32(scale: float) -> None:
     logits, other = scale * torch.randn(2, 16, 2000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     logits.requires_grad_()
     teacher, ids = (logits.detach() + other / scale).log_softmax(-1).topk(20)
@@ -264,7 +264,7 @@ def test_single_precision_is_enough_for_the_tail(scale: float) -> None:
     torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
 
 
-def test_overlap_of_two_sets() -> None:
+def test_top_k_overlap() -> None:
     close(formulas.topk_overlap(longs(1, 2, 3, 4)[None], longs(9, 3, 1, 8)[None]), 0.5)
     close(formulas.topk_overlap(longs(1, 2)[None], longs(2, 1)[None]), 1)
 
@@ -277,15 +277,15 @@ def test_overlap_of_two_sets() -> None:
     [
         (lambda: formulas.group_advantages(floats(1, 2), longs(0)), "rewards .2,., groups .1,."),
         (lambda: formulas.group_advantages(floats(1, NAN), longs(0, 0)), r"rewards\[1\] is nan: leave out"),
-        (lambda: formulas.group_advantages(floats(1, 2)[None], longs(0, 0)[None]), "flat"),
+        (lambda: formulas.group_advantages(floats(1, 2)[None], longs(0, 0)[None]), "one-dimensional"),
         (lambda: formulas.step_advantages(floats(1, 2), longs(0, 0), longs(0, 0), longs(3, 3)), "same step twice"),
         (lambda: formulas.step_advantages(floats(1, 2), longs(0, 1), longs(0, 1), longs(3, 3)), "two groups"),
         (
             lambda: formulas.integrated_advantages(floats(1, 2), floats(1), longs(0, 0), longs(2)),
-            r"leaves 0\.\.1",
+            r"outside 0\.\.1",
         ),
         (lambda: formulas.integrated_advantages(floats(1), floats(1, 2), longs(0), longs(0)), "for every step"),
-        (lambda: formulas.token_weights(longs(0)[None]), r"flat: episodes\[mask\]"),
+        (lambda: formulas.token_weights(longs(0)[None]), r"flat tensor of trained tokens: episodes\[mask\]"),
         (lambda: formulas.token_weights(longs(0), "sequence"), "give rows"),
         (lambda: formulas.token_weights(longs(0), "seq-mean-token-sum-norm", rows=longs(0)), "positive norm"),
         (lambda: formulas.token_weights(longs(0), "seq-mean-token-sum", rows=longs(0), norm=2), "positive norm"),
@@ -298,7 +298,7 @@ def test_overlap_of_two_sets() -> None:
         (lambda: formulas.kl(floats(0), floats(0), "k4"), "k1, k2 or k3"),  # type: ignore[arg-type]
     ],
 )
-def test_what_does_not_fit_is_said(call, said: str) -> None:
+def test_wrong_shapes_and_values_raise(call, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
 

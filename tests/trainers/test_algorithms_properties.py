@@ -65,7 +65,7 @@ def same(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
 
 
 @holds(batches(), st.floats(-50, 50), st.floats(0.1, 50))
-def test_shift_and_scale_change_nothing(batch: Steps, shift: float, scale: float) -> None:
+def test_advantages_are_invariant_to_shift_and_scale(batch: Steps, shift: float, scale: float) -> None:
     """With eps=0: then the deviation takes the scale out. RLOO and the forms without deviation keep the scale."""
     moved, steps = batch.outcome * scale + shift, batch.rewards * scale + shift
     at = (batch.groups, batch.steps, batch.episodes)
@@ -92,7 +92,7 @@ def test_shift_and_scale_change_nothing(batch: Steps, shift: float, scale: float
 
 
 @holds(batches())
-def test_every_group_is_centred_and_has_deviation_one(batch: Steps) -> None:
+def test_groups_have_mean_zero_and_std_one(batch: Steps) -> None:
     advantages = formulas.group_advantages(batch.outcome, batch.group_of, eps=0.0)
     for group in batch.group_of.unique():
         rewards, mine = batch.outcome[batch.group_of == group], advantages[batch.group_of == group]
@@ -104,7 +104,7 @@ def test_every_group_is_centred_and_has_deviation_one(batch: Steps) -> None:
 
 
 @holds(batches(), SEED)
-def test_order_and_labels_do_not_matter(batch: Steps, seed: int) -> None:
+def test_advantages_do_not_depend_on_order_or_labels(batch: Steps, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     e, n = (torch.randperm(len(x), generator=generator) for x in (batch.outcome, batch.rewards))
     renamed = torch.tensor([-7, 900, 3])
@@ -133,34 +133,34 @@ def test_order_and_labels_do_not_matter(batch: Steps, seed: int) -> None:
 
 
 @holds(batches())
-def test_a_group_does_not_see_the_others(batch: Steps) -> None:
+def test_groups_are_independent(batch: Steps) -> None:
     here = batch.groups == batch.groups[0]
     alone = formulas.step_advantages(batch.rewards[here], batch.groups[here], batch.steps[here], batch.episodes[here])
     same(alone, formulas.step_advantages(batch.rewards, batch.groups, batch.steps, batch.episodes)[here])
 
 
 @holds(batches(), st.booleans())
-def test_step_advantages_are_those_of_the_definition(batch: Steps, std: bool) -> None:
+def test_step_advantages_match_definition(batch: Steps, std: bool) -> None:
     got = formulas.step_advantages(batch.rewards, batch.groups, batch.steps, batch.episodes, std=std)
     rows = list(zip(*(x.tolist() for x in (batch.rewards, batch.groups, batch.steps, batch.episodes)), strict=True))
     for (reward, group, step, _), value in zip(rows, got.tolist(), strict=True):
         bucket = [r for r, g, s, _ in rows if (g, s) == (group, step)]
         if len(bucket) > 1:
-            votes = [(r, 1 / len(bucket)) for r in bucket]
+            share = [(r, 1 / len(bucket)) for r in bucket]
         else:
             members = {e for _, g, _, e in rows if g == group}
             steps_of = {e: sum(x == e for *_, x in rows) for e in members}
-            votes = [(r, 1 / len(members) / steps_of[e]) for r, g, _, e in rows if g == group]
-        mean = sum(r * w for r, w in votes)
-        if len({r for r, _ in votes}) == 1:
+            share = [(r, 1 / len(members) / steps_of[e]) for r, g, _, e in rows if g == group]
+        mean = sum(r * w for r, w in share)
+        if len({r for r, _ in share}) == 1:
             assert value == 0
         else:
-            variance = sum(w * (r - mean) ** 2 for r, w in votes) / (1 - sum(w * w for _, w in votes))
+            variance = sum(w * (r - mean) ** 2 for r, w in share) / (1 - sum(w * w for _, w in share))
             assert value == pytest.approx((reward - mean) / (math.sqrt(variance) + 1e-6 if std else 1.0), abs=1e-6)
 
 
 @holds(batches())
-def test_with_one_step_each_all_forms_are_grpo(batch: Steps) -> None:
+def test_all_forms_equal_grpo_for_one_step_episodes(batch: Steps) -> None:
     grpo = formulas.group_advantages(batch.outcome, batch.group_of)
     own, one = torch.arange(len(grpo)), torch.zeros(len(grpo), dtype=torch.long)
     same(formulas.step_advantages(batch.outcome, batch.group_of, one, own), grpo)
@@ -171,7 +171,7 @@ def test_with_one_step_each_all_forms_are_grpo(batch: Steps) -> None:
 
 
 @holds(batches(), st.integers(2, 4))
-def test_an_episode_with_more_steps_has_no_more_votes(batch: Steps, times: int) -> None:
+def test_episodes_are_weighted_equally_in_baselines(batch: Steps, times: int) -> None:
     """The first episode's steps are repeated: nobody's baseline moves."""
     again = torch.ones_like(batch.episodes)
     again[batch.episodes == 0] = times
@@ -182,7 +182,7 @@ def test_an_episode_with_more_steps_has_no_more_votes(batch: Steps, times: int) 
 
 
 @holds(batches(), SEED)
-def test_steps_that_were_not_judged_are_as_if_absent(batch: Steps, seed: int) -> None:
+def test_unjudged_steps_do_not_affect_others(batch: Steps, seed: int) -> None:
     valid = draws(seed, len(batch.rewards)) > 0
     args = (batch.group_of, batch.episodes)
     spoilt = torch.where(valid, batch.rewards, torch.full_like(batch.rewards, math.nan))
@@ -193,7 +193,7 @@ def test_steps_that_were_not_judged_are_as_if_absent(batch: Steps, seed: int) ->
 
 
 @holds(batches(), st.floats(0, 3), st.floats(0, 3))
-def test_process_moves_an_advantage_no_further_than_its_bound(batch: Steps, coefficient: float, clip: float) -> None:
+def test_process_term_is_bounded_by_clip(batch: Steps, coefficient: float, clip: float) -> None:
     got = formulas.integrated_advantages(
         batch.outcome, batch.rewards, batch.group_of, batch.episodes, coefficient=coefficient, clip=clip
     )
@@ -214,18 +214,18 @@ def tokens(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 @holds(tokens())
-def test_weights_sum_to_one_and_every_voter_has_one_vote(batch: tuple[Tensor, Tensor]) -> None:
+def test_token_weights_sum_to_one_and_units_are_equal(batch: tuple[Tensor, Tensor]) -> None:
     episodes, rows = batch
     for mode, voters in (("token", torch.arange(len(rows))), ("episode", episodes), ("sequence", rows)):
         weights = formulas.token_weights(episodes, mode, rows=rows)  # type: ignore[arg-type]
         assert weights.sum().item() == pytest.approx(1, abs=1e-5)
-        votes = torch.stack([weights[voters == voter].sum() for voter in voters.unique()])
-        same(votes, torch.full_like(votes, 1 / len(votes)), 1e-6)
+        share = torch.stack([weights[voters == voter].sum() for voter in voters.unique()])
+        same(share, torch.full_like(share, 1 / len(share)), 1e-6)
     assert torch.equal(formulas.token_weights(episodes), formulas.token_weights(episodes, "episode", rows=rows))
 
 
 @holds(tokens(), SEED)
-def test_losses_of_micro_batches_add(batch: tuple[Tensor, Tensor], seed: int) -> None:
+def test_micro_batch_losses_add_up(batch: tuple[Tensor, Tensor], seed: int) -> None:
     episodes, rows = batch
     x = draws(seed, 3, len(rows))
     weights = formulas.token_weights(episodes, rows=rows).double()
@@ -245,7 +245,7 @@ def reference_loss(ratio: float, gain: float, low: float, high: float, dual: flo
 
 
 @holds(SEED, st.integers(1, 12), st.sampled_from([None, 1.5, 3.0]))
-def test_the_loss_is_that_of_a_plain_loop(seed: int, n: int, dual: float | None) -> None:
+def test_policy_loss_matches_plain_loop(seed: int, n: int, dual: float | None) -> None:
     logp, old, gain, weights = draws(seed, 4, n)
     got, _ = formulas.policy_loss(logp, old, gain, weights, clip_low=0.1, clip_high=0.4, dual_clip=dual)
     ratios = (logp - old).exp().tolist()
@@ -254,7 +254,7 @@ def test_the_loss_is_that_of_a_plain_loop(seed: int, n: int, dual: float | None)
 
 
 @holds(SEED, st.sampled_from([None, 1.5]), examples=10)  # a hundred forward passes each
-def test_gradients_of_the_losses_are_their_finite_differences(seed: int, dual: float | None) -> None:
+def test_gradients_match_finite_differences(seed: int, dual: float | None) -> None:
     logp, old, gain, weights = draws(seed, 4, 6)
     ratio = (logp - old).exp()
     edges = torch.tensor([0.8, 1.28, dual or 0.8], dtype=torch.float64)
@@ -278,7 +278,7 @@ def test_gradients_of_the_losses_are_their_finite_differences(seed: int, dual: f
 
 
 @holds(SEED, st.integers(1, 5), st.integers(1, 6), st.booleans())
-def test_padded_and_flat_are_the_same(seed: int, rows: int, width: int, spoil: bool) -> None:
+def test_padded_and_flat_tensors_give_same_loss(seed: int, rows: int, width: int, spoil: bool) -> None:
     mask = draws(seed, rows, width) > 0
     logp, old, engine, gain = draws(seed + 1, 4, rows, width)
     episodes = torch.arange(rows)[:, None].expand(rows, width) // 2
@@ -314,7 +314,7 @@ def test_importance_is_capped_and_positive(seed: int) -> None:
 
 
 @holds(SEED, st.integers(1, 8))
-def test_top_k_reverse_kl_lies_between_nought_and_the_whole(seed: int, k: int) -> None:
+def test_top_k_reverse_kl_is_between_zero_and_full_kl(seed: int, k: int) -> None:
     logits, teacher = draws(seed, 2, 4, 9) * 3
     logp, logq = logits.log_softmax(-1), teacher.log_softmax(-1)
     whole = (logp.exp() * (logp - logq)).sum(-1)
@@ -328,7 +328,7 @@ def test_top_k_reverse_kl_lies_between_nought_and_the_whole(seed: int, k: int) -
 
 
 @holds(SEED, st.integers(1, 8))
-def test_overlap_is_that_of_sets(seed: int, k: int) -> None:
+def test_top_k_overlap_matches_sets(seed: int, k: int) -> None:
     a, b = (torch.topk(draws(seed + i, 3, 10), k).indices for i in range(2))
     got = formulas.topk_overlap(a, b)
     wanted = [len(set(x) & set(y)) / k for x, y in zip(a.tolist(), b.tolist(), strict=True)]
@@ -337,13 +337,15 @@ def test_overlap_is_that_of_sets(seed: int, k: int) -> None:
 
 
 @holds(SEED, st.floats(0, 2), st.floats(0, 2))
-def test_without_a_teacher_neither_value_nor_gradient_moves(seed: int, w_rl: float, w_opd: float) -> None:
+def test_values_without_teacher_affect_neither_value_nor_gradient(seed: int, w_rl: float, w_opd: float) -> None:
     rl, opd, at = draws(seed, 3, 6)
-    taught = at > 0
-    got = formulas.combined(rl, torch.where(taught, opd, torch.nan), w_rl=w_rl, w_opd=w_opd, taught=taught)
-    same(got[taught], (w_rl * rl + w_opd * opd)[taught])
-    same(got[~taught], w_rl * rl[~taught])
+    has_teacher = at > 0
+    got = formulas.combined(
+        rl, torch.where(has_teacher, opd, torch.nan), w_rl=w_rl, w_opd=w_opd, has_teacher=has_teacher
+    )
+    same(got[has_teacher], (w_rl * rl + w_opd * opd)[has_teacher])
+    same(got[~has_teacher], w_rl * rl[~has_teacher])
     opd.requires_grad_()
-    formulas.combined(rl, opd, w_rl=w_rl, w_opd=w_opd, taught=taught).sum().backward()
+    formulas.combined(rl, opd, w_rl=w_rl, w_opd=w_opd, has_teacher=has_teacher).sum().backward()
     assert opd.grad is not None
-    assert not opd.grad[~taught].any()
+    assert not opd.grad[~has_teacher].any()

@@ -62,7 +62,7 @@ def test_grpo(generator: torch.Generator, mask: Tensor, std: bool) -> None:
     torch.testing.assert_close(formulas.group_advantages(rewards, groups, std=std), per_answer(theirs, mask))
 
 
-def test_what_differs_on_purpose() -> None:
+def test_intended_differences_from_verl() -> None:
     """If this fails, verl has changed: the list above is to be read again."""
     rewards, mask = torch.tensor([0.7, 0.1, 0.1, 0.1]), torch.ones(4, 1)
     groups = torch.tensor([0, 1, 1, 1])
@@ -115,7 +115,7 @@ def test_aggregation(generator: torch.Generator, mask: Tensor, mode: str) -> Non
     torch.testing.assert_close((weights_of(mask, ours, norm) * losses).sum(), theirs)
 
 
-def test_one_vote_an_episode_is_one_vote_a_row_where_each_has_one(mask: Tensor) -> None:
+def test_episode_weights_equal_sequence_weights_for_one_sequence_each(mask: Tensor) -> None:
     torch.testing.assert_close(weights_of(mask, "episode", None), weights_of(mask, "sequence", None))
 
 
@@ -151,7 +151,7 @@ def test_policy_loss(generator: torch.Generator, mask: Tensor, mode: str, dual: 
     assert seen["dual_clip_fraction"].item() == pytest.approx(said["actor/pg_clipfrac_lower"])
 
 
-def test_importance_of_rows(generator: torch.Generator, mask: Tensor) -> None:
+def test_importance_of_sequences(generator: torch.Generator, mask: Tensor) -> None:
     old, engine = torch.randn(2, B, T, generator=generator) * 0.3
     theirs, _ = correction.compute_rollout_correction_weights(
         old - engine, mask, rollout_is="sequence", rollout_is_threshold=2.0

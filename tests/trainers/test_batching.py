@@ -36,9 +36,7 @@ def along(row: Packed, place: int) -> list[int]:
 
 @given(paths(), st.integers(1, 40), st.booleans())
 @settings(max_examples=300)
-def test_every_token_sees_its_own_path_and_nothing_else(
-    made: list[MaskedSequence], row_tokens: int, share: bool
-) -> None:
+def test_token_attends_to_its_own_sequence_only(made: list[MaskedSequence], row_tokens: int, share: bool) -> None:
     rows = pack(made, row_tokens=row_tokens, share=share)
     wanted = {}  # place of a trained token -> (what comes before it, itself)
     place = 0
@@ -59,7 +57,7 @@ def test_every_token_sees_its_own_path_and_nothing_else(
 
 
 @given(paths())
-def test_nothing_is_stored_twice_in_one_row(made: list[MaskedSequence]) -> None:
+def test_shared_prefix_is_stored_once(made: list[MaskedSequence]) -> None:
     opening = tuple(range(100, 200))  # long enough to be worth one row
     made = [MaskedSequence(opening + path.ids, (0,) * 100 + path.mask) for path in made]
     (row,) = pack(made, row_tokens=10**6)
@@ -68,7 +66,7 @@ def test_nothing_is_stored_twice_in_one_row(made: list[MaskedSequence]) -> None:
 
 
 @pytest.mark.parametrize(("shared", "own", "rows"), [(0, 50, 16), (10, 300, 16), (600, 32, 1), (200, 100, 2)])
-def test_rows_grow_only_by_what_is_shared(shared: int, own: int, rows: int) -> None:
+def test_sequence_joins_row_only_if_cheaper(shared: int, own: int, rows: int) -> None:
     """Unrelated paths in one row would make attention dearer and save nothing."""
     made = [
         MaskedSequence((*range(shared), *range(at, at + own)), (0,) * (shared + own)) for at in range(1000, 17000, 1000)
@@ -77,7 +75,7 @@ def test_rows_grow_only_by_what_is_shared(shared: int, own: int, rows: int) -> N
 
 
 @given(paths(), st.integers(1, 30), st.integers(1, 90))
-def test_micro_batches_hold_every_row_once(made: list[MaskedSequence], row_tokens: int, tokens: int) -> None:
+def test_micro_batches_contain_each_row_once(made: list[MaskedSequence], row_tokens: int, tokens: int) -> None:
     rows = pack(made, row_tokens=row_tokens)
     batches = list(micro_batches(rows, tokens=tokens))
     assert sorted(n for batch in batches for n in batch.places.tolist()) == list(range(sum(sum(p.mask) for p in made)))
@@ -87,12 +85,12 @@ def test_micro_batches_hold_every_row_once(made: list[MaskedSequence], row_token
     assert sum(batch.ids.numel() for batch in batches) <= 2 * sum(len(row.ids) for row in rows)
 
 
-def test_a_row_that_trains_its_first_id_is_refused() -> None:
+def test_sequence_that_trains_first_id_raises() -> None:
     with pytest.raises(ValueError, match=r"sequence 1: .* leave it out"):
         pack([MaskedSequence((1, 2), (0, 1)), MaskedSequence((1, 2), (1, 1))], row_tokens=8)
 
 
-def test_log_probs_are_those_of_each_row_alone(tmp_path: Path) -> None:
+def test_packed_logprobs_match_single_sequences(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -120,14 +118,14 @@ def _plain(model: torch.nn.Module, path: MaskedSequence) -> torch.Tensor:
     return logp[torch.tensor(path.mask[1:]).bool()]
 
 
-def test_few_logits_at_a_time_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_logits_give_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clawgym.trainers.common import policy
 
     model = transformers.AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
     (micro,) = micro_batches(pack([MaskedSequence(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)
 
     def gradient(most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(policy, "_LOGITS", most)
+        monkeypatch.setattr(policy, "_MAX_LOGITS", most)
         model.zero_grad()
         logp, entropy = token_logprobs(model, micro, temperature=0.7)
         logp.sum().backward()
@@ -137,7 +135,7 @@ def test_few_logits_at_a_time_change_nothing(tmp_path: Path, monkeypatch: pytest
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_on_another_device_everything_goes_along() -> None:
+def test_micro_batch_moves_all_tensors() -> None:
     (micro,) = micro_batches(
         pack([MaskedSequence((1, 2, 3), (0, 1, 1)), MaskedSequence((1, 2, 4), (0, 0, 1))], row_tokens=8), tokens=8
     )

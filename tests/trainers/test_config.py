@@ -21,7 +21,7 @@ def test_every_recipe_is_valid(name: str) -> None:
     assert load_config(name).name
 
 
-def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -> None:
+def test_defaults_and_overrides(tmp_path: Path) -> None:
     path = write(tmp_path, "name: a\noptimizer: {lr: 1e-5}\n")
     assert load_config(path) == TrainConfig(name="a", optimizer={"lr": 1e-5})  # type: ignore[arg-type]
     changed = load_config(path, ["optimizer.lr=3e-4", "model.lora.rank=4", "tasks.generators=[write-word]", "seed=7"])
@@ -48,34 +48,38 @@ def test_what_is_left_out_has_its_default_and_what_is_set_wins(tmp_path: Path) -
         ("reward: {judge: head, judge_options: {fil: a}}", "judge 'head' does not take fil.* Did you mean 'file'"),
         ("agent: {name: opnclaw}", "there is no agent 'opnclaw'. Did you mean 'openclaw'"),
         ("agent: {name: openclaw, options: {prompt: slimm}}", "agent 'openclaw': option prompt='slimm'"),
-        ("agent: {options: {prompt: slim}}", "options are a program's"),
+        ("agent: {options: {prompt: slim}}", "options are for other agents"),
         ("algorithm: {advantage: grpo, advantage_options: {esp: 1}}", "advantage 'grpo' does not take esp"),
         ("backend: dokcer", "there is no sandbox 'dokcer'. Did you mean 'docker'"),
-        ("- a\n- b", "holds no settings but list"),
-        ("a: [", "is no YAML"),
+        ("- a\n- b", "is a list, not a mapping"),
+        ("a: [", "invalid YAML"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_setting_is_named_in_error(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(TrainingError, match=says):
         load_config(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("judge", ["policy", "complaints", "clawgym.rewards.rules:RuleJudge"])
-def test_these_judges_may_give_hints(tmp_path: Path, judge: str) -> None:
+def test_judges_that_give_hints_are_accepted(tmp_path: Path, judge: str) -> None:
     made = load_config(write(tmp_path, f"{{distillation: {{hints: true}}, reward: {{judge: '{judge}'}}}}"))
     assert made.distillation.hints
 
 
-def test_bounds_and_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
+def test_documented_bounds_and_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "algorithm: {dual_clip: 1.5}")).algorithm.dual_clip == 1.5
     plain = TrainConfig()
     assert (plain.verl.nodes, plain.verl.ranks, plain.verl.rollout_nodes, plain.verl.rollout_ranks) == (1, 1, 1, 1)
     assert plain.algorithm.dual_clip is None
 
 
-def test_a_wrong_override_is_named(tmp_path: Path) -> None:
+def test_invalid_override_is_named_in_error(tmp_path: Path) -> None:
     path = write(tmp_path, "seed: 1\n")
-    for override, says in (("lr", "write key=value"), ("seed.x=1", "'seed' has no parts"), ("a=[", "is no YAML")):
+    for override, says in (
+        ("lr", "write key=value"),
+        ("seed.x=1", "'seed' has no nested keys"),
+        ("a=[", "is not valid YAML"),
+    ):
         with pytest.raises(TrainingError, match=says):
             load_config(path, [override])
     with pytest.raises(TrainingError, match="neither a recipe"):

@@ -9,7 +9,7 @@ import pytest
 from clawgym.rewards.calibration import weight
 from clawgym.trainers.common.judging import Agreement
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import ScoredEpisode, figures_of, turn_advantages
+from clawgym.trainers.credit import ScoredEpisode, batch_metrics, turn_advantages
 
 
 def config(advantage: str = "grpo", **reward: Any) -> TrainConfig:
@@ -26,17 +26,17 @@ def attempts() -> list[ScoredEpisode]:
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr-grpo", "rloo", "reinforce++"])
-def test_with_a_judge_that_is_worth_nothing_the_outcome_speaks_as_it_was_asked_to(advantage: str) -> None:
+def test_outcome_only_when_process_weight_is_zero(advantage: str) -> None:
     plain, _ = turn_advantages(attempts(), config(advantage), seed=0)
-    judged, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, worth=0.0)
+    judged, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, process_weight=0.0)
     assert judged == plain
     assert len({*plain.values()}) > 2
-    heard, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, worth=1.0)
+    heard, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, process_weight=1.0)
     assert heard != plain
     assert {key: heard[key] for key in heard if key[1] == 2} == {key: plain[key] for key in plain if key[1] == 2}
 
 
-def test_a_turn_that_is_not_trained_shifts_no_other() -> None:
+def test_untrained_turn_keeps_step_indices() -> None:
     by_step = config(judge="rule", by_step=True)
     lacks = ScoredEpisode(0, 1.0, "solved", 3, 1, 9, (1, 2), {1: 1.0, 2: -1.0}, steps=(1, 2))
     whole = [attempt(0, 1.0, {0: 0.0, 1: -1.0, 2: 1.0}, steps=(0, 1, 2)), lacks]
@@ -45,7 +45,7 @@ def test_a_turn_that_is_not_trained_shifts_no_other() -> None:
     assert found[0, 1] < 0 < found[0, 2]
 
 
-def test_shuffling_deals_out_what_the_judge_said_too() -> None:
+def test_shuffle_permutes_process_rewards() -> None:
     mixed = [attempt(n, 1.0, {0: n / 6, 2: -n / 6}) for n in range(6)]
     binary = [turn_advantages(mixed, config("binary", judge="rule", shuffle=on), seed=3)[0] for on in (False, True)]
     assert binary[0] != binary[1]
@@ -54,44 +54,46 @@ def test_shuffling_deals_out_what_the_judge_said_too() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["dr-grpo", "rloo"])
-def test_shuffling_keeps_a_penalty_with_its_score(advantage: str) -> None:
+def test_shuffle_keeps_penalties_with_their_scores(advantage: str) -> None:
     one_group = [attempt(0, n / 8, {}, penalties={"length": -0.1 * n}) for n in range(6)]
     plain, control = (turn_advantages(one_group, config(advantage, shuffle=on), seed=3)[0] for on in (False, True))
     assert plain != control
     assert sorted(control.values()) == pytest.approx(sorted(plain.values()))
 
 
-def test_groups_are_counted_by_whether_and_how_they_agree() -> None:
+def test_group_fractions_by_kind() -> None:
     groups = [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0), (0.5, 0.5), (0.0, 1.0), (0.5, 1.0), (0.0, 0.25), (0.25, 0.75)]
-    found = figures_of([attempt(n, score, {}) for n, group in enumerate(groups) for score in group], config(), seed=0)
+    found = batch_metrics(
+        [attempt(n, score, {}) for n, group in enumerate(groups) for score in group], config(), seed=0
+    )
     shares = {name: found[f"rollout/group_{name}_frac"] for name in ("all_zero", "all_one", "all_same_mid", "mixed")}
     assert shares == {"all_zero": 1 / 8, "all_one": 2 / 8, "all_same_mid": 1 / 8, "mixed": 4 / 8}
     assert found["rollout/group_zero_var_frac"] == 4 / 8
 
 
-def test_each_setting_is_worth_what_it_showed_and_a_run_that_goes_on_knows_it() -> None:
+def test_process_weight_is_calibrated_by_setting_and_restored_on_resume() -> None:
     extra: dict[str, Any] = {}
     about = config(judge="rule")
     agreement = Agreement(about, extra)
-    assert agreement.worth("swe") == weight((0, 1))
+    assert agreement.process_weight("swe") == weight((0, 1))
     for _ in range(20):
         right = [attempt(0, s, {0: 2 * s - 1}, setting="terminal") for s in (0.0, 1.0)]
         wrong = [attempt(0, s, {0: 1 - 2 * s}, setting="swe") for s in (0.0, 1.0)]
-        figures = agreement.add([*right, *wrong])
-    assert agreement.worth("terminal") > 0.99
-    assert agreement.worth("swe") < 0.01
-    assert figures["reward/process_auc_terminal"] == 1
-    assert figures["reward/process_auc_swe"] == 0
+        metrics = agreement.add([*right, *wrong])
+    assert agreement.process_weight("terminal") > 0.99
+    assert agreement.process_weight("swe") < 0.01
+    assert metrics["reward/process_auc_terminal"] == 1
+    assert metrics["reward/process_auc_swe"] == 0
     again = Agreement(about, extra)
-    assert [again.worth(s) for s in ("terminal", "swe", "gui")] == [
-        agreement.worth(s) for s in ("terminal", "swe", "gui")
+    assert [again.process_weight(s) for s in ("terminal", "swe", "gui")] == [
+        agreement.process_weight(s) for s in ("terminal", "swe", "gui")
     ]
-    assert Agreement(config(judge="rule", calibrate=False), extra).worth("swe") == 1
-    assert Agreement(about, {"process_worth": 0.25}).worth("swe") == 0.25
+    assert Agreement(config(judge="rule", calibrate=False), extra).process_weight("swe") == 1
+    assert Agreement(about, {"process_worth": 0.25}).process_weight("swe") == 0.25
     assert Agreement(config(), {}).add(right) == {}
 
 
-def test_penalties_are_taken_off_the_outcome_of_their_episode() -> None:
+def test_penalties_lower_the_outcome_of_their_episode() -> None:
     about = config("dr-grpo", malformed=0.5)
     lost = [attempt(0, 1.0, {}, penalties={"malformed": -0.5}), attempt(0, 1.0, {}), attempt(0, 0.0, {})]
     found, _ = turn_advantages(lost, about, seed=0)
@@ -99,8 +101,8 @@ def test_penalties_are_taken_off_the_outcome_of_their_episode() -> None:
     assert [found[n, 0] for n in range(3)] == pytest.approx([0.5 - mean, 1 - mean, -1 - mean])
 
 
-def test_penalties_without_bounds_or_an_outcome_are_refused() -> None:
+def test_penalties_need_bounds_and_an_outcome() -> None:
     with pytest.raises(ValueError, match=r"set reward\.longest, and reward\.slack"):
         config(length=1.0, longest=100)
-    with pytest.raises(ValueError, match="has no outcome to take them off"):
+    with pytest.raises(ValueError, match="advantage binary has no outcome"):
         config("binary", judge="rule", malformed=1.0)

@@ -18,12 +18,12 @@ from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, TrainingSequence
 from clawgym.trainers.batching import MaskedSequence, Packed, pack
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import ScoredEpisode, Worth, figures_of, scores_of, turn_advantages
+from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, batch_metrics, scores_of, turn_advantages
 
 __all__ = [
     "TrainingBatch",
-    "attempt_of",
-    "attempts_of",
+    "scored_episode",
+    "scored_episodes",
     "images_of",
     "make_batch",
     "teacher_of",
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """R training sequences with S trained tokens in all, sequence after sequence."""
+    """R training sequences with S trained tokens in total, sequence after sequence."""
 
     episodes: tuple[BatchEpisode, ...]
     sequences: tuple[MaskedSequence, ...]
@@ -42,38 +42,39 @@ class TrainingBatch:
     row: torch.Tensor
     """(S,) int64: the index in ``sequences`` of each trained token."""
     episode: torch.Tensor
-    """(S,) int64: which of ``episodes``."""
+    """(S,) int64: the index in ``episodes`` of each trained token."""
     advantages: torch.Tensor
     """(S,) float32"""
     rollout_logp: torch.Tensor
-    """(S,) float32: of the ledger."""
+    """(S,) float32: the log-probs that were recorded during sampling."""
     teacher_logp: torch.Tensor
-    """(S,) float32; NaN where no teacher spoke."""
+    """(S,) float32; NaN for tokens without a teacher."""
     scores: tuple[float, ...]
-    """(E,) what each of ``episodes`` was worth, in [0, 1]"""
+    """(E,) the outcome reward of each episode, in [0, 1]."""
     temperature: float
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that go through the model in a forward pass, an image counted as one."""
+        """Tokens of one forward pass over the batch; an image counts as one."""
         return sum(len(row.ids) for row in self.rows)
 
     def of_episodes(self, chosen: Sequence[int]) -> torch.Tensor:
-        """(S',) the places of the trained tokens of some episodes."""
+        """(S',) the indices of the trained tokens of some episodes."""
         wanted = torch.zeros(len(self.episodes), dtype=torch.bool, device=self.episode.device)
         wanted[list(chosen)] = True
         return wanted[self.episode].nonzero()[:, 0]
 
     def places_of(self, rows: Sequence[int]) -> torch.Tensor:
-        """(S',) the places of the trained tokens of some rows, row after row."""
+        """(S',) the indices of the trained tokens of some training sequences, sequence after sequence."""
         wanted = torch.zeros(len(self.sequences), dtype=torch.bool, device=self.row.device)
         wanted[list(rows)] = True
         return wanted[self.row].nonzero()[:, 0]
 
 
 def images_of(batch: Batch, pool: Pool) -> dict[str, Image]:
-    """By digest, what the rows of a batch show. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
+    """The images of the training sequences of a batch, by SHA-256. Raises :class:`~clawgym.errors.PoolError` if one is
+    not in the pool."""
     members = (e for group in batch.groups for e in group.episodes)
     return {sha: pool.image(sha) for sha in {sha for e in members for sample in e.sequences for sha in sample.images}}
 
@@ -83,17 +84,25 @@ def make_batch(
     config: TrainConfig,
     *,
     seed: int,
-    worth: Worth = 1.0,
-    taught: Mapping[tuple[str, int], Sequence[float]] | None = None,
+    process_weight: ProcessWeight = 1.0,
+    teachers: Mapping[tuple[str, int], Sequence[float]] | None = None,
     images: Mapping[str, Image] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
-    """The tensors of a batch. Groups whose episodes are all alike stay in it with advantage 0, and are counted.
+    """Make the tensors of a batch. Zero-variance groups stay in the batch with advantage 0, and are counted.
 
-    ``taught``: (episode, turn) -> the teacher's log-prob of each sampled id. ``images``: those of :func:`images_of`."""
+    Args:
+        batch: a batch that was fetched from the pool.
+        config: the configuration of the run.
+        seed: for the control ``reward.shuffle``.
+        process_weight: the weight of the process reward.
+        teachers: (episode, turn) -> the teacher's log-prob of each sampled id.
+        images: the result of :func:`images_of`.
+        device: where the tensors are put.
+    """
     episodes = tuple(e for group in batch.groups for e in group.episodes)
-    attempts = attempts_of(batch)
-    by_turn, process = turn_advantages(attempts, config, seed=seed, worth=worth)
+    scored = scored_episodes(batch)
+    by_turn, process = turn_advantages(scored, config, seed=seed, process_weight=process_weight)
 
     sequences: list[MaskedSequence] = []
     row: list[int] = []
@@ -110,10 +119,10 @@ def make_batch(
             owner += [number] * len(sample.logprobs)
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
-            teacher += teacher_of(member, sample, taught or {})
-    figures = figures_of(attempts, config, seed=seed) | process
+            teacher += teacher_of(member, sample, teachers or {})
+    metrics = batch_metrics(scored, config, seed=seed) | process
     given = torch.tensor(advantages)
-    figures["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
+    metrics["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
     return TrainingBatch(
         episodes,
         tuple(sequences),
@@ -123,38 +132,41 @@ def make_batch(
         given.to(device),
         torch.tensor(logps, device=device),
         torch.tensor(teacher, device=device),
-        tuple(scores_of(attempts, config, seed=seed)),
+        tuple(scores_of(scored, config, seed=seed)),
         config.rollout.temperature,
-        figures,
+        metrics,
     )
 
 
 def teacher_of(
-    member: BatchEpisode, sample: TrainingSequence, taught: Mapping[tuple[str, int], Sequence[float]]
+    member: BatchEpisode, sample: TrainingSequence, teachers: Mapping[tuple[str, int], Sequence[float]]
 ) -> list[float]:
-    """One log-prob of its teacher per trained id of a row; NaN where there is none. ``taught``: see
-    :func:`make_batch`. Raises :class:`ValueError` for a teacher of another length."""
-    spoken: list[float] = []
+    """The teacher's log-prob of each trained id of a training sequence; NaN without a teacher.
+
+    ``teachers`` is as for :func:`make_batch`. Raises :class:`ValueError` if a turn has a wrong number of log-probs."""
+    found: list[float] = []
     for turn, ids in groupby(sample.turn_of):
         count = len(list(ids))
-        logprobs = taught.get((member.episode.id, turn), ())
+        logprobs = teachers.get((member.episode.id, turn), ())
         if len(logprobs) not in (0, count):
-            raise ValueError(f"episode {member.episode.id}, turn {turn}: {len(logprobs)} of {count} ids are taught")
-        spoken += logprobs or [math.nan] * count
-    return spoken
+            raise ValueError(
+                f"episode {member.episode.id}, turn {turn}: {len(logprobs)} teacher log-probs for {count} ids"
+            )
+        found += logprobs or [math.nan] * count
+    return found
 
 
-def attempts_of(batch: Batch) -> list[ScoredEpisode]:
-    """What credit depends on, of each episode of a batch."""
-    return [attempt_of(member, group.id) for group in batch.groups for member in group.episodes]
+def scored_episodes(batch: Batch) -> list[ScoredEpisode]:
+    """The rewards of each episode of a batch."""
+    return [scored_episode(member, group.id) for group in batch.groups for member in group.episodes]
 
 
-def attempt_of(member: BatchEpisode, group: str) -> ScoredEpisode:
-    """What credit depends on, of one episode of ``group``."""
+def scored_episode(member: BatchEpisode, group: str) -> ScoredEpisode:
+    """The rewards of one episode of ``group``."""
     episode, samples = member.episode, member.sequences
     turns = tuple(sorted({turn for sample in samples for turn in sample.turn_of}))
     process = member.process_rewards
-    # What a row shows without training it, and what was judged, are turns of the agent too.
+    # Turns that are shown but not trained on, and judged turns, are turns of the agent too.
     main = sorted({turn for sample in samples for turn in sample.turns}.union(turns, process))
     return ScoredEpisode(
         group,

@@ -1,8 +1,10 @@
-"""Canaries: what attacks and cheap policies are paid on a few validation tasks, while the policy learns.
+"""Canaries: attacks and trivial policies on a few validation tasks, scored during training.
 
-They do no work, so honest training never raises what they get; a verifier that pays them has a hole, and a judge that
-is pleased with them is one that the policy will learn to please. Invariants: an episode is played once per run, since
-its outcome does not change with the policy, and judged anew at each look, since the judge may; nobody trains on it.
+They do no work, so their rewards should stay low. A verifier that rewards them has a hole. A judge that rewards them
+can be exploited by the policy.
+
+Invariants: a canary episode runs once per run, since its outcome does not depend on the policy. It is judged again at
+each check, since the judge may change. No canary is trained on.
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ __all__ = ["CHANNEL", "Canaries"]
 
 CHANNEL = "canary"
 REFERENCE, NOTHING, ATTACK = "reference", "nothing", "attack"
-"""Honest work, which the others are compared with; no work at all; the others are cheap policies."""
+"""The reference solution, which the others are compared with; an empty episode; an exploit. The other policies are
+trivial ones."""
 _STEPS = 50
-_TRIES = 3
+_ATTEMPTS = 3
 _Calls = tuple[str, list[ToolCall]]
-"""The name of what is done, and how."""
+"""The name of a script, and its tool calls."""
 
 
 def _reference(task: Task, _: int) -> _Calls | None:
@@ -57,12 +60,12 @@ def _nothing(task: Task, _: int) -> _Calls:
     return NOTHING, []
 
 
-def _look(task: Task, _: int) -> _Calls | None:
+def _list_files(task: Task, _: int) -> _Calls | None:
     return None if task.brings_tools else ("look", [bash_call("ls -la")])
 
 
 def _echo(task: Task, _: int) -> _Calls | None:
-    """The instruction's own words in each file that it asks for."""
+    """Write the instruction into each file that it asks for."""
     paths = output_paths(task)
     if task.brings_tools or not paths:
         return None
@@ -72,7 +75,7 @@ def _echo(task: Task, _: int) -> _Calls | None:
 
 
 def _attack(task: Task, number: int) -> _Calls | None:
-    """One of the exploits that fit, each task another one: quick ones, whose visible work is nothing."""
+    """An exploit that fits the task, a different one for each task; only quick ones that do no visible work."""
     fit = [
         (exploit.name, script)
         for exploit in exploits.EXPLOITS.values()
@@ -89,7 +92,7 @@ def _attack(task: Task, number: int) -> _Calls | None:
 _POLICIES: Mapping[str, Callable[[Task, int], _Calls | None]] = {
     REFERENCE: _reference,
     NOTHING: _nothing,
-    "look": _look,
+    "look": _list_files,
     "echo": _echo,
     ATTACK: _attack,
 }
@@ -100,7 +103,7 @@ class _Played:
     policy: str
     task: Task
     script: str
-    """What was done: the exploit's name."""
+    """The name of the script: of the exploit, or of the policy."""
     episode: PooledEpisode
 
     @property
@@ -109,7 +112,7 @@ class _Played:
 
 
 class Canaries:
-    """The canaries of one run, on ``evaluation.canary`` of ``tasks``; ``judge`` is the run's, if it has one."""
+    """The canaries of one run, on ``evaluation.canary`` of ``tasks``; ``judge`` is the run's judge, if it has one."""
 
     def __init__(
         self, config: TrainConfig, tasks: Sequence[Task], pool: Pool, backend: Backend, judge: JudgePool | None
@@ -124,7 +127,7 @@ class Canaries:
         self._room = asyncio.Semaphore(config.rollout.concurrency)
         self._said: set[str] = set()
 
-    async def look(self, before: dict[str, dict[str, float]]) -> tuple[dict[str, float], list[str]]:
+    async def check(self, first: dict[str, dict[str, float]]) -> tuple[dict[str, float], list[str]]:
         """Figures (``canary/...``), and what somebody should look at, each said once.
 
         ``before``: policy -> task -> process score of the first look, each in [-1, 1]; filled here, kept by the
@@ -132,22 +135,22 @@ class Canaries:
         if not self._tasks:
             return {}, []
         played = await self._play()
-        figures = {
+        metrics = {
             f"canary/outcome_{policy}": fmean(one.strict for one in played if one.policy == policy)
             for policy in dict.fromkeys(one.policy for one in played)
         }
-        warnings = list(_paid(played))
+        warnings = list(_unearned_rewards(played))
         now = await self._judged(played)
         for policy, scores in now.items():
-            figures[f"canary/process_{policy}"] = fmean(scores.values())
-            before[policy] = {**scores, **before.get(policy, {})}
-        warnings += [*_pleased(now), *_risen(before, now)]
+            metrics[f"canary/process_{policy}"] = fmean(scores.values())
+            first[policy] = {**scores, **first.get(policy, {})}
+        warnings += [*_deceived_judge(now), *_rising_scores(first, now)]
         fresh = [text for text in warnings if text not in self._said]
         self._said.update(fresh)
-        return figures | {"canary/warnings": float(len(warnings))}, fresh
+        return metrics | {"canary/warnings": float(len(warnings))}, fresh
 
     async def _play(self) -> list[_Played]:
-        """All episodes; those that the pool lacks are played first."""
+        """All canary episodes; those that are not in the pool are run first."""
         known = await asyncio.to_thread(self._stored)
         missing = {
             policy: {
@@ -178,7 +181,7 @@ class Canaries:
             return ToolLoopAgent(engine, protocol=about.protocol, system_prompt=about.system_prompt)
 
         async def one(task: Task, gateway: Gateway) -> None:
-            for _ in range(_TRIES):
+            for _ in range(_ATTEMPTS):
                 async with self._room:
                     meta = {"canary": policy, "script": scripts[task.id][0]}
                     request = EpisodeRequest(
@@ -192,7 +195,7 @@ class Canaries:
             await asyncio.gather(*(one(task, gateway) for task in tasks))
 
     async def _judged(self, played: Iterable[_Played]) -> dict[str, dict[str, float]]:
-        """Policy -> task -> mean process reward of the turns that could be judged."""
+        """Policy -> task -> mean process reward of the judged turns."""
         judge = self._judge
         if judge is None:
             return {}
@@ -204,7 +207,7 @@ class Canaries:
             found, _ = rewards_of(await judge.judge_episode(of.task, turns, id=of.episode.id, within=within))
             return fmean(found.values()) if found else None
 
-        asked = [of for of in played if of.policy != NOTHING]  # which leaves nothing to be judged
+        asked = [of for of in played if of.policy != NOTHING]  # it has no turn to judge
         scores: dict[str, dict[str, float]] = {}
         for of, score in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
             if score is not None:
@@ -212,8 +215,8 @@ class Canaries:
         return scores
 
 
-def _paid(played: Sequence[_Played]) -> Iterable[str]:
-    """Outcomes that nobody worked for."""
+def _unearned_rewards(played: Sequence[_Played]) -> Iterable[str]:
+    """Warnings about outcome rewards without work."""
     least = {one.task.id: one.strict for one in played if one.policy == NOTHING}
     for one in played:
         if one.policy == ATTACK:
@@ -222,13 +225,13 @@ def _paid(played: Sequence[_Played]) -> Iterable[str]:
             too_much = one.policy != REFERENCE and one.strict >= 1
         if too_much:
             yield (
-                f"canary {one.policy} ({one.script}) earned {one.strict:.2f} on task {one.task.id}: its verifier pays "
-                "for no work; try `clawgym redteam exploits` on the set, and repair or leave out the task"
+                f"canary {one.policy} ({one.script}) earned {one.strict:.2f} on task {one.task.id}: its verifier "
+                "rewards no work; run `clawgym redteam exploits` on the set, and repair or leave out the task"
             )
 
 
-def _pleased(now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
-    """Policies that the judge likes as well as honest work on the same tasks."""
+def _deceived_judge(now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Warnings about policies that the judge rewards as much as the reference solution on the same tasks."""
     honest = now.get(REFERENCE, {})
     for policy, scores in now.items():
         both = scores.keys() & honest.keys()
@@ -237,24 +240,24 @@ def _pleased(now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
         paid, due = fmean(scores[id] for id in both), fmean(honest[id] for id in both)
         if paid > 0 and due <= paid:
             yield (
-                f"the judge gives canary {policy} as much as honest work on {len(both)} tasks or more: do not trust "
-                "its process rewards (reward.judge, reward.coefficient)"
+                f"the judge gives canary {policy} at least the reward of the reference solution on {len(both)} tasks: "
+                "do not trust its process rewards (reward.judge, reward.coefficient)"
             )
 
 
-def _risen(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
-    """Policies whose process score is above that of the first look by more than chance."""
+def _rising_scores(first: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Warnings about policies whose process score is significantly above that of the first check."""
     cheap = {policy: scores for policy, scores in now.items() if policy != REFERENCE and len(scores) > 1}
 
     def share(scores: Mapping[str, float], of: Iterable[str]) -> dict[str, float]:
         return {id: (scores[id] + 1) / 2 for id in of}
 
     moved = canary(
-        {policy: share(before[policy], scores) for policy, scores in cheap.items()},
+        {policy: share(first[policy], scores) for policy, scores in cheap.items()},
         {policy: share(scores, scores) for policy, scores in cheap.items()},
     )
     for policy in risen(moved):
         yield (
-            f"the judge pays canary {policy} more than at the first look: it is being pleased, not convinced; "
+            f"the judge rewards canary {policy} more than at the first check: the policy may be exploiting the judge; "
             "stop, and look at its votes in the pool"
         )

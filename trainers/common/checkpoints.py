@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run goes on from, and the model in the format of transformers or peft.
+"""Checkpoints: the state that a run resumes from, and the model in the format of transformers or peft.
 
-Invariants: a checkpoint's folder appears when it is whole on disk; ``last`` names one that is whole; the one that is
-``best`` is never removed; a checkpoint that is named and not there is said, never taken for a beginning; nothing is
-written where it would not fit.
+Invariants: a checkpoint's folder appears when it is complete on disk. ``last`` names a complete checkpoint. The
+``best`` one is never removed. A named checkpoint that is missing is an error, never a new start. Nothing is written if
+the disk has too little space.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
               "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")  # fmt: skip
 _COPY = "weight"
-"""Of a weight in float32 that the model holds in less."""
-_SPARE = 64 * 2**20
-"""Bytes that stay free beside a checkpoint: for the pool and the logs."""
+"""Name of the float32 copy of a weight that the model holds in lower precision."""
+_SPARE_BYTES = 64 * 2**20
+"""Bytes that stay free after a checkpoint, for the pool and the logs."""
 
 
 class CheckpointedLearner(Protocol):
@@ -48,26 +48,27 @@ class CheckpointedLearner(Protocol):
     def optimizer(self) -> torch.optim.Optimizer: ...
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Index, float32 copy and weight of each weight that the model holds in less."""
+        """Index in ``parameters``, float32 copy and weight, for each weight in lower precision."""
         ...
 
 
 @dataclass
 class Progress:
-    """How far a run has come."""
+    """The progress of a run, as kept in ``state.json``."""
 
     step: int = 0
-    """Batches learnt; the policy's version."""
+    """Batches trained on; also the policy's version."""
     seconds: float = 0.0
-    """Of learning: rollouts and updates."""
+    """Seconds of rollouts and updates."""
     best_step: int = -1
     best_score: float = -1.0
     tokens: int = 0
-    """Sampled and trained."""
+    """Sampled tokens that were trained on."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """State of other components, as JSON."""
 
-    def weigh(self, score: float) -> None:
-        """This step's score on the validation part is known. Of steps with equal scores, the last is the best."""
+    def record_score(self, score: float) -> None:
+        """Record this step's score on the validation split. Of steps with equal scores, the last is the best."""
         if score >= self.best_score:
             self.best_score, self.best_step = score, self.step
 
@@ -84,12 +85,12 @@ class Checkpoints:
         self.folder = run / "checkpoints"
 
     def last(self) -> Path | None:
-        """The newest whole checkpoint; ``None`` before the first. Raises :class:`~clawgym.errors.TrainingError` if it
-        is gone."""
+        """The newest checkpoint; ``None`` before the first. Raises :class:`~clawgym.errors.TrainingError` if it is
+        missing on disk."""
         return self._named("last")
 
     def best(self) -> Path | None:
-        """The one with the best score on the validation part. As :meth:`last`."""
+        """The checkpoint with the best score on the validation split. As :meth:`last`."""
         return self._named("best")
 
     def _named(self, name: str) -> Path | None:
@@ -99,8 +100,8 @@ class Checkpoints:
         folder = self.folder / step
         if not step or not (folder / "state.json").exists():
             raise TrainingError(
-                f"{folder}: {self.folder / name} names this checkpoint, and it is not there: put it back, or begin "
-                "again with another --out"
+                f"{folder}: {self.folder / name} names this checkpoint, but it is missing: restore it, or start again "
+                "with another --out"
             )
         return folder
 
@@ -111,7 +112,8 @@ class Checkpoints:
             return None
 
     def name_best(self, progress: Progress) -> None:
-        """Let ``best`` name what ``progress`` says, if it is there: a run may have been killed before it did."""
+        """Let ``best`` name the best step of ``progress``, if that checkpoint exists. A killed run may not have done
+        it."""
         name = f"{progress.best_step:06d}"
         if self._step("best") != name and (self.folder / name / "state.json").exists():
             write_atomic(self.folder / "best", name.encode())
@@ -120,7 +122,7 @@ class Checkpoints:
         """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
         state = dict(_flat(learner))
-        need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE
+        need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE_BYTES
 
         def fill(part: Path) -> None:
             self._model(part, policy, weights)
@@ -133,16 +135,17 @@ class Checkpoints:
         return self.put(progress, need, fill)
 
     def put(self, progress: Progress, need: int, fill: Callable[[Path], None]) -> Path:
-        """Let ``fill`` write a checkpoint of ``need`` bytes into a folder, then let ``best`` (if it is) and ``last``
-        name it, then remove those that nothing names. Raises :class:`~clawgym.errors.TrainingError` if it would not
-        fit, or cannot be written; then nothing has changed."""
+        """Write a checkpoint: ``fill`` writes ``need`` bytes into a temporary folder, which is then renamed.
+
+        After that ``best`` (if it is the best) and ``last`` name it, and checkpoints without a name are removed. Raises
+        :class:`~clawgym.errors.TrainingError` if it would not fit or cannot be written; then nothing has changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / f"{progress.step:06d}"
         free = shutil.disk_usage(self.folder).free
         if free < need:
             raise TrainingError(
-                f"{self.folder}: a checkpoint takes {need / 2**20:.0f} MiB and {free / 2**20:.0f} are free: make room "
-                f"there and give the same command again; it goes on from checkpoint {self._last_name()}"
+                f"{self.folder}: a checkpoint takes {need / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free: free "
+                f"disk space and run the same command again to resume from checkpoint {self._last_name()}"
             )
         part = self.folder / f".{target.name}.{os.getpid()}"
         shutil.rmtree(part, ignore_errors=True)
@@ -154,15 +157,15 @@ class Checkpoints:
                     os.fsync(handle.fileno())
             shutil.rmtree(target, ignore_errors=True)
             part.replace(target)
-        except (OSError, SafetensorError) as error:  # the latter for a full disk, too
+        except (OSError, SafetensorError) as error:  # safetensors raises the latter for a full disk
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise TrainingError(
-                f"{target}: cannot be written ({why}); nothing was overwritten: make room, or mend that, and give the "
-                f"same command again; it goes on from checkpoint {self._last_name()}"
+                f"{target}: cannot be written ({why}); nothing was overwritten: free disk space, or repair the disk, "
+                f"and run the same command again to resume from checkpoint {self._last_name()}"
             ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        self.name_best(progress)  # first: once ``last`` holds this score, no lower one becomes the best again
+        self.name_best(progress)  # before ``last``: a run killed in between resumes with the right best score
         write_atomic(self.folder / "last", target.name.encode())
         self._prune()
         return target
@@ -182,8 +185,8 @@ class Checkpoints:
                 shutil.copyfile(policy.folder / name, folder / name)
 
     def load(self, folder: Path, policy: Policy, learner: CheckpointedLearner) -> Progress:
-        """Put model, optimiser and random generators where they were. Raises :class:`~clawgym.errors.TrainingError`
-        if the checkpoint is of another configuration."""
+        """Restore model, optimizer and random generators. Raises :class:`~clawgym.errors.TrainingError` if the
+        checkpoint does not fit the configuration."""
         try:
             about = json.loads((folder / "state.json").read_text("utf-8"))
             load_weights(folder, policy)
@@ -192,7 +195,7 @@ class Checkpoints:
             torch.set_rng_state(_tensors(folder / "random.safetensors")["torch"])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise TrainingError(
-                f"{folder}: cannot be gone on from ({error}): use the configuration it was written with, or name "
+                f"{folder}: cannot be resumed from ({error}): use the configuration it was written with, or name "
                 "another --out"
             ) from error
         learner.updates = about.pop("updates")
@@ -213,7 +216,7 @@ class Checkpoints:
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """Put the trained weights of a checkpoint into ``policy``."""
+    """Load the trained weights of a checkpoint into ``policy``."""
     if policy.lora:
         from peft import set_peft_model_state_dict
 
@@ -233,12 +236,12 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"{file}: cannot be read ({error}): put this file back, or begin again with another --out"
+            f"{file}: cannot be read ({error}): restore this file, or start again with another --out"
         ) from error
 
 
 def _flat(learner: CheckpointedLearner) -> Iterator[tuple[str, torch.Tensor]]:
-    """The state of the optimiser as named tensors."""
+    """The state of the optimizer as named tensors."""
     for number, parameter in enumerate(learner.parameters):
         for name, value in learner.optimizer.state.get(parameter, {}).items():
             yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
@@ -251,12 +254,12 @@ def _restore(learner: CheckpointedLearner, state: dict[str, torch.Tensor]) -> No
         number, _, name = key.partition(".")
         parameter = learner.parameters[int(number)]
         if name != "step" and value.shape != parameter.shape:
-            raise ValueError(f"the optimiser's {name} of weight {number} has another shape")
+            raise ValueError(f"the optimizer's {name} of weight {number} has another shape")
         if name == _COPY:
             with torch.no_grad():
                 parameter.copy_(value)
             continue
-        # AdamW keeps its step on the CPU; its moments where the weight is.
+        # AdamW keeps its step on the CPU, and its moments on the device of the weight.
         learner.optimizer.state[parameter][name] = value if name == "step" else value.to(parameter)
 
 

@@ -1,8 +1,8 @@
-"""Keeps groups of episodes coming: tasks in a fixed order, through the gateway into the pool.
+"""Collects groups of episodes: tasks in a fixed order, through the gateway into the pool.
 
-Invariants: which task, and which seeds, the n-th group has depends on the run's seed and n alone; no group is begun
-that would be more than ``staleness`` versions old when its turn comes; what a killed run left open is closed and made
-up for.
+Invariants: the task and the seeds of the n-th group depend only on the run's seed and n. No group is started that would
+be more than ``staleness`` versions old when it is trained on. Episodes that a killed run left open are closed and run
+again.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["Collector", "Groups", "Missing", "Player", "episode_seed", "group_id"]
+__all__ = ["Collector", "GroupPlayer", "MissingSamples", "Player", "episode_seed", "group_id"]
 
-Missing = Mapping[int, Sequence[str]]
-"""Which samples of a group are to be played, and the open episodes of a killed run that each takes the place of."""
+MissingSamples = Mapping[int, Sequence[str]]
+"""Index of each sample of a group that must be run -> the open episodes of a killed run that it replaces."""
 
 INTERRUPTED = "interrupted"
-"""The cause of an episode that was under way when its run was killed."""
+"""The cause of an episode that was running when its run was killed."""
 _LOST = EpisodeEnd(outcome=Outcome.INFRA, cause=INTERRUPTED)
-_REFILLS = 1
-"""Further attempts at an episode that ended as ``infra``."""
+_RETRIES = 1
+"""Retries of an episode after an infrastructure error."""
 
 
 def episode_seed(*parts: object) -> int:
-    """31 bits of SHA-256 over ``parts``."""
+    """A seed in [0, 2**31): 31 bits of SHA-256 over ``parts``."""
     return int.from_bytes(hashlib.sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
 
 
-class _Place:
-    """One of the places for episodes; given back once, early or at the end."""
+class _Slot:
+    """One slot of ``rollout.concurrency``; released once, early or at the end."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
         self._held = False
 
     async def __aenter__(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         self._held = True
 
     async def __aexit__(self, *_: object) -> None:
@@ -64,13 +64,14 @@ class _Place:
     def free(self) -> None:
         if self._held:
             self._held = False
-            self._places.release()
+            self._slots.release()
 
 
 class Player:
-    """Plays single episodes with the agent of a configuration. To be closed before ``gateway`` and ``backend`` are.
+    """Runs single episodes with the agent of a configuration. Close it before ``gateway`` and ``backend``.
 
-    Raises :class:`~clawgym.errors.AgentError` for an agent that is not there, or cannot be trained."""
+    Raises :class:`~clawgym.errors.AgentError` for an agent that is not installed, and
+    :class:`~clawgym.errors.TrainingError` for one that cannot be trained."""
 
     def __init__(
         self,
@@ -88,44 +89,57 @@ class Player:
         self._judging = judging
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._program: ResidentAgent | None = None
-        """What lives in its boxes; ``None``: the tool loop, which lives here."""
+        """An agent that runs in its sandboxes; ``None`` for the tool loop, which runs in this process."""
         if config.agent.name != "tool-loop":
             made = make_agent(config.agent.name, gateway=gateway, **config.agent.options)
             if not isinstance(made, ResidentAgent):
-                raise TrainingError(f"agent.name: {config.agent.name} is no program: use tool-loop, or a program")
+                raise TrainingError(
+                    f"agent.name: {config.agent.name} does not run in the sandbox: use tool-loop, or an agent that does"
+                )
             self._program = made
 
     async def aclose(self) -> None:
-        """Close the boxes that wait."""
+        """Close idle sandboxes."""
         if self._program is not None:
             await self._program.aclose()
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, group: str | None = None, channel: str = "train",
-                   greedy: bool = False, instead_of: Sequence[str] = (),
+                   greedy: bool = False, replaces: Sequence[str] = (),
                    placed: Callable[[], Awaitable[float]] | None = None) -> Episode:  # fmt: skip
-        """One episode, recorded in the pool under ``channel``; those that it is played instead of end as ``infra``.
-        ``placed`` is called once it has its place, before it begins; it says when its deadline began."""
+        """Run one episode and record it in the pool under ``channel``.
+
+        Args:
+            task: the task.
+            seed: the seed of task and engine.
+            sample: the index of the episode in its group.
+            group: the id of its group in the pool.
+            channel: the channel of the pool. Only episodes of ``train`` are judged.
+            greedy: greedy decoding.
+            replaces: open episodes in the pool that this one replaces; they are closed with outcome ``infra``.
+            placed: called when the episode has a slot, before it starts. Returns when its deadline started
+                (``time.monotonic()``).
+        """
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
-        place, began = _Place(self._slots), time.monotonic()
+        slot, began = _Slot(self._slots), time.monotonic()
 
         async def graded(session: str, episode: Episode) -> Mapping[str, float]:
-            place.free()
+            slot.free()
             if channel != "train" or episode.outcome is Outcome.INFRA:
                 return {}
             if self._judging is not None:
-                # Half of what is left: an episode that is open at its group's deadline is lost with its tokens.
+                # Half of the remaining time: an episode that is open at its group's deadline is lost.
                 left = self._config.rollout.deadline - (time.monotonic() - began)
                 await self._judging(task, session, episode, max(0.0, left / 2))
             return await self._penalties(session)
 
-        async def opening() -> None:  # only now: a group must not look finished while it waits for this one
+        async def opening() -> None:  # not earlier: a group must not look complete while it waits for this episode
             nonlocal began
             if placed is not None:
                 began = await placed()
-            for old in instead_of:
+            for old in replaces:
                 await asyncio.to_thread(self._gateway.pool.close_episode, old, _LOST)
 
-        async with place:
+        async with slot:
             request = EpisodeRequest(
                 task=task,
                 seed=seed,
@@ -145,7 +159,7 @@ class Player:
             return ended.episode
 
     async def _penalties(self, session: str) -> Mapping[str, float]:
-        """What the configuration takes off for the form of the episode, by name."""
+        """Penalties of the episode by name (``reward.malformed``, ``reward.length``)."""
         about = self._config.reward
         if not (about.malformed or about.length):
             return {}
@@ -166,34 +180,33 @@ class Player:
         )
 
 
-class Groups:
-    """Plays groups of episodes by their number.
+class GroupPlayer:
+    """Runs groups of episodes by their number.
 
-    Invariant: which task, and which seeds, the n-th group has depends on the run's seed and n alone."""
+    Invariant: the task and the seeds of the n-th group depend only on the run's seed and n."""
 
     def __init__(self, config: TrainConfig, tasks: Sequence[Task], pool: Pool, player: Player) -> None:
         if not tasks:
-            raise TrainingError("tasks.train: there is no task to learn from: correct tasks.train")
+            raise TrainingError("tasks.train: there is no task to train on: correct tasks.train")
         self._config = config
         self._tasks = tasks
         self._pool = pool
         self._player = player
         self.infra = 0
-        """Attempts that failed for no fault of the agent, since the start."""
-        self.in_a_row = 0
-        """Of them, since the last one that did not."""
+        """Episodes with an infrastructure error, since the start."""
+        self.failures_in_a_row = 0
+        """Infrastructure errors since the last episode without one."""
         self.last_cause = ""
 
     def task_of(self, number: int) -> Task:
-        """The task of the ``number``-th group: each epoch in an order of its own."""
+        """The task of the ``number``-th group; tasks are shuffled in each epoch."""
         epoch, place = divmod(number, len(self._tasks))
         order = list(range(len(self._tasks)))
         random.Random(f"{self._config.seed}:{epoch}").shuffle(order)
         return self._tasks[order[place]]
 
-    async def play(self, number: int, samples: Missing | None = None) -> None:
-        """Play ``samples`` of a group (all of them), each instead of the episodes that it comes with. Its deadline
-        begins when the first of them has a place."""
+    async def play(self, number: int, samples: MissingSamples | None = None) -> None:
+        """Run a group, or only ``samples`` of it. The group's deadline starts when the first episode has a slot."""
         task, about = self.task_of(number), self._config.rollout
         if samples is None:
             samples = dict.fromkeys(range(about.group_size), ())
@@ -202,7 +215,7 @@ class Groups:
         began: list[float] = []
 
         async def placed() -> float:
-            async with opened:  # the same call again changes nothing
+            async with opened:  # opening a group again changes nothing
                 await asyncio.to_thread(
                     self._pool.open_group, id=group, task_id=task.id, size=about.group_size, deadline=about.deadline
                 )
@@ -211,9 +224,10 @@ class Groups:
 
         await asyncio.gather(*(self._sample(task, group, number, n, old, placed) for n, old in samples.items()))
 
-    async def begun(self) -> dict[int, Missing]:
-        """Of each group that a run before this one has begun: what it lacks. What comes too late for its group is
-        closed."""
+    async def unfinished(self) -> dict[int, MissingSamples]:
+        """Number of each group that an earlier process started -> the samples that it lacks (empty if complete).
+
+        Open episodes of groups that take no more episodes are closed."""
         states = await asyncio.to_thread(self._pool.group_states)
         done: dict[int, set[int]] = {}
         under_way: dict[int, dict[int, list[str]]] = {}
@@ -226,7 +240,7 @@ class Groups:
                 under_way.setdefault(number, {}).setdefault(episode.sample, []).append(episode.id)
             elif episode.outcome != "infra":
                 done[number].add(episode.sample)
-        found: dict[int, Missing] = {}
+        found: dict[int, MissingSamples] = {}
         for number in range(max(done, default=-1) + 1):
             old = under_way.get(number, {})
             found[number] = {}
@@ -234,7 +248,7 @@ class Groups:
                 wanted = range(self._config.rollout.group_size)
                 found[number] = {n: old.get(n, ()) for n in wanted if n not in done.get(number, set())}
             else:
-                for episode in (id for ids in old.values() for id in ids):  # too late for its group
+                for episode in (id for ids in old.values() for id in ids):  # the group takes no more episodes
                     await asyncio.to_thread(self._pool.close_episode, episode, _LOST)
         return found
 
@@ -247,50 +261,50 @@ class Groups:
         old: Sequence[str],
         placed: Callable[[], Awaitable[float]],
     ) -> None:
-        for attempt in range(1 + _REFILLS):
+        for attempt in range(1 + _RETRIES):
             seed = episode_seed(self._config.seed, number, sample, attempt)
             try:
                 episode = await self._player.play(
-                    task, seed=seed, sample=sample, group=group, instead_of=old, placed=placed
+                    task, seed=seed, sample=sample, group=group, replaces=old, placed=placed
                 )
             except PoolError:
                 states = await asyncio.to_thread(self._pool.group_states)
-                if states.get(group) in ("leased", "consumed", "dropped"):  # its deadline came first
+                if states.get(group) in ("leased", "consumed", "dropped"):  # the group's deadline has passed
                     return
                 raise
             old = ()
             if episode.outcome is not Outcome.INFRA:
-                self.in_a_row = 0
+                self.failures_in_a_row = 0
                 return
             self.infra += 1
-            self.in_a_row += 1
+            self.failures_in_a_row += 1
             self.last_cause = episode.error or str(episode.cause)
 
 
 class Collector:
-    """Begins groups for a trainer, never too far ahead of it."""
+    """Starts groups for a trainer, at most ``rollout.staleness`` steps ahead of it."""
 
-    def __init__(self, config: TrainConfig, groups: Groups) -> None:
+    def __init__(self, config: TrainConfig, groups: GroupPlayer) -> None:
         self._config = config
         self._groups = groups
-        self._begun = 0
+        self._started = 0
         self._trained = 0
         self._dropped = 0
         self._news = asyncio.Event()
-        self.ended = asyncio.Event()
-        """Set when a group has ended; cleared by whoever waits for one."""
+        self.group_ended = asyncio.Event()
+        """Set when a group has ended; the consumer clears it before it waits."""
         self._running: set[asyncio.Task[None]] = set()
         self.idle_seconds = 0.0
-        """In which nothing was collected, because learning was behind."""
+        """Seconds without running episodes, because training was behind."""
 
     async def run(self) -> None:
-        """Collect until cancelled. Raises what is nobody's fault but the installation's."""
+        """Collect until cancelled. Raises errors of the installation, such as a sandbox backend that fails."""
         await self._resume()
         try:
             while True:
-                while self._may_begin():
-                    self._begin(self._begun)
-                    self._begun += 1
+                while self._may_start():
+                    self._start(self._started)
+                    self._started += 1
                 self._news.clear()
                 started, idle = time.monotonic(), not self._running
                 news = asyncio.ensure_future(self._news.wait())
@@ -300,7 +314,7 @@ class Collector:
                     self.idle_seconds += time.monotonic() - started
                 for task in done - {news}:
                     self._running.discard(task)
-                    self.ended.set()
+                    self.group_ended.set()
                     task.result()
         finally:
             for task in self._running:
@@ -308,25 +322,26 @@ class Collector:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def advance(self, trained: int, dropped: int) -> None:
-        """``trained`` batches are learnt, and the engine samples by the newest weights; ``dropped`` groups, of all that
-        were begun, can never be learnt from."""
+        """Tell the collector that ``trained`` batches were trained on and that the engine has the newest weights.
+
+        ``dropped`` of the started groups will never be trained on."""
         self._trained, self._dropped = trained, dropped
         self._news.set()
 
-    def _may_begin(self) -> bool:
+    def _may_start(self) -> bool:
         ahead = (self._trained + 1 + self._config.rollout.staleness) * self._config.rollout.groups
-        return self._begun - self._dropped < ahead
+        return self._started - self._dropped < ahead
 
-    def _begin(self, number: int, samples: Missing | None = None) -> None:
+    def _start(self, number: int, samples: MissingSamples | None = None) -> None:
         self._running.add(asyncio.create_task(self._groups.play(number, samples)))
 
     async def _resume(self) -> None:
         """Finish the groups of a run that was killed."""
-        begun = await self._groups.begun()
-        self._begun = len(begun)
-        for number, missing in begun.items():
+        groups = await self._groups.unfinished()
+        self._started = len(groups)
+        for number, missing in groups.items():
             if missing:
-                self._begin(number, missing)
+                self._start(number, missing)
 
 
 def group_id(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Demonstrations: solved episodes of a model that knows the reference solutions, for imitation."""
+"""Demonstrations for imitation: solved episodes of a scripted model that replays the reference solutions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from clawgym.pool import Pool
 from clawgym.records import Outcome, Task
 from clawgym.sandbox import backend as make_backend
 from clawgym.trainers.common.collector import Player
-from clawgym.trainers.common.imitation import Imitated
-from clawgym.trainers.common.parts import Parts
+from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.scratch import base_folder
-from clawgym.trainers.common.supervised import conversations, row_of, rows_of
+from clawgym.trainers.common.splits import Splits
+from clawgym.trainers.common.start_model import base_folder
+from clawgym.trainers.common.supervised import conversations, masked_sequence, masked_sequences
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["demonstrate", "demonstrated"]
+__all__ = ["demonstrate", "load_imitation_data"]
 
 
 async def demonstrate(config: TrainConfig, tasks: Sequence[Task], pool: Pool) -> int:
-    """Let the reference solutions be said by a model that knows them, in real boxes, into the pool's channel
-    ``demonstrations``. Returns how many were solved; what is there already is not made again. Raises
-    :class:`~clawgym.errors.TrainingError` for an agent that is a program: the solutions are calls of our tools."""
+    """Replay the reference solutions in real sandboxes and record them in the pool's channel ``demonstrations``.
+
+    Tasks that are solved in the pool already are skipped. Returns the number of solved tasks. Raises
+    :class:`~clawgym.errors.TrainingError` for an agent other than ``tool-loop``: the solutions are calls of its tools.
+    """
     known = {e.task_id for e in pool.episodes(channel="demonstrations", state="closed") if e.outcome == "solved"}
     missing = [task for task in tasks if task.id not in known]
     solved = len(tasks) - len(missing)
@@ -35,8 +37,8 @@ async def demonstrate(config: TrainConfig, tasks: Sequence[Task], pool: Pool) ->
         return solved
     if config.agent.name != "tool-loop":
         raise TrainingError(
-            f"reference solutions are no calls of {config.agent.name}: make demonstrations with another agent "
-            "(agent.name tool-loop), or name what was exported from a pool with sft.data"
+            f"demonstrations cannot be made with the agent {config.agent.name}: set agent.name to tool-loop, or "
+            "sft.data to a file that was exported from a pool"
         )
     backend = make_backend(config.backend)
     try:
@@ -53,21 +55,21 @@ async def demonstrate(config: TrainConfig, tasks: Sequence[Task], pool: Pool) ->
     return solved + sum(episode.outcome is Outcome.SOLVED for episode in episodes)
 
 
-async def demonstrated(config: TrainConfig, parts: Parts, pool: Pool, run: Run) -> tuple[Imitated, Path]:
-    """The demonstrations, and the folder of the model that learns them. Raises
-    :class:`~clawgym.errors.TrainingError` where there is nothing to imitate."""
+async def load_imitation_data(config: TrainConfig, splits: Splits, pool: Pool, run: Run) -> tuple[ImitationData, Path]:
+    """The data to imitate (made, or read from ``sft.data``), and the folder of the model that is trained on it. Raises
+    :class:`~clawgym.errors.TrainingError` if there is none."""
     if config.sft.data is None:
-        run.say(f"making {len(parts.demonstrations)} demonstrations in real boxes")
-        solved = await demonstrate(config, parts.demonstrations, pool)
+        run.say(f"making {len(splits.demonstrations)} demonstrations in real sandboxes")
+        solved = await demonstrate(config, splits.demonstrations, pool)
         run.say(f"{solved} demonstrations were solved")
         said = list(conversations(pool, "demonstrations"))
-        folder = base_folder(config, run.path, parts.demonstrations, said)
+        folder = base_folder(config, run.path, splits.demonstrations, said)
         renderer = Renderer(folder)
-        rows = [row_of(renderer, row["messages"], row.get("tools") or ()) for row in said]
+        rows = [masked_sequence(renderer, row["messages"], row.get("tools") or ()) for row in said]
     else:
-        folder = base_folder(config, run.path, parts.demonstrations, ())
+        folder = base_folder(config, run.path, splits.demonstrations, ())
         renderer = Renderer(folder)
-        rows = list(rows_of(Path(config.sft.data).expanduser(), renderer))
+        rows = list(masked_sequences(Path(config.sft.data).expanduser(), renderer))
     if not rows:
-        raise TrainingError("there is no solved episode to imitate: correct sft.data, or tasks.demonstrations")
-    return Imitated(rows, config, renderer), folder
+        raise TrainingError("no solved episode to imitate: correct sft.data, or tasks.demonstrations")
+    return ImitationData(rows, config, renderer), folder

@@ -1,6 +1,6 @@
-"""What a policy imitates: demonstrations, and while it is reinforced also what it has solved itself.
+"""Data for imitation: demonstrations and, during RL, episodes that the policy solved itself.
 
-Invariant: which rows a batch has depends on the run's seed, the batch's number and what was solved before it.
+Invariant: a batch is determined by the run's seed, the batch's number and the tasks solved before it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.supervised import WordShuffle
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["Imitated"]
+__all__ = ["ImitationData"]
 
 
-class Imitated:
-    """Rows to imitate, in batches of ``sft.batch``."""
+class ImitationData:
+    """Training sequences to imitate, in batches of ``sft.batch``."""
 
     def __init__(self, rows: list[MaskedSequence], config: TrainConfig, renderer: Renderer) -> None:
         self._rows = rows
@@ -30,35 +30,36 @@ class Imitated:
         self._shuffle = WordShuffle(renderer, WORDS) if config.sft.shuffle_words else None
         self._solved: dict[str, MaskedSequence] = {}
 
-    def remember(self, batch: TrainingBatch) -> dict[str, str]:
-        """Imitate from now on what earned everything in a batch too, the last episode of each task (self-imitation,
-        arXiv 1806.05635, of the episodes alone whose return is the greatest that there is). Returns their ids by task,
-        for :meth:`recall`."""
+    def add_solved(self, batch: TrainingBatch) -> dict[str, str]:
+        """Add the episodes of a batch with the full reward; the last one of each task is kept.
+
+        This is self-imitation (arXiv 1806.05635), restricted to episodes with the greatest possible return. Returns
+        task -> episode id, for :meth:`restore_solved`."""
         kept: dict[str, str] = {}
         for member, score in zip(batch.episodes, batch.scores, strict=True):
-            if score >= 1.0 and (row := _only_row(member.sequences)) is not None:
+            if score >= 1.0 and (row := _only_sequence(member.sequences)) is not None:
                 self.keep(member.episode.task_id, row)
                 kept[member.episode.task_id] = member.episode.id
         return kept
 
-    def recall(self, solved: Mapping[str, str], pool: Pool) -> None:
-        """What :meth:`remember` has returned before a run was interrupted."""
+    def restore_solved(self, solved: Mapping[str, str], pool: Pool) -> None:
+        """Add the episodes that :meth:`add_solved` returned before the run was interrupted."""
         for task, episode in solved.items():
-            if (row := _only_row(sequences_of(pool.turns(episode)))) is not None:
+            if (row := _only_sequence(sequences_of(pool.turns(episode)))) is not None:
                 self.keep(task, row)
 
     def keep(self, task: str, row: MaskedSequence) -> None:
-        """Imitate ``row``, in place of what was kept of ``task`` before."""
+        """Keep ``row`` as the solved episode of ``task``, in place of an earlier one."""
         self._solved[task] = row
 
     @property
     def solved(self) -> int:
-        """Tasks of which an episode is imitated."""
+        """The number of tasks with a solved episode."""
         return len(self._solved)
 
     def batch(self, number: int) -> list[MaskedSequence]:
-        """The ``number``-th batch: epoch after epoch of the demonstrations, each in an order of its own; once something
-        was solved, drawn evenly from all there is."""
+        """The ``number``-th batch. Without solved episodes: shuffled epochs of the demonstrations. Otherwise: drawn
+        uniformly from demonstrations and solved episodes."""
         rng = random.Random(f"{self._seed}:sft:{number}")
         if self._solved:
             everything = [*self._rows, *(self._solved[task] for task in sorted(self._solved))]
@@ -78,6 +79,7 @@ class Imitated:
         return rows[place : place + self._size]
 
 
-def _only_row(samples: Sequence[TrainingSequence]) -> MaskedSequence | None:
-    """What can be imitated: one row, without pictures. One that is several would count more than once."""
+def _only_sequence(samples: Sequence[TrainingSequence]) -> MaskedSequence | None:
+    """The training sequence of an episode that has exactly one, without images; otherwise None. An episode with several
+    would be weighted more than once."""
     return MaskedSequence(samples[0].ids, samples[0].mask) if len(samples) == 1 and not samples[0].images else None

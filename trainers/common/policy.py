@@ -1,7 +1,7 @@
-"""The model that is trained, beside the one that is sampled from; and the forward pass of training.
+"""The trained model, its copy in the engine, and the forward pass of training.
 
-Invariants: the two never share a weight that is trained, so nothing changes under a token that is being sampled; logits
-exist for trained tokens only, and for a bounded number of them at a time.
+Invariants: model and engine share no trained weight, so an update does not change tokens that are being sampled. Logits
+are computed for trained tokens only, and for a bounded number of them at a time.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
     from clawgym.engines.vision import ImageReader, VisionEngine
 
     Sampler = TransformersEngine | VisionEngine | VLLMEngine
-    """What episodes are sampled by."""
+    """The engines that sample episodes."""
 
 __all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
 
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""
 
-_LOGITS = 2**24
-"""Most logits that exist at a time (in float32: 64 MiB)."""
+_MAX_LOGITS = 2**24
+"""Most logits in memory at a time (64 MiB in float32)."""
 
 
 class Policy:
-    """A transformers model, or one with LoRA adapters (then only these are trained)."""
+    """A transformers model that is trained: all weights, or only its LoRA adapters."""
 
     def __init__(self, module: Any, folder: Path, *, reference: Any = None, reader: ImageReader | None = None) -> None:
         self.module = module
         self.folder = folder
-        """Of the model it was loaded from: its tokenizer and chat template."""
+        """The folder that the model was loaded from, with its tokenizer and chat template."""
         self.reference = reference
-        """The first policy, where it was asked for and is another module (:meth:`first`)."""
+        """A copy of the initial policy, if needed (:meth:`first`)."""
         self._reader = reader
 
     @property
     def adapter(self) -> str | None:
-        """What to ask the engine for; ``None`` where the weights that it samples by are changed themselves."""
+        """The name of the adapter to request from the engine; ``None`` if the engine's own weights are updated."""
         return ADAPTER if self.lora and self._reader is None else None
 
     @property
     def lora(self) -> bool:
-        """Whether adapters are trained."""
+        """Whether LoRA adapters are trained."""
         return hasattr(self.module, "peft_config")
 
     @property
@@ -67,7 +67,7 @@ class Policy:
         return next(self.module.parameters()).device
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """The trained weights, under the names that the engine and a checkpoint know them by. Not copied."""
+        """The trained weights (not copied), under their names in the engine and in a checkpoint."""
         if self.lora:
             from peft import get_peft_model_state_dict
 
@@ -76,16 +76,16 @@ class Policy:
         return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
 
     def adapter_config(self) -> dict[str, Any]:
-        """What peft calls so."""
+        """The configuration of the LoRA adapter, as peft writes it."""
         return self.module.peft_config["default"].to_dict()
 
     def engine(
         self, *, context_window: int | None = None, max_batch: int = 64, policy_version: int = 0
     ) -> TransformersEngine | VisionEngine:
-        """An engine of its own for rollouts. What is not trained is shared with it, what is trained is copied.
-        ``context_window`` as of :class:`~clawgym.engines.transformers.TransformersEngine`.
+        """Make an engine for rollouts in this process. It shares frozen weights and copies trained ones.
 
-        A model that reads images samples one sequence at a time, through the adapters where there are any."""
+        Arguments are as for :class:`~clawgym.engines.transformers.TransformersEngine`. A vision model samples one
+        sequence at a time."""
         shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
         inner = copy.deepcopy(self.module, shared)
         if self._reader is not None:
@@ -107,15 +107,14 @@ class Policy:
         )
 
     async def served(self, base_url: str, shared: Path, *, context_window: int | None = None) -> VLLMEngine:
-        """The vLLM server at ``base_url``, which has the weights below the adapters; these go to it by way of the
-        folder ``shared``.
+        """The vLLM server at ``base_url``, which serves the base model. Adapters go through the folder ``shared``.
 
-        Raises :class:`~clawgym.errors.TrainingError` where there are no adapters, or images to read, and
-        :class:`~clawgym.errors.EngineError` for a server that does not do."""
+        Raises :class:`~clawgym.errors.TrainingError` without LoRA adapters and for a vision model, and
+        :class:`~clawgym.errors.EngineError` for an unsuitable server."""
         if self.adapter is None:
             raise TrainingError(
-                "compute.vllm: a server samples by adapters of a model without images: set model.lora, leave "
-                "compute.vllm out, or train whole weights beside vLLM with trainer: verl"
+                "compute.vllm: is for LoRA adapters of text models: set model.lora, leave compute.vllm out, or train "
+                "all weights with trainer: verl"
             )
         made = VLLMEngine(
             base_url,
@@ -133,7 +132,7 @@ class Policy:
         return made
 
     async def publish(self, engine: Sampler, version: int) -> None:
-        """Let the engine sample by these weights as ``version``."""
+        """Copy these weights into the engine, as ``version``."""
         if not isinstance(engine, TransformersEngine | VLLMEngine):
             named = base_of(self.module).named_parameters()
             await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
@@ -146,7 +145,7 @@ class Policy:
 
     @contextlib.contextmanager
     def first(self) -> Iterator[Any]:
-        """The module of the policy that training began with, for a KL term: below adapters, it is the model itself."""
+        """The module of the initial policy, for a KL term. With LoRA it is the model with its adapters disabled."""
         if self.lora:
             with self.module.disable_adapter():
                 yield self.module
@@ -154,18 +153,18 @@ class Policy:
             yield self.reference
 
     def scorer(self) -> TorchScorer:
-        """Reads by these weights. Runs the module; nobody else may meanwhile."""
+        """A scorer with these weights. It runs the module, so do not train at the same time."""
         return TorchScorer(self.module if self.lora else base_of(self.module))
 
     def ready(self, batch: MicroBatch) -> MicroBatch:
-        """``batch`` on this policy's device, with its images read as the engine read them.
+        """``batch`` on this policy's device, with its images processed as in the engine.
 
-        Raises :class:`~clawgym.errors.TrainingError` for images that this model cannot read, and for places without
-        an image."""
+        Raises :class:`~clawgym.errors.TrainingError` for images with a text model, and for placeholders without an
+        image."""
         if self._reader is not None:
             batch = _read(batch, self._reader, self.module.config.image_token_id)
         elif batch.images:
-            raise TrainingError("there are images in these episodes, and this model reads none: correct model.path")
+            raise TrainingError("these episodes have images, but the model reads none: correct model.path")
         return batch.to(self.device)
 
 
@@ -173,8 +172,8 @@ def _read(batch: MicroBatch, reader: ImageReader, placeholder: int) -> MicroBatc
     place = batch.ids == placeholder
     if int(place.sum()) != len(batch.images):
         raise TrainingError(
-            f"a row has {int(place.sum())} places for images, and {len(batch.images)} images: learn from episodes that "
-            "the gateway recorded (imitation of what was seen is not there yet)"
+            f"a sequence has {int(place.sum())} image placeholders and {len(batch.images)} images: train on episodes "
+            "that the gateway recorded (imitation with images is not supported)"
         )
     if not batch.images:
         return batch
@@ -189,10 +188,11 @@ def _read(batch: MicroBatch, reader: ImageReader, placeholder: int) -> MicroBatc
 
 
 def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool = False, seed: int = 0) -> Policy:
-    """The policy that ``model`` describes, from ``folder`` (a model's, in the format of transformers).
+    """Load the policy that ``model`` describes from ``folder`` (a model in the format of transformers).
 
-    Raises :class:`~clawgym.errors.TrainingError` if it cannot be loaded or has nothing to train, and
-    :class:`~clawgym.errors.MissingDependency` without the packages that this takes.
+    ``reference`` keeps a copy of the initial policy; ``seed`` initialises LoRA adapters. Raises
+    :class:`~clawgym.errors.TrainingError` if it cannot be loaded or has nothing to train, and
+    :class:`~clawgym.errors.MissingDependency` without the packages for it.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -215,7 +215,7 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
         module.gradient_checkpointing_enable({"use_reentrant": False})
         base_of(module).enable_input_require_grads()
     module.train()
-    for part in module.modules():  # dropout would sample by another policy than the one that is trained
+    for part in module.modules():  # with dropout, trainer and engine would be different policies
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
     reader = None
@@ -263,14 +263,14 @@ def _quantized(model: Model) -> Any:
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model, with adapters where they are."""
+    """The transformers model inside ``model``, with its adapters in place."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """(S, H) what the model makes of the tokens that predict a trained one."""
+    """(S, H) the last hidden states of the tokens that predict a trained token."""
     inner = base_of(model)
-    # With images, the model makes their positions itself, which are not those of a text.
+    # With images, the model computes positions itself; they differ from those of a text.
     where = batch.features or {"position_ids": batch.positions, "attention_mask": batch.seen}
     hidden = inner.model(input_ids=batch.ids, use_cache=False, **where).last_hidden_state
     return hidden.flatten(0, 1)[batch.predicts]
@@ -279,10 +279,12 @@ def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
 def token_logprobs(
     model: Any, batch: MicroBatch, *, temperature: float = 1.0, learn_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(S,) log-probs of ``batch.targets`` at ``temperature``, in nats over the whole vocabulary, as the ledger has
-    them; and the entropy (S,) of these distributions, without gradient unless ``learn_entropy``. Both in float32."""
+    """Log-probs (S,) of ``batch.targets`` and entropies (S,), in nats, float32.
+
+    Log-probs are at ``temperature`` over the whole vocabulary, as recorded during sampling. The entropies carry a
+    gradient only with ``learn_entropy``."""
     hidden, head = hidden_states(model, batch), base_of(model).get_output_embeddings()
-    step = max(1, _LOGITS // head.weight.shape[0])
+    step = max(1, _MAX_LOGITS // head.weight.shape[0])
     logps: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
     for start in range(0, len(hidden), step):

@@ -1,6 +1,6 @@
-"""``report.html`` of a training run: its curves, in one file that asks for nothing.
+"""``report.html`` of a training run: one self-contained file with its curves.
 
-Invariant: only numbers read from the run's own lines, and escaped text, reach the markup.
+Invariant: the markup contains only numbers from the run's own files, and escaped text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from clawgym.records.run_folder import RunFolder
-from clawgym.trainers.common.data import data_of
+from clawgym.trainers.common.data_use import data_uses
 from clawgym.visible import visible_value
 
 __all__ = ["curve", "lanes", "render"]
@@ -27,24 +27,24 @@ _CURVES: Sequence[tuple[str, Sequence[str]]] = (
      ("rollout/group_mixed_frac", "rollout/group_all_zero_frac", "rollout/group_all_one_frac")),
     ("Process rewards: mean, scored, zero",
      ("reward/process_mean", "reward/process_scored_frac", "reward/process_zero_frac")),
-    ("Process rewards of canaries: honest work, looking only, attacks",
+    ("Process rewards of canaries: reference solution, listing files, attacks",
      ("canary/process_reference", "canary/process_look", "canary/process_attack")),
-    ("Imitation loss: cross-entropy, nats a token", ("sft/loss",)),
+    ("Imitation loss: cross-entropy, nats per token", ("sft/loss",)),
     ("Policy loss, without the terms for KL, entropy and imitation", ("actor/pg_loss",)),
-    ("Entropy, nats a token", ("actor/entropy",)),
-    ("KL of a step, nats a token", ("actor/step_kl", "actor/approx_kl")),
-    ("Clipped tokens", ("actor/clip_fraction_low", "actor/clip_fraction_high")),
-    ("Norm of the gradient", ("actor/grad_norm", "sft/grad_norm")),
-    ("Mismatch of trainer and engine, probability", ("training/rollout_probs_diff",)),
-    ("Staleness, versions", ("staleness/mean", "staleness/max")),
-    ("Steps of an episode", ("rollout/avg_steps_per_trajectory",)),
-    ("Seconds: step, update, waiting", ("timing/step", "timing/update", "timing/wait_for_batch")),
-    ("Idle share of a step: trainer, rollouts", ("perf/trainer_idle_ratio", "perf/rollout_idle_ratio")),
+    ("Entropy, nats per token", ("actor/entropy",)),
+    ("KL of a step, nats per token", ("actor/step_kl", "actor/approx_kl")),
+    ("Fraction of clipped tokens: below, above", ("actor/clip_fraction_low", "actor/clip_fraction_high")),
+    ("Gradient norm", ("actor/grad_norm", "sft/grad_norm")),
+    ("Difference of token probabilities between trainer and engine", ("training/rollout_probs_diff",)),
+    ("Staleness in policy versions: mean, maximum", ("staleness/mean", "staleness/max")),
+    ("Mean steps per episode", ("rollout/avg_steps_per_trajectory",)),
+    ("Seconds: step, update, waiting for a batch", ("timing/step", "timing/update", "timing/wait_for_batch")),
+    ("Idle fraction of a step: trainer, rollouts", ("perf/trainer_idle_ratio", "perf/rollout_idle_ratio")),
 )  # fmt: skip
 
 
 def render(path: Path) -> str:
-    """The report of the run folder ``path``."""
+    """The report of the run folder ``path``, as HTML."""
     folder = RunFolder.read(path)
     metrics, evaluations = _lines(path / "metrics.jsonl"), _lines(path / "evaluations.jsonl")
     scores = [
@@ -65,7 +65,7 @@ def render(path: Path) -> str:
     return environment.get_template("report.html.j2").render(
         name=path.name,
         manifest=folder.manifest,
-        data=data_of(folder.manifest),
+        data=data_uses(folder.manifest),
         config=_flat(folder.manifest.config),
         steps=metrics[-1]["step"] if metrics else 0,
         scores=[(name, rows, curve([(name, _points(rows))], bands=[_bands(rows)], low=0, high=1))
@@ -76,7 +76,7 @@ def render(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """A torn last line, of a run that was killed while it wrote, is passed over."""
+    """The lines of a JSONL file; an incomplete last line, left by a kill, is skipped."""
     try:
         return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     except FileNotFoundError:
@@ -110,7 +110,8 @@ def curve(
     width: int = 520,
     height: int = 180,
 ) -> Markup:
-    """Lines (name, points (x, y)) over one x axis, each with an optional band (x, low, high), as SVG."""
+    """An SVG chart of lines (name, points (x, y)), each with an optional band (x, low, high). ``low`` and ``high`` set
+    the limits of the y axis."""
     points = [(x, y) for _, line in lines for x, y in line if math.isfinite(y)]
     if not points:
         return Markup("")
@@ -159,7 +160,7 @@ def curve(
 
 
 def lanes(rows: Sequence[Mapping[str, Any]], *, width: int = 1060) -> Markup:
-    """When each ``loop`` was busy, from ``start`` to ``end`` in seconds, one below the other, as SVG."""
+    """An SVG timeline with one lane for each ``loop``, busy from ``start`` to ``end`` (seconds)."""
     if not rows:
         return Markup("")
     left, high = 90, 22

@@ -1,9 +1,9 @@
-"""The folder of a training run: configuration, run manifest, figures, measurements, report.
+"""The folder of a training run: configuration, run manifest, metrics, evaluations, report.
 
-Invariants: a figure is a line that is whole or not there; those of a step are written before its checkpoint, and those
-of steps that are done again, after a run was killed, take the place of the old ones; one process at a time writes a
-folder, and only with the configuration it began with (budget, tracking, the rate of learning and what the machine does
-at once may change).
+Invariants: a line of metrics is complete or absent. The metrics of a step are written before its checkpoint; after a
+kill, repeated steps replace their old metrics. Only one process writes a folder at a time, and only with the
+configuration that the run started with (budget, tracking, guards, compute, checkpoint interval and learning rate may
+change).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from clawgym.errors import TrainingError
 from clawgym.records import Task, TaskSet
 from clawgym.records.run_folder import MANIFEST, RunFolder, make_manifest, repair_tail, write_atomic
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_weights
-from clawgym.trainers.common.parts import Parts
 from clawgym.trainers.common.policy import Policy
-from clawgym.trainers.common.scratch import given_model, model_origin
-from clawgym.trainers.common.services import Measured, Setting
+from clawgym.trainers.common.services import Services, SplitScore
+from clawgym.trainers.common.splits import Splits
+from clawgym.trainers.common.start_model import given_model, model_origin
 from clawgym.trainers.common.tracking import TrackedRun, Trackers, View
 from clawgym.trainers.config import TrainConfig
 
 __all__ = ["EVALUATIONS", "METRICS", "Run"]
 
 METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"
-_FREE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
-"""Settings that a run may go on with changed; so is ``optimizer.lr``, of which the run manifest keeps the first, in the
-local trainer: verl goes on with that of its checkpoint."""
+_CHANGEABLE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
+"""Settings that may change when a run is resumed. In the local trainer ``optimizer.lr`` may change too; the run
+manifest keeps the first value. verl resumes with the learning rate of its checkpoint."""
 
 
 class Run:
-    """Writes what a run says of itself. Use as a context manager."""
+    """Writes the run folder. Use as a context manager."""
 
     def __init__(self, folder: RunFolder, config: TrainConfig, method: str, view: View) -> None:
         self.folder = folder
@@ -49,16 +49,17 @@ class Run:
         self._trackers = Trackers(TrackedRun(self.path, method, config))
 
     @classmethod
-    def open(cls, path: Path, config: TrainConfig, method: str, parts: Parts, view: View) -> Self:
-        """Begin a run at ``path``, or go on with one. Raises :class:`~clawgym.errors.RunFolderError` as
-        :meth:`~clawgym.records.run_folder.RunFolder.open` does, and :class:`~clawgym.errors.TrainingError` for a model
-        or data that are not there, before anything is written."""
+    def open(cls, path: Path, config: TrainConfig, method: str, splits: Splits, view: View) -> Self:
+        """Start a run in ``path``, or resume it.
+
+        Raises :class:`~clawgym.errors.RunFolderError` as :meth:`~clawgym.records.run_folder.RunFolder.open` does, and
+        :class:`~clawgym.errors.TrainingError` if the model or the data are not found, before anything is written."""
         given_model(config)
         if method == "sft" and config.sft.data is not None and not Path(config.sft.data).expanduser().is_file():
-            raise TrainingError(f"sft.data {config.sft.data}: no such file: name one of exported episodes")
+            raise TrainingError(f"sft.data {config.sft.data}: no such file: name a file of exported episodes")
         settings = config.model_dump(mode="json")
-        fixed = {name: value for name, value in settings.items() if name not in _FREE}
-        # The rate may change: the run manifest keeps the one it began with.
+        fixed = {name: value for name, value in settings.items() if name not in _CHANGEABLE}
+        # The learning rate may change; the run manifest keeps the first one.
         if config.trainer == "local" and (path / MANIFEST).exists():
             begun = RunFolder.read(path).manifest.config.get("optimizer")
             if isinstance(begun, Mapping) and "lr" in begun:
@@ -67,11 +68,11 @@ class Run:
         engine = {} if origin is None else {"model": origin}
         manifest = make_manifest(
             "train",
-            TaskSet(f"{config.tasks.set}:heldout", parts.heldout),
+            TaskSet(f"{config.tasks.set}:heldout", splits.heldout),
             agent={"name": config.agent.name, "protocol": config.agent.protocol, "engine": engine},
             seed=config.seed,
             samples=config.evaluation.samples,
-            config={"method": method, **fixed, "parts": parts.about()},
+            config={"method": method, **fixed, "parts": splits.about()},
         )
         folder = RunFolder.open(path, manifest)
         try:
@@ -93,52 +94,54 @@ class Run:
 
             self.folder.write("report.html", render(self.path).encode())
         except Exception:
-            if error is None:  # else what ended the run is what is said
+            if error is None:  # otherwise the error that ended the run is raised
                 raise
         finally:
             self.folder.close()
 
     def say(self, text: str) -> None:
-        """Tell whoever watches."""
+        """Show a message."""
         self._view.say(text)
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """The figures of a step."""
-        row = {"step": step, "time": time.time(), **figures}
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write and show the metrics of a step."""
+        row = {"step": step, "time": time.time(), **metrics}
         self._line(METRICS, row)
-        self._view.step(step, figures)
-        self._trackers.log(step, figures)
+        self._view.step(step, metrics)
+        self._trackers.log(step, metrics)
 
     def timeline(self, step: int, spans: Iterable[tuple[str, float, float]]) -> None:
-        """When which loop was busy, until the end of a step: (loop, begin, end), seconds since 1970."""
+        """Write when each loop was busy: (loop, start, end), in seconds since 1970."""
         for loop, start, end in spans:
             self._line(TIMELINE, {"step": step, "loop": loop, "start": start, "end": end})
 
     def rewind(self, step: int) -> None:
-        """Forget figures of steps after ``step``: they are done again."""
+        """Remove metrics of steps after ``step``, which will be repeated."""
         for name in (METRICS, EVALUATIONS, TIMELINE):
             if lines := self._lines(name):
                 kept = "".join(json.dumps(row) + "\n" for row in lines if row["step"] <= step)
                 write_atomic(self.path / name, kept.encode())
 
-    async def measure(self, setting: Setting, part: str, tasks: Sequence[Task], step: int, *,
-                      greedy: bool | None = None) -> Measured:  # fmt: skip
-        """The score of the engine's policy on a part, written down."""
+    async def measure(self, services: Services, part: str, tasks: Sequence[Task], step: int, *,
+                      greedy: bool | None = None) -> SplitScore:  # fmt: skip
+        """Evaluate the engine's policy on a split and write the score."""
         greedy = self.config.evaluation.greedy if greedy is None else greedy
-        samples = self.measuring(part, len(tasks), greedy)
+        samples = self.start_measurement(part, len(tasks), greedy)
         started = time.monotonic()
-        score = await setting.measure(tasks, samples=samples, greedy=greedy, channel=part)
-        self.measured(score, part, step, len(tasks), greedy=greedy, seconds=time.monotonic() - started)
+        score = await services.measure(tasks, samples=samples, greedy=greedy, channel=part)
+        self.record_measurement(score, part, step, len(tasks), greedy=greedy, seconds=time.monotonic() - started)
         return score
 
-    def measuring(self, part: str, tasks: int, greedy: bool) -> int:
-        """A measurement begins; how many episodes of each task it takes."""
+    def start_measurement(self, part: str, tasks: int, greedy: bool) -> int:
+        """Show that an evaluation starts. Returns the number of episodes per task."""
         samples = 1 if greedy else self.config.evaluation.samples
         self._view.measuring(part, tasks * samples)
         return samples
 
-    def measured(self, score: Measured, part: str, step: int, tasks: int, *, greedy: bool, seconds: float) -> None:
-        """Write a measurement down."""
+    def record_measurement(
+        self, score: SplitScore, part: str, step: int, tasks: int, *, greedy: bool, seconds: float
+    ) -> None:
+        """Write the result of an evaluation."""
         samples = 1 if greedy else self.config.evaluation.samples
         found = score.estimate
         row: dict[str, Any] = {
@@ -160,28 +163,28 @@ class Run:
         name = f"eval/{part}{'_greedy' if greedy else ''}"
         self._trackers.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
 
-    async def validate(self, setting: Setting, tasks: Sequence[Task], progress: Progress) -> None:
-        """Measure on the validation part; the policy may be the best from now on."""
-        score = await self.measure(setting, "validation", tasks, progress.step)
-        progress.weigh(score.estimate.value)
+    async def validate(self, services: Services, tasks: Sequence[Task], progress: Progress) -> None:
+        """Evaluate on the validation split and update the best step of ``progress``."""
+        score = await self.measure(services, "validation", tasks, progress.step)
+        progress.record_score(score.estimate.value)
 
     async def measure_best(
-        self, setting: Setting, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
+        self, services: Services, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
     ) -> None:
-        """The score of the best checkpoint on what is held out, sampled and greedy, unless it is known."""
+        """Evaluate the best checkpoint on the held-out split, sampled and greedy, unless this was done before."""
         best = checkpoints.best()
         if best is None:
-            raise TrainingError(f"{self.path}: no checkpoint is there to measure: train first")
+            raise TrainingError(f"{self.path}: there is no checkpoint to evaluate: train first")
         step = int(best.name)
         missing = self.unmeasured(step)
         if missing:
             load_weights(best, policy)
-            await policy.publish(setting.engine, step)
+            await policy.publish(services.engine, step)
         for greedy in missing:
-            await self.measure(setting, "heldout", tasks, step, greedy=greedy)
+            await self.measure(services, "heldout", tasks, step, greedy=greedy)
 
     def unmeasured(self, step: int) -> list[bool]:
-        """In which ways (greedy or not) the policy of ``step`` was not measured yet on what is held out."""
+        """The decoding modes (greedy: False, True) in which ``step`` was not evaluated yet on the held-out split."""
         known = [(row["split"], row["step"], row["greedy"]) for row in self._lines(EVALUATIONS)]
         return [greedy for greedy in (False, True) if ("heldout", step, greedy) not in known]
 
@@ -202,6 +205,6 @@ class Run:
                     raise
         except OSError as error:
             raise TrainingError(
-                f"{self.path / name}: cannot be written ({error.strerror}); nothing was overwritten: make room, or "
-                "mend that, and give the same command again; it goes on from the last checkpoint"
+                f"{self.path / name}: cannot be written ({error.strerror}); nothing was overwritten: free disk space, "
+                "or repair the disk, and run the same command again to resume from the last checkpoint"
             ) from error

@@ -1,6 +1,6 @@
-"""What a training run stands on while it runs: pool, engine, gateway, boxes.
+"""The services of a training run: pool, engine, gateway, sandboxes, judge.
 
-Invariant: whatever ends the run, boxes and listeners are gone before it returns.
+Invariant: however the run ends, sandboxes and listening sockets are closed before it returns.
 """
 
 from __future__ import annotations
@@ -27,22 +27,33 @@ from clawgym.trainers.config import TrainConfig
 if TYPE_CHECKING:
     from clawgym.trainers.common.policy import Sampler
 
-__all__ = ["Measured", "Score", "Setting", "measured", "opened", "pool_file", "sampling", "scores"]
+__all__ = [
+    "SplitScore",
+    "EpisodeScore",
+    "Services",
+    "summarize",
+    "open_services",
+    "pool_file",
+    "open_engine",
+    "score_tasks",
+]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A policy's score on a part."""
+class SplitScore:
+    """A policy's score on a split."""
 
     estimate: Estimate
+    """Strict success, with its confidence interval."""
     by_generator: dict[str, float]
+    """Generator -> mean strict success."""
     infra: int
-    """Episodes without a result; they are in no score."""
+    """Episodes with an infrastructure error; they are in no score."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """An engine that samples by a policy, behind a gateway, and boxes to act in."""
+class Services:
+    """An engine with the policy's weights behind a gateway, and sandboxes; see :func:`open_services`."""
 
     config: TrainConfig
     pool: Pool
@@ -52,39 +63,41 @@ class Setting:
     player: Player
     judge: Judging | None
 
-    async def measure(self, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str) -> Measured:
-        """The share of strict successes: every task ``samples`` times, the same seeds each time it is asked."""
-        return measured(await scores(self.player, self.config, tasks, samples=samples, greedy=greedy, channel=channel))
+    async def measure(self, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str) -> SplitScore:
+        """Strict success over ``samples`` episodes of each task. Each call uses the same seeds."""
+        return summarize(
+            await score_tasks(self.player, self.config, tasks, samples=samples, greedy=greedy, channel=channel)
+        )
 
 
-class Score(NamedTuple):
-    """Of one episode that was played to measure."""
+class EpisodeScore(NamedTuple):
+    """The result of one evaluation episode."""
 
     task: str
     generator: str
     strict: float | None
-    """``None`` where there was no result, three times in a row."""
+    """``None`` after three infrastructure errors in a row."""
 
 
-async def scores(
+async def score_tasks(
     player: Player, config: TrainConfig, tasks: Sequence[Task], *, samples: int, greedy: bool, channel: str
-) -> list[Score]:
-    """Every task ``samples`` times."""
+) -> list[EpisodeScore]:
+    """Run ``samples`` episodes of each task; an infrastructure error is retried twice."""
 
-    async def one(task: Task, sample: int) -> Score:
+    async def one(task: Task, sample: int) -> EpisodeScore:
         seed = episode_seed(config.seed, "measure", task.content_hash, sample)
         generator = str(task.metadata.get("generator") or "all")
         for attempt in range(3):
             episode = await player.play(task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy)
             if episode.outcome is not Outcome.INFRA and episode.result is not None:
-                return Score(task.id, generator, episode.result.strict)
-        return Score(task.id, generator, None)
+                return EpisodeScore(task.id, generator, episode.result.strict)
+        return EpisodeScore(task.id, generator, None)
 
     return list(await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples))))
 
 
-def measured(results: Sequence[Score]) -> Measured:
-    """Raises :class:`~clawgym.errors.TrainingError` where nothing could be graded."""
+def summarize(results: Sequence[EpisodeScore]) -> SplitScore:
+    """The score over all results. Raises :class:`~clawgym.errors.TrainingError` if no episode was graded."""
     by_task: dict[str, list[float]] = {}
     by_generator: dict[str, list[float]] = {}
     for task, generator, strict in results:
@@ -95,12 +108,12 @@ def measured(results: Sequence[Score]) -> Measured:
     if estimate is None:
         raise TrainingError("no episode could be graded: run `clawgym doctor`, and look at the pool's causes")
     means = {name: sum(values) / len(values) for name, values in sorted(by_generator.items())}
-    return Measured(estimate, means, sum(one.strict is None for one in results))
+    return SplitScore(estimate, means, sum(one.strict is None for one in results))
 
 
 @contextlib.asynccontextmanager
-async def sampling(config: TrainConfig, policy: Policy, run: Path, *, version: int = 0) -> AsyncIterator[Sampler]:
-    """An engine that samples by ``policy`` as ``version``: in this process, or where ``compute.vllm`` says."""
+async def open_engine(config: TrainConfig, policy: Policy, run: Path, *, version: int = 0) -> AsyncIterator[Sampler]:
+    """An engine with the weights of ``policy`` as ``version``: in this process, or the vLLM server ``compute.vllm``."""
     window = config.model.context_window
     if config.compute.vllm is None:
         engine: Sampler = policy.engine(
@@ -116,23 +129,23 @@ async def sampling(config: TrainConfig, policy: Policy, run: Path, *, version: i
 
 
 @contextlib.asynccontextmanager
-async def opened(
+async def open_services(
     config: TrainConfig, policy: Policy, run: Path, pool: Pool, *, version: int = 0
-) -> AsyncIterator[Setting]:
-    """A setting of the run in ``run``, whose engine samples by ``policy`` as ``version``."""
+) -> AsyncIterator[Services]:
+    """Open the services of the run in the folder ``run``; the engine has the weights of ``policy`` as ``version``."""
     async with contextlib.AsyncExitStack() as stack:
         backend = make_backend(config.backend)
         stack.push_async_callback(backend.aclose)
         await backend.probe()
-        engine = await stack.enter_async_context(sampling(config, policy, run, version=version))
+        engine = await stack.enter_async_context(open_engine(config, policy, run, version=version))
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         await gateway.listen()
         judge = await stack.enter_async_context(judging(config, gateway))
         player = Player(config, gateway, backend, adapter=policy.adapter, judging=judge)
         stack.push_async_callback(player.aclose)
-        yield Setting(config, pool, backend, engine, gateway, player, judge)
+        yield Services(config, pool, backend, engine, gateway, player, judge)
 
 
 def pool_file(run: Path) -> Path:
-    """The pool of a run."""
+    """The file of a run's pool."""
     return run / "pool.db"

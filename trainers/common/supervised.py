@@ -1,6 +1,6 @@
-"""Rows to imitate: conversations as ids, with the replies trained and nothing else.
+"""Conversations as training sequences for supervised training: only the replies are trained on.
 
-Invariant: the ids of a row are those that the gateway would have sent and sampled, had a model said these replies.
+Invariant: the ids equal those that the gateway would have sent and sampled for the same conversation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clawgym.pool.documents import conversations_of
 from clawgym.pool.parquet import episodes_of, is_ours
 from clawgym.trainers.batching import MaskedSequence
 
-__all__ = ["WordShuffle", "conversations", "row_of", "rows_of"]
+__all__ = ["WordShuffle", "conversations", "masked_sequence", "masked_sequences"]
 
 
 def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
@@ -31,12 +31,14 @@ def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
             yield from conversations_of(episode, turns, tools)
 
 
-def rows_of(source: Path, renderer: Renderer) -> Iterator[MaskedSequence]:
-    """The rows of a file that ``clawgym pool export`` wrote: messages, or parquet, of which the episodes that were
-    solved. Exact ids are taken as they are. Raises :class:`~clawgym.errors.TrainingError` naming the line."""
+def masked_sequences(source: Path, renderer: Renderer) -> Iterator[MaskedSequence]:
+    """The solved episodes in a file that ``clawgym pool export`` wrote (messages or parquet), as training sequences.
+
+    Parquet holds exact ids, which are not tokenised again. Raises :class:`~clawgym.errors.TrainingError` for a file
+    that cannot be read; the message names the line."""
     if source.suffix == ".parquet":
         if not is_ours(source):
-            raise TrainingError(f"{source}: parquet of another program: give one that `clawgym pool export` wrote")
+            raise TrainingError(f"{source}: not written by ClawGym: give a file that `clawgym pool export` wrote")
         columns = ["episode", "outcome", "row_ids", "row_mask"]
         for _, rows in episodes_of(source, columns):
             yield from (
@@ -56,14 +58,14 @@ def rows_of(source: Path, renderer: Renderer) -> Iterator[MaskedSequence]:
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(f"{source}: line {number} has no messages ({error!r}): export it again") from error
         if row.get("outcome") in (None, "solved"):
-            yield row_of(renderer, messages, row.get("tools") or ())
+            yield masked_sequence(renderer, messages, row.get("tools") or ())
 
 
-def row_of(
+def masked_sequence(
     renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> MaskedSequence:
-    """One conversation as a row in which the replies are trained. Raises
-    :class:`~clawgym.errors.TrainingError` for one that the chat template refuses, or without a reply."""
+    """One conversation as a training sequence whose replies are trained on. Raises
+    :class:`~clawgym.errors.TrainingError` if the chat template cannot render it, or if it has no reply."""
     ids: list[int] = []
     mask: list[int] = []
     said: tuple[int, ...] = ()
@@ -78,18 +80,18 @@ def row_of(
             ids += (*context, *said)
             mask += [0] * len(context) + [1] * len(said)
             fresh = []
-    except (Refusal, KeyError, TypeError, AttributeError) as error:  # also a message that is no object
+    except (Refusal, KeyError, TypeError, AttributeError) as error:  # also for a message that is not an object
         raise TrainingError(
             f"a conversation cannot be rendered ({error}): correct it, or use another template"
         ) from error
     if not said:
-        raise TrainingError("a conversation has no reply of an assistant: leave it out")
+        raise TrainingError("a conversation has no message of the role assistant: leave it out")
     return MaskedSequence(tuple(ids), tuple(mask))
 
 
 class WordShuffle:
-    """Puts other words for the words of a row, the same one wherever it stands: so that a row cannot be learnt by heart
-    and copying must be learnt instead. Only words that are one token, with a space before them or without."""
+    """Augmentation: replaces the words of a training sequence by other words, consistently, so that a policy must learn
+    to copy instead of memorising. Only words that are one token, with and without a leading space, are replaced."""
 
     def __init__(self, renderer: Renderer, words: Iterable[str]) -> None:
         encode = renderer.encode
@@ -100,7 +102,7 @@ class WordShuffle:
                 self._forms.append(tuple(form[0] if len(form) == 1 else -1 for form in forms))
 
     def __call__(self, row: MaskedSequence, rng: random.Random) -> MaskedSequence:
-        """The row with its words exchanged."""
+        """The sequence with its words replaced."""
         others = list(self._forms)
         rng.shuffle(others)
         table = {a: b for old, new in zip(self._forms, others, strict=True) for a, b in zip(old, new, strict=True)

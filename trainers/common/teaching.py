@@ -1,7 +1,7 @@
-"""Hindsight distillation while training: the policy, told what it learnt afterwards, teaches what it should have said.
+"""Hindsight distillation during training: the policy, given a hint of the judge, is the teacher of its own turns.
 
-Invariants: a teacher's log-probs are those of the sampled ids themselves; a turn without a hint, or whose context
-cannot be rebuilt exactly, has no teacher, and its term is dropped.
+Invariants: a teacher scores exactly the sampled ids. A turn without a hint, or whose context cannot be rebuilt exactly,
+has no teacher and no distillation term.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
 from clawgym.trainers.config import Distillation
 
-__all__ = ["Taught", "teachers"]
+__all__ = ["TeacherLogprobs", "teacher_logprobs"]
 
-Taught = Mapping[tuple[str, int], Sequence[float]]
+TeacherLogprobs = Mapping[tuple[str, int], Sequence[float]]
 """(episode, turn) -> the teacher's log-prob of each sampled id."""
 
 
-async def teachers(
+async def teacher_logprobs(
     batch: Batch, about: Distillation, pool: Pool, renderer: Renderer, scorer: Scorer
-) -> tuple[Taught, dict[str, float]]:
-    """The teachers of a batch by the hints that its judge gave, and how many turns have none, by cause.
+) -> tuple[TeacherLogprobs, dict[str, float]]:
+    """Teacher log-probs of a batch, from the hints of its judge; and metrics: turns with a teacher, and turns without
+    one by cause.
 
-    ``scorer`` is the policy before the step."""
+    ``scorer`` computes log-probs under the policy before the step."""
     found: dict[tuple[str, int], Sequence[float]] = {}
     missing: Counter[str] = Counter()
     overlaps: list[float] = []
@@ -49,8 +50,8 @@ async def teachers(
                     found[episode.id, index] = teacher.logprobs.tolist()
                     if len(teacher.hints) > 1:
                         overlaps.append(float(teacher.overlap.max(0).mean()))
-    figures = {f"opd/no_teacher_{cause}": float(n) for cause, n in missing.items()}
-    figures["opd/turns_taught"] = float(len(found))
+    metrics = {f"opd/no_teacher_{cause}": float(n) for cause, n in missing.items()}
+    metrics["opd/turns_taught"] = float(len(found))
     if overlaps:
-        figures["opd/overlap"] = sum(overlaps) / len(overlaps)
-    return found, figures
+        metrics["opd/overlap"] = sum(overlaps) / len(overlaps)
+    return found, metrics

@@ -1,6 +1,6 @@
-"""Where the figures of a run go while it runs: a terminal, Weights & Biases, TensorBoard.
+"""Where metrics go during a run: the terminal, Weights & Biases, TensorBoard.
 
-Invariant: a figure is shown as it was measured; what shows it never changes the run, and never ends it.
+Invariant: trackers and views never change or stop a run.
 """
 
 from __future__ import annotations
@@ -28,39 +28,43 @@ _log = logging.getLogger("clawgym.trainers")
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """The run whose figures a tracker gets."""
+    """The run that a tracker gets metrics of."""
 
     path: Path
-    """Its folder."""
+    """The run folder."""
     method: str
-    """``rl``, ``sft``, or a trainer's own."""
+    """``rl``, ``sft``, or a method of another trainer."""
     config: TrainConfig
 
 
 class Tracker(Protocol):
-    """A place for the figures of a run, beside ``metrics.jsonl``.
+    """Receives the metrics of a run, besides ``metrics.jsonl``.
 
-    It is made with the run and its own options, which are keyword-only: ``tracking: {NAME: {option: value}}``. An
-    exception from :meth:`log` or :meth:`close` is a warning: a tracker that fails loses figures, not the run.
+    The constructor takes the :class:`TrackedRun`; options are keyword-only: ``tracking: {NAME: {option: value}}``. An
+    exception from :meth:`log` or :meth:`close` is logged as a warning; the run continues.
 
-    >>> class Lines:
+    >>> from clawgym.registry import trackers
+    >>> @trackers.register("lines")
+    ... class Lines:
+    ...     \"\"\"Appends metrics to a text file.\"\"\"
+    ...
     ...     def __init__(self, run, *, file: Path = Path("figures.txt")):
     ...         self.path = run.path / file
     ...
-    ...     def log(self, step, figures):
+    ...     def log(self, step, metrics):
     ...         with self.path.open("a") as out:
-    ...             print(step, dict(figures), file=out)
+    ...             print(step, dict(metrics), file=out)
     ...
     ...     def close(self): ...
     """
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """The figures of ``step``, by names such as ``actor/entropy``. Steps that are done again after a kill come
-        again."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of ``step``, by names such as ``actor/entropy``. A step that is repeated after a kill is
+        logged again."""
         ...
 
     def close(self) -> None:
-        """The run ends, also because of an error; it may be resumed later."""
+        """The run ends, possibly because of an error. It may be resumed later."""
         ...
 
 
@@ -68,17 +72,17 @@ class Trackers:
     """The trackers that a configuration names."""
 
     def __init__(self, run: TrackedRun) -> None:
-        """Raises :class:`~clawgym.errors.TrainingError` for one that is not known or cannot be made, and
-        :class:`~clawgym.errors.MissingDependency` without its package."""
+        """Make the trackers. Raises :class:`~clawgym.errors.TrainingError` for an unknown name or invalid options, and
+        :class:`~clawgym.errors.MissingDependency` without the package of a tracker."""
         chosen = run.config.tracking
         self._made = {name: trackers.make(name, run, **(options or {})) for name, options in chosen.items()}
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hand ``figures`` on."""
-        self._each(lambda one: one.log(step, figures))
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Pass the metrics to all trackers."""
+        self._each(lambda one: one.log(step, metrics))
 
     def close(self) -> None:
-        """Close all."""
+        """Close all trackers."""
         self._each(lambda one: one.close())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
@@ -106,7 +110,7 @@ class WandbTracker:
         except ImportError as error:
             raise MissingDependency(f"the tracker wandb needs wandb ({error}): pip install 'clawgym[train]'") from error
         about = run.config
-        # The same name each time: a run that is resumed is one curve.
+        # A fixed id, so that a resumed run continues its curve.
         self._run: Any = wandb.init(
             project=project,
             name=run.path.name,
@@ -118,8 +122,8 @@ class WandbTracker:
             settings=wandb.Settings(console="off", silent=True),
         )
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **figures})
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
         self._run.finish()
@@ -138,8 +142,8 @@ class TensorBoardTracker:
             ) from error
         self._writer = SummaryWriter(str(run.path / "tensorboard"))
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -147,11 +151,11 @@ class TensorBoardTracker:
 
 
 class View(Protocol):
-    """What a run tells somebody who waits for it."""
+    """Shows the progress of a run: messages, steps, evaluations."""
 
     def say(self, text: str) -> None: ...
 
-    def step(self, step: int, figures: Mapping[str, float]) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def measuring(self, part: str, episodes: int) -> None: ...
 
@@ -168,7 +172,7 @@ def _measured(row: Mapping[str, Any]) -> str:
 
 
 class PlainView:
-    """A line for each measurement and each tenth step."""
+    """One line for each evaluation and every tenth step."""
 
     def __init__(self, console: Console, *, every: int = 10) -> None:
         self._console = console
@@ -177,9 +181,9 @@ class PlainView:
     def say(self, text: str) -> None:
         self._console.say(text)
 
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if step % self._every == 0:
-            shown = [f"{label} {figures[name]:.4g}" for name, label in _SHOWN if name in figures]
+            shown = [f"{label} {metrics[name]:.4g}" for name, label in _SHOWN if name in metrics]
             self.say(f"step {step}: {', '.join(shown)}")
 
     def measuring(self, part: str, episodes: int) -> None:
@@ -209,20 +213,20 @@ _SHOWN = (
 
 
 def on_terminal() -> View:
-    """Lines on standard error."""
+    """A :class:`PlainView` on standard error."""
     from clawgym.console import Console
 
     return PlainView(Console(stderr=True))
 
 
 class LiveView:
-    """A table that changes in place, with the measurements above it. Use as a context manager."""
+    """A table that is updated in place, with evaluations above it. Use as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live
 
         self._console, self._title = console, visible(title)
-        self._figures: Mapping[str, float] = {}
+        self._metrics: Mapping[str, float] = {}
         self._before: Mapping[str, float] = {}
         self._step = 0
         self._doing = ""
@@ -238,12 +242,12 @@ class LiveView:
     def say(self, text: str) -> None:
         self._console.say(text)
 
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
-        self._step, self._before, self._figures, self._doing = step, self._figures, figures, ""
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step, self._before, self._metrics, self._doing = step, self._metrics, metrics, ""
         self._live.update(self._table())
 
     def measuring(self, part: str, episodes: int) -> None:
-        self._doing = f"measuring {part}: {episodes} episodes"
+        self._doing = f"evaluating {part}: {episodes} episodes"
         self._live.update(self._table())
 
     def measured(self, row: Mapping[str, Any]) -> None:
@@ -254,11 +258,11 @@ class LiveView:
         from rich.table import Table
 
         table = Table(title=f"{self._title} · step {self._step}", caption=self._doing or None, title_justify="left")
-        table.add_column("figure")
+        table.add_column("metric")
         table.add_column("now", justify="right")
         table.add_column("before", justify="right", style="dim")
         for name, _ in _SHOWN:
-            if name in self._figures:
+            if name in self._metrics:
                 before = f"{self._before[name]:.4g}" if name in self._before else ""
-                table.add_row(name, f"{self._figures[name]:.4g}", before)
+                table.add_row(name, f"{self._metrics[name]:.4g}", before)
         return table

@@ -1,8 +1,8 @@
-"""``clawgym train``: collect episodes, learn from them, sample by what was learnt.
+"""``clawgym train rl``: collect episodes, train on them, sample with the new weights.
 
-Invariants: a batch is learnt once: it is acknowledged after the checkpoint that holds it is on disk, and a run that
-was killed in between fetches the same batch again; the best checkpoint is chosen on the validation part; what is held
-out is measured before the first and after the last step.
+Invariants: a batch is trained on once. It is acknowledged after its checkpoint is on disk; a run that is killed in
+between fetches the same batch again. The best checkpoint is chosen on the validation split. The held-out split is
+evaluated before the first and after the last step.
 """
 
 from __future__ import annotations
@@ -15,75 +15,77 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
-from clawgym.trainers.common.batch import attempts_of, images_of, make_batch
+from clawgym.trainers.common.batch import images_of, make_batch, scored_episodes
 from clawgym.trainers.common.canary import Canaries
 from clawgym.trainers.common.checkpoints import Progress
-from clawgym.trainers.common.collector import Collector, Groups
-from clawgym.trainers.common.demonstrations import demonstrated
-from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.collector import Collector, GroupPlayer
+from clawgym.trainers.common.demonstrations import load_imitation_data
+from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.judging import Agreement
-from clawgym.trainers.common.parts import Parts
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.scratch import base_folder
-from clawgym.trainers.common.services import Setting, opened, pool_file
-from clawgym.trainers.common.teaching import Taught, teachers
+from clawgym.trainers.common.services import Services, open_services, pool_file
+from clawgym.trainers.common.splits import Splits
+from clawgym.trainers.common.start_model import base_folder
+from clawgym.trainers.common.teaching import TeacherLogprobs, teacher_logprobs
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.learning import Learning
+from clawgym.trainers.local.training_state import TrainingState
 
 __all__ = ["train_grpo"]
 
 CONSUMER = "trainer"
-_LOOK = 0.5
-"""Seconds between two looks at whether a batch is ready, where no group ends: a deadline may have passed."""
-_PATIENCE = 20
-"""Attempts in a row that failed for no fault of the agent, after which a run gives up; and at least all that are under
-way at once, which one server takes with it."""
+_POLL_SECONDS = 0.5
+"""Seconds between two checks for a batch while no group ends: a deadline may have passed."""
+_MAX_FAILURES = 20
+"""A run gives up after this many infrastructure errors in a row, or after more than ``rollout.concurrency`` if that is
+larger: one failing server ends all running episodes at once."""
 
 
-async def train_grpo(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
-    """Train until the budget is used up, or ``stop`` is set. Goes on from the last checkpoint, if there is one.
+async def train_grpo(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
+    """Train until the budget is used up or ``stop`` is set, from the last checkpoint if there is one.
 
-    Raises :class:`~clawgym.errors.TrainingError` past a guard, and where nothing can be collected.
+    Raises :class:`~clawgym.errors.TrainingError` if a guard is exceeded, and if no episodes can be collected.
     """
-    folder = base_folder(config, run.path, parts.demonstrations, ())
-    learning = Learning.begin(config, run.path, folder, reference=config.algorithm.kl > 0)
-    progress = learning.progress
-    run.rewind(progress.step if learning.checkpoints.last() else -1)  # the first measurements are done again, too
+    folder = base_folder(config, run.path, splits.demonstrations, ())
+    state = TrainingState.load(config, run.path, folder, reference=config.algorithm.kl > 0)
+    progress = state.progress
+    run.rewind(progress.step if state.checkpoints.last() else -1)  # -1: repeat the first evaluations too
     with Pool(pool_file(run.path)) as pool:
-        imitated = None
+        imitation = None
         if config.algorithm.imitation:
-            imitated, _ = await demonstrated(config, parts, pool, run)
-            imitated.recall(progress.extra.get("solved", {}), pool)
-        async with opened(config, learning.policy, run.path, pool, version=progress.step) as setting:
-            await _Loop(run, setting, learning, parts, imitated).run(stop)
+            imitation, _ = await load_imitation_data(config, splits, pool, run)
+            imitation.restore_solved(progress.extra.get("solved", {}), pool)
+        async with open_services(config, state.policy, run.path, pool, version=progress.step) as services:
+            await _Loop(run, services, state, splits, imitation).run(stop)
     return progress
 
 
 class _Loop:
     """One call of :func:`train_grpo`."""
 
-    def __init__(self, run: Run, setting: Setting, learning: Learning, parts: Parts, imitated: Imitated | None) -> None:
+    def __init__(
+        self, run: Run, services: Services, state: TrainingState, splits: Splits, imitation: ImitationData | None
+    ) -> None:
         self._run = run
-        self._setting = setting
-        self._learning = learning
-        self._parts = parts
-        self._imitated = imitated
-        self._config, self._pool = config, pool = setting.config, setting.pool
-        self._policy, self._checkpoints, self._progress = learning.policy, learning.checkpoints, learning.progress
-        self._groups = Groups(config, parts.train, pool, setting.player)
+        self._services = services
+        self._state = state
+        self._splits = splits
+        self._imitation = imitation
+        self._config, self._pool = config, pool = services.config, services.pool
+        self._policy, self._checkpoints, self._progress = state.policy, state.checkpoints, state.progress
+        self._groups = GroupPlayer(config, splits.train, pool, services.player)
         self._collector = Collector(config, self._groups)
         self._acked = 0
         self._renderer: Renderer | None = None
-        self._agreement = Agreement(config, learning.progress.extra)
-        judge = None if setting.judge is None else setting.judge.aside
-        self._canaries = Canaries(config, parts.validation, pool, setting.backend, judge)
+        self._agreement = Agreement(config, state.progress.extra)
+        judge = None if services.judge is None else services.judge.canary_pool
+        self._canaries = Canaries(config, splits.validation, pool, services.backend, judge)
 
     async def run(self, stop: asyncio.Event) -> None:
         progress = self._progress
-        await self._acknowledge()  # what a killed run had learnt and saved, but not said
+        await self._acknowledge()  # batches that a killed run saved but did not acknowledge
         if progress.step == 0 and self._checkpoints.last() is None:
             for greedy in (False, True):
-                await self._run.measure(self._setting, "heldout", self._parts.heldout, 0, greedy=greedy)
+                await self._run.measure(self._services, "heldout", self._splits.heldout, 0, greedy=greedy)
             await self._validate()
             await self._save()
         self._collector.advance(progress.step, await self._dropped())
@@ -97,14 +99,14 @@ class _Loop:
         if self._acked < progress.step:  # stopped between two checkpoints
             await self._save()
         if self._over():
-            await self._run.measure_best(self._setting, self._policy, self._checkpoints, self._parts.heldout)
+            await self._run.measure_best(self._services, self._policy, self._checkpoints, self._splits.heldout)
 
     async def _save(self) -> None:
-        await asyncio.to_thread(self._learning.save)
+        await asyncio.to_thread(self._state.save)
         await self._acknowledge()
 
     async def _acknowledge(self) -> None:
-        """Tell the pool what the newest checkpoint holds."""
+        """Acknowledge to the pool all batches in the newest checkpoint."""
         while self._acked < self._progress.step:
             await asyncio.to_thread(self._pool.ack, CONSUMER, self._acked)
             self._acked += 1
@@ -120,31 +122,36 @@ class _Loop:
             return
         waited = time.monotonic() - started
         seed = config.seed * 1_000_003 + progress.step
-        taught, said = await self._teachers(fetched)
+        teachers, said = await self._teachers(fetched)
         images = await asyncio.to_thread(images_of, fetched, self._pool)
         make = partial(
-            make_batch, seed=seed, worth=self._agreement.worth, taught=taught, images=images, device=self._policy.device
+            make_batch,
+            seed=seed,
+            process_weight=self._agreement.process_weight,
+            teachers=teachers,
+            images=images,
+            device=self._policy.device,
         )
         batch = await asyncio.to_thread(make, fetched, config)
-        figures = dict(batch.figures) | self._agreed(fetched) | said
-        if self._imitated is not None:
-            progress.extra.setdefault("solved", {}).update(self._imitated.remember(batch))
-            figures["sft/solved_tasks"] = float(self._imitated.solved)
+        metrics = dict(batch.metrics) | self._agreed(fetched) | said
+        if self._imitation is not None:
+            progress.extra.setdefault("solved", {}).update(self._imitation.add_solved(batch))
+            metrics["sft/solved_tasks"] = float(self._imitation.solved)
         done = progress.used(config.budget)
-        learn = partial(self._learning.learner.learn, batch, seed=seed, done=done, imitated=self._imitated)
-        figures |= await asyncio.to_thread(learn)
+        train_step = partial(self._state.learner.train_step, batch, seed=seed, done=done, imitation=self._imitation)
+        metrics |= await asyncio.to_thread(train_step)
         versions = [v for e in batch.episodes for s in e.sequences for v in s.policy_versions if v is not None]
         progress.step += 1
-        await self._policy.publish(self._setting.engine, progress.step)
+        await self._policy.publish(self._services.engine, progress.step)
         seconds = time.monotonic() - started
         progress.seconds += seconds
-        progress.tokens += int(figures["rollout/sampled_tokens"])
-        figures |= {
+        progress.tokens += int(metrics["rollout/sampled_tokens"])
+        metrics |= {
             "timing/wait_for_batch": waited,
             "timing/step": seconds,
             "timing/learning_seconds": progress.seconds,
             "perf/trainer_idle_ratio": waited / seconds,
-            "perf/sampled_tokens_per_second": figures["rollout/sampled_tokens"] / seconds,
+            "perf/sampled_tokens_per_second": metrics["rollout/sampled_tokens"] / seconds,
             "staleness/mean": sum(progress.step - 1 - v for v in versions) / max(1, len(versions)),
             "staleness/max": float(max((progress.step - 1 - v for v in versions), default=0)),
             "timing/rollouts_idle_seconds": self._collector.idle_seconds - idle,
@@ -153,33 +160,33 @@ class _Loop:
         }
         validates = progress.step % config.evaluation.every == 0 or self._over()
         if validates:
-            figures |= await self._validate()
-        self._run.log(progress.step, figures)
+            metrics |= await self._validate()
+        self._run.log(progress.step, metrics)
         if validates or progress.step % config.checkpoint_every == 0:
             await self._save()
         self._collector.advance(progress.step, await self._dropped())
 
-    async def _teachers(self, batch: Batch) -> tuple[Taught, dict[str, float]]:
-        """The teachers of a batch, where there are any to be."""
+    async def _teachers(self, batch: Batch) -> tuple[TeacherLogprobs, dict[str, float]]:
+        """Teacher log-probs of a batch, and metrics; empty without ``distillation.hints``."""
         about = self._config.distillation
         if not about.hints:
             return {}, {}
         self._renderer = self._renderer or Renderer(self._policy.folder)
-        return await teachers(batch, about, self._pool, self._renderer, self._policy.scorer())
+        return await teacher_logprobs(batch, about, self._pool, self._renderer, self._policy.scorer())
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
-        """How far judge and outcomes agree; from the next step on, process counts for that much."""
-        figures = self._agreement.add(attempts_of(batch))
-        if self._setting.judge is not None:
-            judge = self._setting.judge.pool
-            figures |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
-        return figures
+        """Recalibrate the weight of the process reward, which applies from the next step on; metrics of the judge."""
+        metrics = self._agreement.add(scored_episodes(batch))
+        if self._services.judge is not None:
+            judge = self._services.judge.pool
+            metrics |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
+        return metrics
 
     async def _fetch(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> Batch | None:
-        """The batch of this step; ``None`` if the run is to stop. Raises what ended the collection."""
+        """The batch of this step; ``None`` once ``stop`` is set. Raises the error that ended the collection."""
         about = self._config.rollout
         while not stop.is_set():
-            self._collector.ended.clear()
+            self._collector.group_ended.clear()
             batch = await asyncio.to_thread(
                 partial(
                     self._pool.fetch,
@@ -194,15 +201,15 @@ class _Loop:
             if batch is not None:
                 return batch
             self._collector.advance(self._progress.step, await self._dropped())
-            news = asyncio.ensure_future(self._collector.ended.wait())
-            done, _ = await asyncio.wait({collecting, news}, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+            news = asyncio.ensure_future(self._collector.group_ended.wait())
+            done, _ = await asyncio.wait({collecting, news}, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
             if collecting in done:
                 collecting.result()
-            if self._groups.in_a_row >= max(_PATIENCE, 1 + self._config.rollout.concurrency):
+            if self._groups.failures_in_a_row >= max(_MAX_FAILURES, 1 + self._config.rollout.concurrency):
                 raise TrainingError(
-                    f"{self._groups.in_a_row} attempts in a row failed for no fault of the policy "
-                    f"({self._groups.last_cause}): run `clawgym doctor`, mend it, and give the same command again"
+                    f"{self._groups.failures_in_a_row} infrastructure errors in a row (the last: "
+                    f"{self._groups.last_cause}): run `clawgym doctor`, repair that, and run the same command again"
                 )
         return None
 
@@ -211,11 +218,11 @@ class _Loop:
         return stats["channels"].get("train", {}).get("groups", {}).get("dropped", 0)
 
     async def _validate(self) -> dict[str, float]:
-        """Measure on the validation part; the figures of the canaries."""
-        seen = self._progress.extra.setdefault("canary", {})
-        figures, warnings = await self._canaries.look(seen)
-        warnings += [] if self._setting.judge is None else self._setting.judge.warnings()
+        """Evaluate on the validation split. Returns metrics of the canaries."""
+        first_scores = self._progress.extra.setdefault("canary", {})
+        metrics, warnings = await self._canaries.check(first_scores)
+        warnings += [] if self._services.judge is None else self._services.judge.warnings()
         for text in warnings:
             self._run.say(f"warning: {text}")
-        await self._run.validate(self._setting, self._parts.validation, self._progress)
-        return figures
+        await self._run.validate(self._services, self._splits.validation, self._progress)
+        return metrics

@@ -1,9 +1,8 @@
-"""One step of learning: a batch of the pool in, changed weights and figures out.
+"""One training step: update the weights on a batch of the pool, and return metrics.
 
-Invariants: what a token counts for is fixed over the whole mini-batch before the first forward pass, so the result does
-not depend on how it was cut into micro-batches; the order of everything is that of the batch and of a seeded generator;
-weights change only if loss and gradient are finite; a policy past a guard is never given away: whoever asked gets an
-error in its place, before it can be saved or sampled by.
+Invariants: token weights are computed over the whole mini-batch before the first forward pass, so the result does not
+depend on the micro-batches. The order of computation is determined by the batch and the seed. Weights change only if
+the gradient is finite. A policy that exceeds a guard raises an error before it can be saved or sampled from.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
-from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.policy import Policy, token_logprobs
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import taught_advantages
+from clawgym.trainers.credit import distilled_advantages
 from clawgym.trainers.protocols import loss_of
 
 __all__ = ["Learner"]
 
 
 class Learner:
-    """Owns the optimiser of a policy."""
+    """Trains a policy: owns its optimizer."""
 
     def __init__(self, policy: Policy, config: TrainConfig, *, lr: float | None = None, warmup: int = 0) -> None:
         self.policy = policy
@@ -41,22 +40,30 @@ class Learner:
         self._warmup = warmup or config.optimizer.warmup
         self._trained = [p for p in policy.module.parameters() if p.requires_grad]
         self.parameters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
-        """What the optimiser changes: the weights themselves, or copies of them in float32 where they are held in less:
-        steps of 1e-6 are smaller than the distance between two numbers of bfloat16."""
+        """The optimizer's parameters: the weights, or float32 copies of weights in lower precision. Updates of 1e-6 are
+        smaller than the spacing of bfloat16 numbers."""
         about = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=self.lr, betas=about.betas, weight_decay=about.weight_decay
         )
         self.updates = 0
-        """Steps of the optimiser so far."""
+        """Optimizer steps taken."""
 
-    def learn(
-        self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitated: Imitated | None = None
+    def train_step(
+        self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitation: ImitationData | None = None
     ) -> dict[str, float]:
-        """Update the policy on a batch, after the share ``done`` in [0, 1] of the budget; ``imitated`` is for
-        ``algorithm.imitation``. Returns figures; raises :class:`~clawgym.errors.TrainingError` for a gradient that is
-        no number, before the weights are changed by it, and for a policy that is past a guard after the last update:
-        its weights are here still, and of no use."""
+        """Update the policy on a batch and return metrics.
+
+        Args:
+            batch: the batch.
+            seed: determines the mini-batches.
+            done: the share of the budget that is used up, in [0, 1], for ``optimizer.decay``.
+            imitation: the data for ``algorithm.imitation``.
+
+        Raises:
+            TrainingError: for a NaN or infinite gradient, before it changes the weights; and if the policy exceeds a
+                guard after the last update. In that case its weights have changed: discard them.
+        """
         config, about = self._config, self._config.algorithm
         started = time.perf_counter()
         rng = random.Random(seed)
@@ -64,12 +71,12 @@ class Learner:
         importance = None
         if about.old == "recompute":
             importance = algorithms.truncated_importance(old, batch.rollout_logp, cap=about.importance_cap)
-        advantages, taught = self._advantages(batch, old)
+        advantages, teachers = self._advantages(batch, old)
         batch = replace(batch, advantages=advantages)
-        figures = _Figures()
-        figures.set("opd/tokens_taught_frac", taught)
+        metrics = _Metrics()
+        metrics.set("opd/tokens_taught_frac", teachers)
         if about.old == "recompute":
-            figures.add("training/rollout_probs_diff", _apart(old, batch.rollout_logp), len(old))
+            metrics.add("training/rollout_probs_diff", _apart(old, batch.rollout_logp), len(old))
         lr = self.lr * (1 - 0.9 * done) if config.optimizer.decay else self.lr
         members = list(range(len(batch.episodes)))
         first = self.updates
@@ -80,35 +87,35 @@ class Learner:
                 part = batch.of_episodes(members[start : start + share])
                 self._set_lr(lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
                 self._forget_gradient()
-                if imitated is not None:
-                    self._imitate(imitated.batch(self.updates), about.imitation, figures)
-                self._update(batch, part, old, importance, figures, unchanged=self.updates == first)
-        self._guard(batch, old, rng, figures)
+                if imitation is not None:
+                    self._imitate(imitation.batch(self.updates), about.imitation, metrics)
+                self._update(batch, part, old, importance, metrics, unchanged=self.updates == first)
+        self._guard(batch, old, rng, metrics)
         seconds = time.perf_counter() - started
-        figures.set("timing/update", seconds)
-        figures.set("perf/update_tokens_per_second", about.epochs * batch.computed_tokens / seconds)
-        return figures.all()
+        metrics.set("timing/update", seconds)
+        metrics.set("perf/update_tokens_per_second", about.epochs * batch.computed_tokens / seconds)
+        return metrics.all()
 
-    def _guard(self, batch: TrainingBatch, old: torch.Tensor, rng: random.Random, figures: _Figures) -> None:
-        """Where the updates of a step have left the policy, by rows of it drawn at random that fill a micro-batch."""
+    def _guard(self, batch: TrainingBatch, old: torch.Tensor, rng: random.Random, metrics: _Metrics) -> None:
+        """Check the guards after the updates of a step, on one micro-batch of randomly drawn rows."""
         guards = self._config.guards
         micro = next(iter(self._micro(rng.sample(list(batch.rows), len(batch.rows)))), None)
         if micro is None or not len(micro.places):
             return
         with torch.no_grad():
             logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
-        # Sampled by the policy of before: its KL to the one of now. One id that has become likely would decide k3.
+        # The tokens are samples of the old policy: KL(old || new). k1, because one outlier would dominate k3.
         moved, left = float(algorithms.kl(old[micro.places], logp, "k1").mean()), float(entropy.mean())
-        figures.set("actor/step_kl", moved)
+        metrics.set("actor/step_kl", moved)
         if not moved <= guards.max_kl:
             raise TrainingError(
-                f"the policy moved {moved:.3g} nats a token away within one step (guards.max_kl is "
-                f"{guards.max_kl:g}): go on from the last checkpoint with a lower optimizer.lr"
+                f"the KL of one step is {moved:.3g} nats per token (guards.max_kl is {guards.max_kl:g}): resume from "
+                "the last checkpoint with a lower optimizer.lr"
             )
         if not left >= guards.min_entropy:
             raise TrainingError(
-                f"the entropy of the policy fell to {left:.2g} nats a token (guards.min_entropy is "
-                f"{guards.min_entropy:g}): go on from the last checkpoint with a lower optimizer.lr"
+                f"the entropy of the policy fell to {left:.2g} nats per token (guards.min_entropy is "
+                f"{guards.min_entropy:g}): resume from the last checkpoint with a lower optimizer.lr"
             )
 
     def imitate(self, paths: Sequence[MaskedSequence], *, step: int, steps: int) -> dict[str, float]:
@@ -116,25 +123,25 @@ class Learner:
         about = self._config.sft
         decay = 1 - 0.9 * step / max(1, steps) if about.decay else 1.0
         self._set_lr(about.lr * min(1.0, (step + 1) / max(1, about.warmup)) * decay)
-        figures, started = _Figures(), time.perf_counter()
+        metrics, started = _Metrics(), time.perf_counter()
         self._forget_gradient()
-        self._imitate(paths, 1.0, figures)
-        figures.set("sft/grad_norm", self._step())
-        figures.set("sft/lr", self.optimizer.param_groups[0]["lr"])
-        figures.set("timing/update", time.perf_counter() - started)
-        return figures.all()
+        self._imitate(paths, 1.0, metrics)
+        metrics.set("sft/grad_norm", self._step())
+        metrics.set("sft/lr", self.optimizer.param_groups[0]["lr"])
+        metrics.set("timing/update", time.perf_counter() - started)
+        return metrics.all()
 
-    def _imitate(self, paths: Sequence[MaskedSequence], weight: float, figures: _Figures) -> None:
+    def _imitate(self, paths: Sequence[MaskedSequence], weight: float, metrics: _Metrics) -> None:
         """Add the gradient of ``weight`` times the mean cross-entropy over the trained tokens of ``paths``."""
         count = sum(sum(path.mask) for path in paths)
         for micro in self._micro(self._rows(paths)):
             logp, _ = token_logprobs(self.policy.module, micro)
             loss = -logp.sum() / count
             (weight * loss).backward()
-            figures.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
+            metrics.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
 
     def _old(self, batch: TrainingBatch) -> torch.Tensor:
-        """The log-probs that the ratio is taken to, (S,)."""
+        """(S,) the log-probs of the old policy in the ratio."""
         if self._config.algorithm.old == "rollout":
             return batch.rollout_logp
         old = torch.zeros_like(batch.rollout_logp)
@@ -144,10 +151,10 @@ class Learner:
         return old
 
     def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """(S,) advantages with the teachers' part in them, and the share of tokens that had a teacher."""
+        """(S,) advantages with the distillation term, and the fraction of tokens with a teacher."""
         if not self._config.distillation.hints:
             return batch.advantages, 0.0
-        both = taught_advantages(batch.advantages, old, batch.teacher_logp, self._config.distillation)
+        both = distilled_advantages(batch.advantages, old, batch.teacher_logp, self._config.distillation)
         return both, float(batch.teacher_logp.isfinite().float().mean()) if len(both) else 0.0
 
     def _update(
@@ -156,7 +163,7 @@ class Learner:
         part: torch.Tensor,
         old: torch.Tensor,
         importance: torch.Tensor | None,
-        figures: _Figures,
+        metrics: _Metrics,
         *,
         unchanged: bool,
     ) -> None:
@@ -175,38 +182,38 @@ class Learner:
             )
             factors = None if importance is None else importance[at]
             loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors)
-            figures.sum("actor/pg_loss", loss.detach())
+            metrics.sum("actor/pg_loss", loss.detach())
             count = len(at)
-            if unchanged and about.old == "rollout":  # as many tokens as there are without another pass
-                figures.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
+            if unchanged and about.old == "rollout":  # free here; otherwise it would need another forward pass
+                metrics.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
             if about.kl:
                 with torch.no_grad(), self.policy.first() as module:
                     first, _ = token_logprobs(module, micro, temperature=batch.temperature)
                 apart = algorithms.kl(logp, first, "k3")
                 loss = loss + about.kl * (weights[at] * apart).sum()
-                figures.add("actor/ref_kl", apart.detach().mean(), count)
+                metrics.add("actor/ref_kl", apart.detach().mean(), count)
             if about.entropy:
                 loss = loss - about.entropy * (weights[at] * entropy).sum()
             loss.backward()
-            figures.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
+            metrics.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
             for name, value in said.items():
                 if name == "ratio_max":
-                    figures.most("actor/ratio_max", value)
+                    metrics.most("actor/ratio_max", value)
                 elif name != "tokens":
-                    figures.add(f"actor/{name}", value, count)
-        figures.most("actor/grad_norm", torch.tensor(self._step()))
-        figures.set("actor/lr", self.optimizer.param_groups[0]["lr"])
+                    metrics.add(f"actor/{name}", value, count)
+        metrics.most("actor/grad_norm", torch.tensor(self._step()))
+        metrics.set("actor/lr", self.optimizer.param_groups[0]["lr"])
 
     def _step(self) -> float:
-        """Apply the gradient; its norm before it was clipped."""
+        """Apply the gradient. Returns its norm before clipping."""
         for _, copy, weight in self.copies():
             copy.grad = None if weight.grad is None else weight.grad.float()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._config.optimizer.grad_clip))
         if not math.isfinite(norm):
             self._forget_gradient()
             raise TrainingError(
-                "the gradient is not a number; the weights were left as they were: go on from the last checkpoint with "
-                "a lower optimizer.lr, or with model.dtype=float32"
+                "the gradient is NaN or infinite; the weights were not changed: resume from the last checkpoint with a "
+                "lower optimizer.lr, or with model.dtype=float32"
             )
         self.optimizer.step()
         with torch.no_grad():
@@ -216,7 +223,7 @@ class Learner:
         return norm
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """The copies in float32: the place in ``parameters``, the copy, and the weight."""
+        """Index in ``parameters``, float32 copy and weight, for each weight in lower precision."""
         for number, (copy, weight) in enumerate(zip(self.parameters, self._trained, strict=True)):
             if copy is not weight:
                 yield number, copy, weight
@@ -238,12 +245,12 @@ class Learner:
 
 
 def _apart(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Mean difference of the probabilities of tokens; 0 without any."""
+    """Mean absolute difference of token probabilities; 0 without tokens."""
     return (logp.exp() - other.exp()).abs().mean() if len(logp) else torch.tensor(0.0)
 
 
-class _Figures:
-    """Figures of a step, averaged over its tokens."""
+class _Metrics:
+    """Metrics of a step, averaged over its tokens."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}

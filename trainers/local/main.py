@@ -1,6 +1,6 @@
-"""One training run, from its configuration to its report.
+"""One training run of the local trainer, from its configuration to its report.
 
-Invariant: the same call on the same folder goes on where the last one ended, however that was.
+Invariant: the same call on the same folder resumes the run, however the last call ended.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from clawgym.engines.load import sees
 from clawgym.errors import TrainingError
 from clawgym.registry import did_you_mean, trainers
 from clawgym.trainers.common.checkpoints import Progress
-from clawgym.trainers.common.parts import load_parts
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.scratch import below, given_model
+from clawgym.trainers.common.splits import load_splits
+from clawgym.trainers.common.start_model import base_of_adapter, given_model
 from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.grpo import train_grpo
@@ -40,14 +40,14 @@ async def train(
 ) -> Progress:
     """Trains in this process, on a CPU or one GPU, by ``rl`` or ``sft``.
 
-    See :class:`~clawgym.trainers.protocols.Trainer`. Raises :class:`~clawgym.errors.TrainingError` also for another
-    ``method``, and :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's."""
+    See :class:`~clawgym.trainers.protocols.Trainer`. Also raises :class:`~clawgym.errors.TrainingError` for another
+    ``method``, and :class:`~clawgym.errors.RunFolderError` for the folder of another run."""
     _check(method)
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
-    parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
-    with Run.open(out, config, method, parts, view or on_terminal()) as run:
-        return await _METHODS[method](config, run, parts, stop=stop or asyncio.Event())
+    splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
+    with Run.open(out, config, method, splits, view or on_terminal()) as run:
+        return await _METHODS[method](config, run, splits, stop=stop or asyncio.Event())
 
 
 def _check(method: str) -> None:
@@ -56,14 +56,14 @@ def _check(method: str) -> None:
 
 
 def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
-    """What :func:`train` would do, and the memory that it needs, without doing it (``docs/training.md``: what the
-    estimate was compared with)."""
+    """What :func:`train` would do, without doing it: sizes of the splits, steps, and an estimate of memory in bytes
+    (docs/training.md compares it with measurements)."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if config.trainer == "local":
         _check(method)
-    parts = load_parts(config.tasks, config.agent)
+    splits = load_splits(config.tasks, config.agent)
     given = given_model(config, weights=False)
     if given is None:
         about: Any = config.model.scratch
@@ -73,12 +73,12 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         kv = 2 * about.kv_heads * about.head_dim * layers
         window = config.model.context_window or about.context_window
     else:
-        folder = below(given, weights=False)
+        folder = base_of_adapter(given, weights=False)
         shape = load_config(folder)
         auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
         with init_empty_weights():
             made = auto.from_config(shape, trust_remote_code=False)
-        made.tie_weights()  # which meta tensors are not
+        made.tie_weights()  # from_config does not tie weights on the meta device
         weights = sum(p.numel() for p in made.parameters())
         text = shape.get_text_config()
         layers, hidden, vocab = text.num_hidden_layers, text.hidden_size, text.vocab_size
@@ -91,11 +91,11 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     trained = weights
     if config.model.lora is not None:  # two thin matrices for each of seven layers of about hidden x 2 hidden
         trained = layers * len(config.model.lora.targets) * config.model.lora.rank * 3 * hidden
-    # What a step keeps of a trained weight: a gradient, two moments, and a copy where the weight is not in float32.
-    # Adapters are in float32 whatever is below them.
+    # Bytes per trained weight: a gradient, two moments, and a float32 copy if the weight is in lower precision.
+    # Adapters are always in float32.
     step = 12 if size == 4 or config.model.lora else size + 12
-    tokens = max(config.compute.micro_tokens, config.model.context_window or 0)  # a row is not cut
-    layer = 24 * hidden + 5 * inner  # numbers that a layer keeps of a token for the backward pass
+    tokens = max(config.compute.micro_tokens, config.model.context_window or 0)  # a sequence is never cut
+    layer = 24 * hidden + 5 * inner  # values per token that a layer keeps for the backward pass
     kept = layers * hidden + layer if config.compute.checkpointing else layers * layer
     memory = {
         "weights of the policy": weights * bytes_each,
@@ -105,22 +105,21 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "logits": min(2**24, tokens * vocab) * 4 * 6,
         "keys and values of rollouts": min(2**18, config.rollout.concurrency * min(4096, window)) * kv * size,
     }
-    if config.compute.vllm:  # the server has both, in memory of its own
+    if config.compute.vllm:  # both are in the memory of the server
         del memory["weights of the engine"], memory["keys and values of rollouts"]
     if config.trainer == "verl":
-        # Of each rank. verl holds weights in float32, in shards, and adapters' weights below as they are; the engine
-        # has them in the type that it computes in.
+        # Per rank. verl shards weights in float32; the engine holds them in the type that it computes in.
         ranks, engine = config.verl.nodes * config.verl.ranks, weights * size / config.verl.tensor_parallel
         memory |= {
             "weights of the policy": weights * 4 / ranks,
             "weights of the engine": engine,
             "gradients and AdamW": trained * 12 / ranks,
         }
-        if config.verl.mode == "separate_async":  # the engine has GPUs of its own, and takes verl.memory of them
+        if config.verl.mode == "separate_async":  # the engine has separate GPUs
             del memory["weights of the engine"], memory["keys and values of rollouts"]
     if config.algorithm.kl and config.model.lora is None:
-        memory["weights of the first policy"] = weights * size
-    sizes = {name: len(getattr(parts, name)) for name in ("demonstrations", "train", "validation", "heldout")}
+        memory["weights of the initial policy"] = weights * size
+    sizes = {name: len(getattr(splits, name)) for name in ("demonstrations", "train", "validation", "heldout")}
     return {
         "method": method,
         "out": str(out),
@@ -128,7 +127,7 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "weights": weights,
         "trained": trained,
         "tasks": sizes,
-        "left_out": dict(parts.left_out),
+        "left_out": dict(splits.left_out),
         "steps": config.sft.steps if method == "sft" else config.budget.steps,
         "minutes": None if method == "sft" else config.budget.minutes,
         "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,

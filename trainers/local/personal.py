@@ -1,8 +1,8 @@
-"""``python benchmarks/personal.py``: does a policy take on a person's style from what the person says to its replies?
+"""``python benchmarks/personal.py``: does a policy learn a simulated person's style from the person's reactions?
 
-Invariants: everything is learnt from conversations that went through the gateway, by the trainer of ``clawgym train``;
-the judge reads what the person said and nothing else; scores are of requests that were never talked about; a cell
-(method, seed) that is finished is never done again, and every method meets the same person with the same requests.
+Invariants: the policy is trained on conversations through the gateway, by the learner of ``clawgym train``. The judge
+reads only what the person said. Scores are on held-out requests. A cell is one (method, seed); a finished cell is not
+run again. All methods meet the same person with the same requests.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.common.collector import episode_seed
 from clawgym.trainers.common.judging import Judging
 from clawgym.trainers.common.policy import Policy, base_of, load_policy
-from clawgym.trainers.common.scratch import base_folder, given_model, of_checkpoint, whole
-from clawgym.trainers.common.services import pool_file, sampling
-from clawgym.trainers.common.supervised import row_of
-from clawgym.trainers.common.teaching import teachers
+from clawgym.trainers.common.services import open_engine, pool_file
+from clawgym.trainers.common.start_model import base_folder, checkpoint_model, given_model, merged_model
+from clawgym.trainers.common.supervised import masked_sequence
+from clawgym.trainers.common.teaching import teacher_logprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.learning import Learning
-from clawgym.trainers.local.personal_report import hints_in_words, report
+from clawgym.trainers.local.personal_report import hint_summary, report
+from clawgym.trainers.local.training_state import TrainingState
 from clawgym.visible import visible_lines
 
 __all__ = ["METHODS", "Method", "bench", "config_of"]
@@ -60,22 +60,22 @@ __all__ = ["METHODS", "Method", "bench", "config_of"]
 Method = Literal["binary", "opd", "combined", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
 THRESHOLD = 0.8
-"""Of the mean score of first replies, from which on a policy is stable."""
+"""Mean score of first replies from which a policy counts as stable."""
 
-Told = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, of how much."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and the total."""
 
 _CONSUMER = "personal"
-_UNSEEN = 10**6
-"""Added to seeds, for requests that are imitated or checked, and that no person asks."""
-_KNOWN = 400
-"""Conversations that the tokenizer of a model from scratch is trained on."""
-_FREE = ("budget", "compute", "guards", "tracking", "checkpoint_every")
-"""Settings of which a change does not matter to what is finished; the steps of learning do."""
+_SEED_OFFSET = 10**6
+"""Added to seeds of requests for imitation and for the check of hints, so that no simulated person asks them."""
+_TOKENIZER_CONVERSATIONS = 400
+"""Conversations on which the tokenizer of a model from scratch is trained."""
+_CHANGEABLE = ("budget", "compute", "guards", "tracking", "checkpoint_every")
+"""Settings that may change without affecting finished cells; ``budget.steps`` may not."""
 
 
 def config_of(config: TrainConfig, method: Method, seed: int) -> TrainConfig:
-    """The configuration of a cell: binary RL on the votes, distillation from the hints, or the sum of both."""
+    """The configuration of a cell: binary RL on the judge's votes, distillation from its hints, or both."""
     hints = 1 if method in ("opd", "combined") else 0
     given = config.model_dump()
     given["seed"] = seed
@@ -91,33 +91,38 @@ async def bench(
     *,
     methods: Sequence[Method] = METHODS,
     seeds: int = 3,
-    told: Told,
+    on_progress: ProgressCallback,
     say: Callable[[str], None],
     stop: asyncio.Event,
 ) -> dict[str, Any]:
-    """Run what is missing of ``methods`` x ``seeds`` into the folder ``out``; returns the content of ``results.json``.
+    """Run the missing cells of ``methods`` x ``seeds`` into the folder ``out``. Returns the content of
+    ``results.json``.
 
-    ``say`` is first told whether the policy uses hints at all. Ends early once ``stop`` is set. Raises
-    :class:`~clawgym.errors.RunFolderError` for a folder of other settings, and
-    :class:`~clawgym.errors.TrainingError` where the model cannot be loaded.
+    ``say`` first gets a sentence on whether the policy uses hints at all. Setting ``stop`` ends the run early. Raises
+    :class:`~clawgym.errors.RunFolderError` for a folder with other settings, and
+    :class:`~clawgym.errors.TrainingError` if the model cannot be loaded.
     """
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
-    given_model(config)  # what is not there is said before there is a folder
+    given_model(config)  # raises for a missing model before the folder is made
     settings = config.model_dump(mode="json")
-    fixed = {name: value for name, value in settings.items() if name not in _FREE} | {"steps": config.budget.steps}
+    fixed = {name: value for name, value in settings.items() if name not in _CHANGEABLE} | {
+        "steps": config.budget.steps
+    }
     with RunFolder.open(out, make_manifest("bench", config={"bench": "personal", **fixed})) as folder:
-        model = await _imitated(config, out, told, stop)
+        model = await _imitation(config, out, on_progress, stop)
         if model is not None and "hints" not in folder.latest:
             folder.append({"key": "hints", **await _hints(config, model)})
             _write(folder)
-        say(hints_in_words(folder.latest.get("hints")))
+        say(hint_summary(folder.latest.get("hints")))
         for seed, method in itertools.product(range(seeds), methods):
             if model is None or stop.is_set():
                 break
             key = f"{method}-{seed}"
             if key not in folder.latest:
-                row = await _cell(config_of(config, method, seed), method, model, out / "cells" / key, told, stop)
+                row = await _cell(
+                    config_of(config, method, seed), method, model, out / "cells" / key, on_progress, stop
+                )
                 if row is not None:
                     folder.append({"key": key, **row})
                     _write(folder)
@@ -132,38 +137,38 @@ def _write(folder: RunFolder) -> dict[str, Any]:
     return results
 
 
-# --- the first policy -------------------------------------------------------------------------------------------------
+# --- the initial policy -----------------------------------------------------------------------------------------------
 
 
-async def _imitated(config: TrainConfig, out: Path, told: Told, stop: asyncio.Event) -> Path | None:
-    """The folder of the model that every cell begins with; ``None`` if the work was stopped before it was there."""
+async def _imitation(config: TrainConfig, out: Path, on_progress: ProgressCallback, stop: asyncio.Event) -> Path | None:
+    """The folder of the model that every cell starts from; ``None`` if the run was stopped before it was ready."""
     if config.model.path is not None:
         return base_folder(config, out, (), ())
     run = out / "sft"
     checkpoints = Checkpoints(run)
     if (best := checkpoints.best()) is not None:
-        return whole(of_checkpoint(best), run / "merged")
-    known = [{"messages": said} for said in itertools.islice(conversations(_UNSEEN), _KNOWN)]
+        return merged_model(checkpoint_model(best), run / "merged")
+    known = [{"messages": said} for said in itertools.islice(conversations(_SEED_OFFSET), _TOKENIZER_CONVERSATIONS)]
     folder = base_folder(config, run, (), known)
-    learning = Learning.begin(config, run, folder, lr=config.sft.lr)
-    progress = learning.progress
-    progress.best_step = config.sft.steps  # nothing is measured on the way: the last one is what every cell begins with
+    state = TrainingState.load(config, run, folder, lr=config.sft.lr)
+    progress = state.progress
+    progress.best_step = config.sft.steps  # no evaluation: the last checkpoint is the best one
     renderer, steps, batch = Renderer(folder), config.sft.steps, config.sft.batch
-    made = itertools.islice(conversations(_UNSEEN + config.seed), progress.step * batch, None)
+    made = itertools.islice(conversations(_SEED_OFFSET + config.seed), progress.step * batch, None)
     while progress.step < steps and not stop.is_set():
-        rows = [row_of(renderer, said) for said in itertools.islice(made, batch)]
-        figures = await asyncio.to_thread(learning.learner.imitate, rows, step=progress.step, steps=steps)
+        rows = [masked_sequence(renderer, said) for said in itertools.islice(made, batch)]
+        metrics = await asyncio.to_thread(state.learner.imitate, rows, step=progress.step, steps=steps)
         progress.step += 1
-        told(f"imitation loss {figures['sft/loss']:.3f}", progress.step, steps)
+        on_progress(f"imitation loss {metrics['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
-            learning.save()
+            state.save()
     best = checkpoints.best()
-    return None if best is None else whole(of_checkpoint(best), run / "merged")
+    return None if best is None else merged_model(checkpoint_model(best), run / "merged")
 
 
 async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """Whether the policy uses hints: how much likelier, in nats a reply, a hint makes a reply that does what it says,
-    and one that does not, on held-out requests."""
+    """Whether the policy uses hints: the change of a reply's log-prob by a hint, in nats per reply, on held-out
+    requests; for replies that follow the hint (``right``) and replies that do not (``wrong``)."""
     policy = load_policy(config.model, folder, config.compute, seed=config.seed)
     renderer = Renderer(folder)
     scorer = TorchScorer(policy.module if policy.lora else base_of(policy.module))
@@ -171,14 +176,14 @@ async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
     gaps: dict[str, list[float]] = {"right": [], "wrong": []}
     by_rule: dict[str, list[float]] = {name: [] for name in RULES}
     rules = itertools.cycle(RULES.values())
-    for request, rule in zip(_heldout(_UNSEEN, config.tasks.heldout.count), rules, strict=False):
+    for request, rule in zip(_heldout(_SEED_OFFSET, config.tasks.heldout.count), rules, strict=False):
         asked = {"role": "user", "content": request.text}
         kept = habits(rng)
         for kind, keeps in (("right", kept | {rule.name}), ("wrong", kept - {rule.name})):
             reply = {"role": "assistant", "content": write(request, keeps, rng)}
             likely = []
             for message in (asked, with_hint(asked, rule.instruction)):
-                row = row_of(renderer, [message, reply])
+                row = masked_sequence(renderer, [message, reply])
                 start = row.mask.index(1)
                 likely.append(float((await scorer.score(row.ids[:start], row.ids[start:])).logprobs.sum()))
             gaps[kind].append(likely[1] - likely[0])
@@ -193,8 +198,8 @@ async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
 # --- one cell ---------------------------------------------------------------------------------------------------------
 
 
-class _Talks:
-    """A policy behind a gateway, and a person who talks to it."""
+class _Chat:
+    """A simulated person who talks to a policy behind a gateway."""
 
     def __init__(
         self, config: TrainConfig, user: User, pool: Pool, gateway: Gateway, policy: Policy, judging: Judging
@@ -207,7 +212,7 @@ class _Talks:
         self._judging = judging
 
     async def session(self, request: UserRequest, number: int, *, channel: str, turns: int) -> SimulatedSession:
-        """One conversation, recorded and, on the channel ``train``, judged."""
+        """One conversation, recorded in the pool; on the channel ``train`` it is judged."""
         about = self.config
         sampling = Sampling(temperature=about.rollout.temperature, max_tokens=about.agent.max_tokens)
         seed = partial(episode_seed, about.seed, channel, number)
@@ -225,17 +230,17 @@ class _Talks:
         return session
 
     async def measure(self) -> list[list[ReplyScore]]:
-        """Scores of first replies to held-out requests: one inner list for each."""
+        """Scores of first replies to held-out requests: one list for each request."""
         samples = self.config.evaluation.samples
         asked = list(_heldout(self.config.seed, self.config.tasks.heldout.count))
-        found = await self._together(asked * samples, 0, channel="heldout", turns=1)
+        found = await self._gather(asked * samples, 0, channel="heldout", turns=1)
         return [[session.scores[0] for session in found[n :: len(asked)]] for n in range(len(asked))]
 
     async def train(self, asked: Sequence[UserRequest], first: int) -> list[SimulatedSession]:
-        """Conversations to learn from, in order; ``first`` is the number of the first one."""
-        return await self._together(asked, first, channel="train", turns=self.config.agent.max_steps)
+        """Conversations to train on, in order; ``first`` is the number of the first one."""
+        return await self._gather(asked, first, channel="train", turns=self.config.agent.max_steps)
 
-    async def _together(
+    async def _gather(
         self, asked: Sequence[UserRequest], first: int, *, channel: str, turns: int
     ) -> list[SimulatedSession]:
         room = asyncio.Semaphore(self.config.rollout.concurrency)
@@ -248,53 +253,53 @@ class _Talks:
 
 
 @asynccontextmanager
-async def _talks(
+async def _open_chat(
     config: TrainConfig, method: Method, user: User, policy: Policy, run: Path
-) -> AsyncIterator[tuple[_Talks, Any]]:
-    """A person to talk to, and the engine that answers; the pool is ``run/pool.db``, made anew."""
+) -> AsyncIterator[tuple[_Chat, Any]]:
+    """A person who talks, and the engine that answers. ``run`` is emptied; its pool is ``run/pool.db``."""
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     judge = ComplaintJudge()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(Pool(pool_file(run)))
-        engine = await stack.enter_async_context(sampling(config, policy, run))
+        engine = await stack.enter_async_context(open_engine(config, policy, run))
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         chosen = judge if method != "random" else DegradedJudge(judge, 0.5, seed=config.seed)
         judging = Judging(gateway, chosen, by_majority=True)
         await stack.enter_async_context(judging.pool)
-        yield _Talks(config, user, pool, gateway, policy, judging), engine
+        yield _Chat(config, user, pool, gateway, policy, judging), engine
 
 
 async def _cell(
-    config: TrainConfig, method: Method, model: Path, run: Path, told: Told, stop: asyncio.Event
+    config: TrainConfig, method: Method, model: Path, run: Path, on_progress: ProgressCallback, stop: asyncio.Event
 ) -> dict[str, Any] | None:
-    """Measure, talk and learn, measure again; ``None`` if it was stopped on the way."""
+    """Run one cell: evaluate, train on conversations, evaluate again; ``None`` if it was stopped."""
     started = time.monotonic()
     user = user_of(config.seed)
     policy = load_policy(config.model, model, config.compute, seed=config.seed)
     learner, renderer = Learner(policy, config), Renderer(model)
     asked = requests(config.seed)
     sessions: list[SimulatedSession] = []
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     ended = None
-    async with _talks(config, method, user, policy, run) as (talks, engine):
-        before = await talks.measure()
+    async with _open_chat(config, method, user, policy, run) as (chat, engine):
+        before = await chat.measure()
         for step in range(config.budget.steps):
             if stop.is_set():
                 return None
-            found = await talks.train(list(itertools.islice(asked, config.rollout.groups)), len(sessions))
+            found = await chat.train(list(itertools.islice(asked, config.rollout.groups)), len(sessions))
             sessions += found
             try:
-                batch = await _fetched(config, talks.pool, step)
-                figures = await _learn(config, batch, talks.pool, renderer, policy, learner, step)
-            except TrainingError as error:  # a policy that falls apart is a result
+                batch = await _fetched(config, chat.pool, step)
+                metrics = await _train_on(config, batch, chat.pool, renderer, policy, learner, step)
+            except TrainingError as error:  # a policy that collapses is a result
                 ended = str(error)
             await policy.publish(engine, step + 1)
             score = fmean(session.scores[0].total for session in found)
-            told(f"{method}, seed {config.seed}: first replies {score:.2f}", step + 1, config.budget.steps)
+            on_progress(f"{method}, seed {config.seed}: first replies {score:.2f}", step + 1, config.budget.steps)
             if ended is not None:
                 break
-        after = await talks.measure()
+        after = await chat.measure()
     first = [session.scores[0].total for session in sessions]
     return {
         "method": method,
@@ -309,33 +314,33 @@ async def _cell(
         "first_replies": [round(value, 4) for value in first],
         "replies_a_session": fmean(len(session.replies) for session in sessions),
         "ended": ended,
-        "figures": {name: value for name, value in figures.items() if name.startswith(("actor/", "opd/", "reward/"))},
+        "figures": {name: value for name, value in metrics.items() if name.startswith(("actor/", "opd/", "reward/"))},
         "seconds": time.monotonic() - started,
     }
 
 
 async def _fetched(config: TrainConfig, pool: Pool, step: int) -> Batch:
-    """The conversations that were just had, but for those without exact tokens."""
+    """The batch of the latest conversations, without those that lack exact tokens."""
     for count in range(config.rollout.groups, 0, -1):
         fetch = partial(pool.fetch, _CONSUMER, step, groups=count, policy_version=step, max_staleness=0)
         batch = await asyncio.to_thread(fetch)
         if batch is not None:
             return batch
-    raise TrainingError("no conversation has exact tokens to learn from: see the turns' flaws in the cell's pool.db")
+    raise TrainingError("no conversation has exact tokens to train on: see the turns' flaws in the cell's pool.db")
 
 
-async def _learn(
+async def _train_on(
     config: TrainConfig, batch: Batch, pool: Pool, renderer: Renderer, policy: Policy, learner: Learner, step: int
 ) -> dict[str, float]:
-    """One step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.learn` does."""
-    taught, said = {}, {}
+    """One training step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.train_step` does."""
+    teachers, said = {}, {}
     if config.distillation.hints:
-        taught, said = await teachers(batch, config.distillation, pool, renderer, policy.scorer())
+        teachers, said = await teacher_logprobs(batch, config.distillation, pool, renderer, policy.scorer())
     seed = episode_seed(config.seed, step)
-    made = make_batch(batch, config, seed=seed, taught=taught, device=policy.device)
-    figures = await asyncio.to_thread(partial(learner.learn, made, seed=seed))
+    made = make_batch(batch, config, seed=seed, teachers=teachers, device=policy.device)
+    metrics = await asyncio.to_thread(partial(learner.train_step, made, seed=seed))
     await asyncio.to_thread(pool.ack, _CONSUMER, step)
-    return dict(made.figures) | figures | said
+    return dict(made.metrics) | metrics | said
 
 
 def _heldout(seed: int, count: int) -> Iterator[UserRequest]:
@@ -361,7 +366,7 @@ def _measured(user: User, scores: Sequence[Sequence[ReplyScore]]) -> dict[str, A
 
 
 def _change(before: Sequence[Sequence[ReplyScore]], after: Sequence[Sequence[ReplyScore]]) -> Mapping[str, float]:
-    """Of the score, paired by request."""
+    """The change of the score, paired by request."""
     pairs = zip(before, after, strict=True)
     found = difference([fmean(b.total for b in new) - fmean(a.total for a in old) for old, new in pairs])
     return {"value": found.value, "low": found.low, "high": found.high, "p": found.p}

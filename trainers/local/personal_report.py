@@ -1,6 +1,6 @@
-"""What ``python benchmarks/personal.py`` found, in words and tables.
+"""The report of ``python benchmarks/personal.py``.
 
-Invariant: every number is one of ``results.json``, or a mean of such with its interval.
+Invariant: every number is in ``results.json``, or is a mean of such numbers with its interval.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from clawgym.statistics import CONFIDENCE, student_t
 
-__all__ = ["Interval", "by_method", "hints_in_words", "over_seeds", "report", "shown"]
+__all__ = ["Interval", "by_method", "hint_summary", "over_seeds", "report", "format_interval"]
 
 Interval = tuple[float, float, float]
 """Mean, low, high."""
@@ -20,8 +20,8 @@ _BLOCKS = 6
 
 
 def over_seeds(values: Sequence[float], *, least: float = 0.0) -> Interval:
-    """The mean of one value in [``least``, 1] a seed with its 95% interval, Student's t, kept in that range; without
-    width for one seed."""
+    """The mean of one value per seed, each in [``least``, 1], with its 95 % interval (Student's t), clipped to that
+    range. For one seed the interval has no width."""
     centre = fmean(values)
     if len(values) < 2:
         return centre, centre, centre
@@ -29,24 +29,24 @@ def over_seeds(values: Sequence[float], *, least: float = 0.0) -> Interval:
     return centre, max(least, centre - half), min(1.0, centre + half)
 
 
-def hints_in_words(hints: Mapping[str, Any] | None) -> str:
-    """What is to be said first: whether the policy uses hints at all."""
+def hint_summary(hints: Mapping[str, Any] | None) -> str:
+    """Whether the policy uses hints, in words; the first paragraph of the report."""
     if hints is None:
-        return "Whether the policy uses hints is not measured yet."
+        return "Whether the policy uses hints has not been measured yet."
     right, wrong = hints["right"], hints["wrong"]
-    said = (
-        f"A hint changes the log-prob of a reply that does what it says by {_nats(right)}, and of one that does not by "
+    found = (
+        f"A hint changes the log-prob of a reply that follows it by {_nats(right)}, and of a reply that does not by "
         f"{_nats(wrong)} ({right['requests']} held-out requests)."
     )
     if right["low"] > 0 > wrong["high"]:
-        return f"{said} The policy uses hints, so it can be its own teacher."
-    return f"{said} The policy does not show that it uses hints: OPD cannot be tested with it at this size."
+        return f"{found} The policy uses hints, so it can be its own teacher."
+    return f"{found} There is no evidence that the policy uses hints, so OPD cannot be tested with it."
 
 
 def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Means over seeds, as :data:`Interval`: ``before``, ``after``, ``learning`` (first replies of all sessions),
-    ``change``, ``right``, ``content``; ``against_random``: the change less that of random votes for the same person;
-    ``stable``: sessions for each seed."""
+    """Means over seeds, by method, as :data:`Interval`: ``before``, ``after``, ``learning`` (first replies of all
+    training sessions), ``change``, ``right``, ``content``; ``against_random`` (the change minus that with random votes,
+    same person). Also ``stable``: sessions until stable, for each seed."""
     cells: dict[str, list[Mapping[str, Any]]] = {}
     for cell in sorted(results["cells"], key=lambda cell: cell["seed"]):
         cells.setdefault(cell["method"], []).append(cell)
@@ -72,25 +72,26 @@ def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def report(results: Mapping[str, Any]) -> str:
     """``report.md``."""
     lines = [
-        "# Does the policy become personal?",
+        "# Does the policy learn the person's style?",
         "",
-        hints_in_words(results["hints"]),
+        hint_summary(results["hints"]),
         "",
-        "Scores are of first replies to held-out requests: the mean of the person's rules, times the share of the "
+        "The score of a first reply to a held-out request is the mean over the person's rules, times the share of the "
         "content.",
-        "Intervals (95%) are over seeds (Student's t) in the first table, over requests in the second.",
+        "Intervals (95 %) are over seeds (Student's t) in the first table, over requests in the second.",
         "",
-        "| method | seeds | before | while learning | after | change | against random votes | all right, after | "
-        "content, after | stable after sessions |",
+        "| method | seeds | before | during training | after | change | minus random votes | all rules kept, after | "
+        "content, after | sessions until stable |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, row in by_method(results).items():
-        against = "" if row["against_random"] is None else shown(row["against_random"], sign=True)
+        against = "" if row["against_random"] is None else format_interval(row["against_random"], sign=True)
         stable = ", ".join("never" if n is None else str(n) for n in row["stable"])
         lines.append(
-            f"| {method} | {row['seeds']} | {row['before'][0]:.2f} | {shown(row['learning'])} | "
-            f"{shown(row['after'])} | "
-            f"{shown(row['change'], sign=True)} | {against} | {shown(row['right'])} | {shown(row['content'])} | "
+            f"| {method} | {row['seeds']} | {row['before'][0]:.2f} | {format_interval(row['learning'])} | "
+            f"{format_interval(row['after'])} | "
+            f"{format_interval(row['change'], sign=True)} | {against} | {format_interval(row['right'])} | "
+            f"{format_interval(row['content'])} | "
             f"{stable} |"
         )
     lines += [
@@ -105,15 +106,15 @@ def report(results: Mapping[str, Any]) -> str:
             f"{_of(cell['after']['score'])} | {_of(cell['change'], sign=True)} | "
             f"{cell['before']['content']['value']:.2f} to {cell['after']['content']['value']:.2f} | {rules} |"
         )
-    lines += ["", "First replies while learning, means of equal parts of the sessions:", ""]
+    lines += ["", "Mean score of first replies during training, in consecutive parts of the sessions:", ""]
     for cell in sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"])):
-        lines.append(f"- {cell['method']}, seed {cell['seed']}: {' '.join(_parts(cell['first_replies']))}")
+        lines.append(f"- {cell['method']}, seed {cell['seed']}: {' '.join(_splits(cell['first_replies']))}")
         if cell["ended"]:
             lines.append(f"  - ended early: {cell['ended']}")
     return "\n".join(lines) + "\n"
 
 
-def _parts(values: Sequence[float]) -> list[str]:
+def _splits(values: Sequence[float]) -> list[str]:
     size = max(1, math.ceil(len(values) / _BLOCKS))
     return [f"{fmean(values[start : start + size]):.2f}" for start in range(0, len(values), size)]
 
@@ -123,11 +124,11 @@ def _nats(found: Mapping[str, float]) -> str:
 
 
 def _of(found: Mapping[str, float], *, sign: bool = False) -> str:
-    return shown((found["value"], found["low"], found["high"]), sign=sign)
+    return format_interval((found["value"], found["low"], found["high"]), sign=sign)
 
 
-def shown(found: Interval, *, sign: bool = False) -> str:
-    """``value [low, high]``, two digits each; the value alone where there is no interval."""
+def format_interval(found: Interval, *, sign: bool = False) -> str:
+    """``value [low, high]`` with two digits each; only the value if the interval has no width."""
     form = "+.2f" if sign else ".2f"
     value, low, high = (format(number, form) for number in found)
     return value if low == high else f"{value} [{low}, {high}]"

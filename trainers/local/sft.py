@@ -1,7 +1,7 @@
 """``clawgym train sft``: imitation of demonstrations, or of exported trajectories.
 
-Invariant: the checkpoint that is ``best`` is the one with the best score on the validation part, in real boxes; what is
-held out is measured once, at the end.
+Invariant: ``best`` is the checkpoint with the best score on the validation split, in real sandboxes. The held-out split
+is evaluated once, at the end.
 """
 
 from __future__ import annotations
@@ -10,43 +10,43 @@ import asyncio
 
 from clawgym.pool import Pool
 from clawgym.trainers.common.checkpoints import Progress
-from clawgym.trainers.common.demonstrations import demonstrated
-from clawgym.trainers.common.parts import Parts
+from clawgym.trainers.common.demonstrations import load_imitation_data
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.services import opened, pool_file
+from clawgym.trainers.common.services import open_services, pool_file
+from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.learning import Learning
+from clawgym.trainers.local.training_state import TrainingState
 
 __all__ = ["train_sft"]
 
 
-async def train_sft(config: TrainConfig, run: Run, parts: Parts, *, stop: asyncio.Event) -> Progress:
-    """Train, and measure on the way. Goes on from the last checkpoint, if there is one."""
+async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
+    """Train and evaluate, from the last checkpoint if there is one."""
     with Pool(pool_file(run.path)) as pool:
-        imitated, model = await demonstrated(config, parts, pool, run)
-        learning = Learning.begin(config, run.path, model, lr=config.sft.lr)
-        policy, learner, progress = learning.policy, learning.learner, learning.progress
-        run.rewind(progress.step if learning.checkpoints.last() else -1)
+        imitation, model = await load_imitation_data(config, splits, pool, run)
+        state = TrainingState.load(config, run.path, model, lr=config.sft.lr)
+        policy, learner, progress = state.policy, state.learner, state.progress
+        run.rewind(progress.step if state.checkpoints.last() else -1)
         saved = progress.step
-        async with opened(config, policy, run.path, pool, version=progress.step) as setting:
-            if learning.checkpoints.last() is None:
-                await run.validate(setting, parts.validation, progress)
-                await asyncio.to_thread(learning.save)
+        async with open_services(config, policy, run.path, pool, version=progress.step) as services:
+            if state.checkpoints.last() is None:
+                await run.validate(services, splits.validation, progress)
+                await asyncio.to_thread(state.save)
             while not _enough(config, progress) and not stop.is_set():
-                batch = imitated.batch(progress.step)
-                figures = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+                batch = imitation.batch(progress.step)
+                metrics = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
                 progress.step += 1
-                progress.seconds += figures["timing/update"]
-                run.log(progress.step, figures)
+                progress.seconds += metrics["timing/update"]
+                run.log(progress.step, metrics)
                 if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
-                    await policy.publish(setting.engine, progress.step)
-                    await run.validate(setting, parts.validation, progress)
-                    await asyncio.to_thread(learning.save)
+                    await policy.publish(services.engine, progress.step)
+                    await run.validate(services, splits.validation, progress)
+                    await asyncio.to_thread(state.save)
                     saved = progress.step
             if saved < progress.step:  # stopped between two checkpoints
-                await asyncio.to_thread(learning.save)
+                await asyncio.to_thread(state.save)
             if _enough(config, progress):
-                await run.measure_best(setting, policy, learning.checkpoints, parts.heldout)
+                await run.measure_best(services, policy, state.checkpoints, splits.heldout)
     return progress
 
 

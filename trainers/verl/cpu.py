@@ -1,13 +1,13 @@
-"""verl on plain CPUs: a platform, rollout servers made of our engine, and how weights reach servers that stand apart.
+"""verl on CPUs: a platform, rollout servers with ClawGym's engine, and weight transfer to separate servers.
 
-verl has no such platform, and its rollout engines want GPUs. With this module a laptop and the tests run its trainer as
-it is, through the three registries that it has for the purpose; nothing of verl is changed. It is imported by every
-process of a run, by ``VERL_USE_EXTERNAL_MODULES``, where ``VERL_PLATFORM`` is ``cpu``, and not at all on GPUs.
+verl has no CPU platform, and its rollout engines need GPUs. This module adds both through verl's three registries, so
+that verl's unchanged trainer runs on a laptop and in tests. Every process of a run imports it through
+``VERL_USE_EXTERNAL_MODULES`` if ``VERL_PLATFORM`` is ``cpu``. It is not used on GPUs.
 
-Invariants: a request is sampled by one version of the weights; an aborted one gives back what it has.
+Invariants: a request is sampled with one version of the weights. An aborted request returns the tokens sampled so far.
 """
 
-# What verl's classes say of themselves does not hold (methods that return None by their types, and are awaited):
+# Type annotations of verl's classes are wrong (methods annotated with None are awaited):
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from clawgym.rewards.scoring import TorchScorer
 __all__ = ["ENGINE", "SHIPPED"]
 
 ENGINE = "transformers"
-"""``actor_rollout_ref.rollout.name`` of our servers."""
+"""The name of these servers in verl's ``actor_rollout_ref.rollout.name``."""
 SHIPPED = "clawgym_ray"
-"""``checkpoint_engine.backend`` that ships weights through Ray."""
+"""The name in verl's ``checkpoint_engine.backend`` of weight transfer through Ray."""
 _PIECE = 256 << 20
 """Bytes of weights in one message."""
 
 
 def _device_module() -> ModuleType:
-    """``torch.cpu`` with what is asked of ``torch.cuda``: no memory of its own, nothing to wait for."""
+    """``torch.cpu`` with the functions of ``torch.cuda`` that verl calls, as no-ops."""
     module = ModuleType("clawgym_cpu")
     for name in dir(torch.cpu):
         if not name.startswith("__"):
@@ -73,7 +73,7 @@ def _device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """Ranks are processes; Ray counts them as GPUs that do not exist, since verl counts nothing else."""
+    """Ranks are processes. Ray counts them as logical GPUs, since verl schedules by GPUs only."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -105,8 +105,8 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        # verl would begin the group with "cpu:gloo,cpu:gloo", which torch refuses. It asks for this name just before,
-        # and begins nothing where a group is there already.
+        # verl would initialise the process group with "cpu:gloo,cpu:gloo", which torch rejects. It calls this method
+        # just before, and does not initialise a group that exists.
         group = torch.distributed
         if os.environ.get("WG_BACKEND") == "ray" and not group.is_initialized():
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -138,7 +138,7 @@ class CpuPlatform(PlatformBase):
 
 
 class CpuServer:
-    """An actor with an engine: ids in, ids and log-probs out. Its methods are those that verl calls."""
+    """A Ray actor with an engine: ids in, ids and log-probs out. verl calls its methods."""
 
     def __init__(self, model: str, threads: int) -> None:
         self._engine = TransformersEngine(model, dtype="float32", threads=threads)
@@ -154,7 +154,7 @@ class CpuServer:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any], **_: Any
     ) -> TokenOutput:
-        """Sample; what was sampled until then if it is aborted. With ``prompt_logprobs`` only read the prompt."""
+        """Sample; if aborted, return the tokens so far. With ``prompt_logprobs`` only score the prompt."""
         await self._open.wait()
         if sampling_params.get("prompt_logprobs") is not None:
             return await self._read(prompt_ids, sampling_params["prompt_logprobs"])
@@ -198,10 +198,10 @@ class CpuServer:
         )
 
     async def _read(self, ids: list[int], top_k: int) -> TokenOutput:
-        """What the model gives to each id after the first, as verl's servers say it: one place before the id, and a
-        filler at the end."""
+        """Log-probs of each id after the first, in the format of verl's servers: the entry for an id is at the position
+        before it, with a filler at the end."""
         async with self._reading:
-            if self._reader is None:  # the engine's own model is nobody else's to run
+            if self._reader is None:  # the engine's model must not be run from outside the engine
                 self._reader = load_weights(AutoModelForCausalLM, Path(self._model), dtype=torch.float32)
                 self._reader.load_state_dict(self._weights, strict=False)
             scored = await TorchScorer(self._reader).score(ids[:1], ids[1:], top_k=top_k)
@@ -216,7 +216,7 @@ class CpuServer:
         return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", num_preempted=0, extra_fields=fields)
 
     async def load(self, piece: Mapping[str, torch.Tensor], version: int | None) -> None:
-        """A part of the weights; with ``version`` the last one, by which is sampled from now on."""
+        """Receive a part of the weights. ``version`` marks the last part; the new weights then take effect."""
         self._coming.update(piece)
         if version is not None:
             async with self._reading:
@@ -226,23 +226,23 @@ class CpuServer:
                     self._reader.load_state_dict(self._weights, strict=False)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End what runs; what comes waits."""
+        """Abort running requests; new ones wait."""
         self._open.clear()
         self._aborted.set()
 
     async def resume_generation(self) -> None:
-        """Let them in again."""
+        """Accept requests again."""
         self._aborted.clear()
         self._open.set()
 
     async def address(self) -> str:
-        """The name that requests are balanced by: nobody connects there."""
+        """The name for load balancing. Nothing connects to it."""
         return f"actor:{ray.get_runtime_context().get_actor_id()}"
 
-    async def nothing(self, *_: Any, **__: Any) -> None:
-        """There is no memory to give back, and no profile to take."""
+    async def no_op(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is no GPU memory to release and no profiler."""
 
-    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = nothing
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = no_op
 
 
 def _name(replica: int) -> str:
@@ -254,7 +254,7 @@ class Replica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         model: Any = self.model_config
-        # The environment of a worker that verl starts would name ranks that are not this one's.
+        # A separate actor: the environment of a worker of verl has the ranks of another process.
         actor: Any = ray.remote(CpuServer).options(
             name=_name(self.replica_rank), num_cpus=0, max_concurrency=self.max_concurrency
         )
@@ -265,7 +265,7 @@ class Replica(RolloutReplica):
 
 
 class Weights(BaseRollout):
-    """In a process that has weights: gives them to the server of its replica."""
+    """In a process with weights: sends them to the server of its replica."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -279,7 +279,7 @@ class Weights(BaseRollout):
     async def release(self) -> None: ...
 
     async def update_weights(self, weights: Any, global_steps: int | None = None, **_: Any) -> None:
-        """Every rank takes all of them, since each is put together from the shards of all; the first one sends."""
+        """Every rank iterates over all weights, since each is gathered from all shards. The first rank sends them."""
         version = 0 if global_steps is None else global_steps
         server: Any = ray.get_actor(_name(self.replica_rank)) if self.is_leader_rank else None
         piece: dict[str, torch.Tensor] = {}
@@ -299,7 +299,7 @@ _ROLLOUT_REGISTRY[ENGINE, "async"] = f"{__name__}.Weights"
 
 
 class _Mailbox:
-    """Keeps what is put in, in its order, for any number of readers."""
+    """A Ray actor that keeps messages in order for any number of readers."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, list[Any], bool]] = []
@@ -322,26 +322,26 @@ class _Mailbox:
 
 @CheckpointEngineRegistry.register(SHIPPED)
 class ShippedWeights(CheckpointEngine):
-    """Weights for servers that stand apart, through one actor that lives as long as the run."""
+    """Weight transfer to separate servers, through one actor that lives as long as the run."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, **_: Any) -> None:
         self._most = bucket_size
         self._is_master = is_master
-        self._box: Any = None
+        self._mailbox: Any = None
         self._name = ""
         self._rank = -1
         self._sent = 0
 
     def prepare(self) -> Mapping[str, str | None]:
-        """The name of the mailbox, from the one who has it."""
-        if self._is_master and self._box is None:
+        """The name of the mailbox; the master creates it."""
+        if self._is_master and self._mailbox is None:
             self._name = f"clawgym_weights_{uuid.uuid4().hex}"
-            self._box = ray.remote(_Mailbox).options(name=self._name, num_cpus=0, max_concurrency=64).remote()
+            self._mailbox = ray.remote(_Mailbox).options(name=self._name, num_cpus=0, max_concurrency=64).remote()
         return {"box": self._name or None}
 
     @classmethod
     def build_topology(cls, senders: int, receivers: int, metadata: list[Mapping[str, str | None]]) -> tuple[Any, Any]:
-        """Everybody is told the name; receivers have no rank."""
+        """Pass the mailbox's name to all processes. Receivers have no rank."""
         name = next(one["box"] for one in metadata if one["box"])
         return (
             {"rank": list(range(senders)), "box": [name] * senders},
@@ -349,15 +349,15 @@ class ShippedWeights(CheckpointEngine):
         )
 
     def init_process_group(self, rank: int, box: str) -> None:
-        """Find the mailbox."""
+        """Connect to the mailbox."""
         self._rank = rank
-        self._box = self._box or ray.get_actor(box)
+        self._mailbox = self._mailbox or ray.get_actor(box)
 
     def finalize(self) -> None:
-        """The mailbox stays for the next time."""
+        """Nothing to do: the mailbox stays for the next transfer."""
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, Any]:
-        """Every rank takes all of them; the first one sends."""
+        """Every rank iterates over all weights; the first one sends them."""
         held: list[tuple[str, torch.Tensor]] = []
         size = 0
         sending, self._sent = self._sent, self._sent + 1
@@ -366,18 +366,18 @@ class ShippedWeights(CheckpointEngine):
                 held.append((name, tensor.detach().cpu().clone()))
                 size += held[-1][1].nbytes
                 if size >= self._most:
-                    await self._box.put.remote(sending, held, False)
+                    await self._mailbox.put.remote(sending, held, False)
                     held, size = [], 0
         if self._rank == 0:
-            await self._box.put.remote(sending, held, True)
+            await self._mailbox.put.remote(sending, held, True)
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
-        """What is sent meanwhile."""
+        """Yield the weights of the current transfer."""
         sending, self._sent = self._sent, self._sent + 1
         number, last = 0, False
         while not last:
-            items, last = await self._box.get.remote(sending, number)
+            items, last = await self._mailbox.get.remote(sending, number)
             number += 1
             for name, tensor in items:
                 yield name, tensor

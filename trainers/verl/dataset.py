@@ -1,8 +1,8 @@
-"""What verl draws prompts from: the numbers of groups, one after the other, without end.
+"""The dataset that verl draws prompts from: an endless sequence of group numbers.
 
-Invariant: which task a group has, and with which seeds, follows from its number alone
-(:class:`~clawgym.trainers.common.collector.Groups`); so a run that goes on needs to know nothing but how many it has
-drawn, and the order does not change where tasks are played on other machines, or groups are drawn in place of others.
+Invariant: the number of a group determines its task and its seeds
+(:class:`~clawgym.trainers.common.collector.GroupPlayer`). A resumed run therefore needs only the count of drawn groups,
+and the order of tasks does not depend on the number of machines or on replaced groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["GroupNumbers"]
 
 
 class GroupNumbers(Dataset[dict[str, Any]]):
-    """The n-th row is the number n."""
+    """Item n is the number n."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -23,5 +23,5 @@ class GroupNumbers(Dataset[dict[str, Any]]):
         return 2**31 - 1
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        # verl counts prompts by their texts; ours are rendered by the gateway, turn by turn.
+        # The gateway renders prompts, turn by turn; verl only needs the field.
         return {"raw_prompt": [], "index": number, "data_source": "clawgym"}

@@ -1,6 +1,6 @@
-"""Whether the packages that the trainer ``verl`` stands on are those that work together.
+"""Checks the installation of the trainer ``verl``: package versions, GPUs, shared memory, import of verl.
 
-Imports none of them: versions are read, and whether verl can be imported is tried in a process of its own.
+Versions are read without importing the packages. The import of verl is tried in a separate process.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ WORKING: Mapping[str, str] = {
     "fastapi": ">=0.115",
     "uvicorn": ">=0.30",
 }
-"""Of each package the versions that work together; verl itself asks for less than it imports."""
+"""Package -> versions that work together. verl's own requirements are incomplete."""
 GPU: Mapping[str, str] = {"torch": "==2.11.0", "vllm": "==0.24.0", "flash-attn": ">=2.7"}
-"""What verl's authors pair on GPUs (constraints-gpu.txt)."""
+"""Versions for GPUs, as verl's authors combine them (constraints-gpu.txt)."""
 _LOCKED = "pip install --no-deps -r requirements/test.txt"
 _PROBE = "import verl.trainer.ppo.v1, transfer_queue; print('imported')"
-_LONGEST = 600.0
+_TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     ok: bool
     detail: str
     mend: str = ""
-    """The command that mends it; empty where nothing is wrong."""
+    """The command that repairs it; empty if ``ok``."""
 
 
 def examine() -> list[Part]:
-    """Packages, GPUs, the room that Ray wants, and whether verl can be imported."""
+    """Check packages, GPUs, shared memory, and the import of verl."""
     found = [_package(name, wanted, _LOCKED) for name, wanted in WORKING.items()]
     gpus = _gpus()
     if gpus:
@@ -56,7 +56,7 @@ def examine() -> list[Part]:
         found += [_package(name, wanted, mend) for name, wanted in GPU.items()]
         found.append(Part("GPUs", True, f"{gpus}: verl.ranks={gpus}"))
     else:
-        found.append(Part("GPUs", True, "none: set verl.engine=transformers, which is for small models on CPUs"))
+        found.append(Part("GPUs", True, "none: set verl.engine=transformers, for small models on CPUs"))
     found.append(_shared_memory())
     if all(part.ok for part in found):
         found.append(_imports(cpu=not gpus))
@@ -73,7 +73,7 @@ def _package(name: str, wanted: str, mend: str) -> Part:
 
 
 def _gpus() -> int:
-    """How many NVIDIA GPUs the driver knows."""
+    """The number of NVIDIA GPUs."""
     try:
         said = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -82,7 +82,7 @@ def _gpus() -> int:
 
 
 def _shared_memory() -> Part:
-    """Ray keeps its objects there, and falls back to files, slowly, where they do not fit."""
+    """Check /dev/shm, where Ray keeps its objects. If they do not fit, Ray uses slow files."""
     try:
         about = os.statvfs("/dev/shm")
     except OSError as error:
@@ -92,7 +92,7 @@ def _shared_memory() -> Part:
         return Part(
             "shared memory",
             False,
-            f"/dev/shm has {free / 1e6:.0f} MB free, and Ray wants 600",
+            f"/dev/shm has {free / 1e6:.0f} MB free; Ray needs 600 MB",
             "mount -o remount,size=4G /dev/shm (in a container: --shm-size=4g)",
         )
     return Part("shared memory", True, f"/dev/shm has {free / 1e9:.1f} GB free")
@@ -104,10 +104,10 @@ def _imports(*, cpu: bool) -> Part:
         environment["VERL_USE_EXTERNAL_MODULES"] = "clawgym.trainers.verl.cpu"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, env=environment, timeout=_LONGEST
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, env=environment, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return Part("import of verl", False, f"not done after {_LONGEST:.0f} seconds", "try again on a quiet machine")
+        return Part("import of verl", False, f"timed out after {_TIMEOUT:.0f} seconds", "try again on an idle machine")
     if "imported" in done.stdout:
         return Part("import of verl", True, "its trainer and its queue")
     said = (done.stderr.strip().splitlines() or ["no message"])[-1]

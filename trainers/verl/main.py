@@ -1,7 +1,7 @@
-"""One training run by verl, from its configuration to its report.
+"""One training run with verl, from its configuration to its report.
 
-Invariants: the folder of a run is what the local trainer's is; the same call on it goes on from the last checkpoint,
-however the last call ended; a group is acknowledged after the checkpoint that holds it is on disk.
+Invariants: the run folder has the same files as with the local trainer. The same call on it resumes from the last
+checkpoint, however the last call ended. A group is acknowledged after its checkpoint is on disk.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from clawgym.pool import Pool
 from clawgym.registry import trainers
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
-from clawgym.trainers.common.demonstrations import demonstrated
-from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.demonstrations import load_imitation_data
+from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.judging import Agreement
-from clawgym.trainers.common.parts import Parts, load_parts
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.scratch import base_folder
-from clawgym.trainers.common.services import Score, measured, pool_file
+from clawgym.trainers.common.services import EpisodeScore, pool_file, summarize
+from clawgym.trainers.common.splits import Splits, load_splits
+from clawgym.trainers.common.start_model import base_folder
 from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode
 from clawgym.trainers.verl.merging import merge_adapters
-from clawgym.trainers.verl.settings import environment, on_cpu, refuse, verl_settings, window_of
+from clawgym.trainers.verl.settings import check_supported, environment, on_cpu, verl_settings, window_of
 from clawgym.trainers.verl.timeline import Span, merged
 
 __all__ = ["train"]
 
 
-_BEGINNINGS = 5
-"""How often a cluster on this machine is tried to be started."""
+_START_ATTEMPTS = 5
+"""Attempts to start Ray on this machine."""
 
 
 class _Stopped(Exception):
-    """Somebody asked the run to end."""
+    """``stop`` was set, or the budget is used up."""
 
 
 @trainers.register("verl")
@@ -58,15 +58,15 @@ async def train(
 ) -> Progress:
     """Trains on a Ray cluster with verl, by ``rl``.
 
-    See :class:`~clawgym.trainers.protocols.Trainer`. Raises :class:`~clawgym.errors.TrainingError` also for another
-    ``method``, :class:`~clawgym.errors.RunFolderError` for a folder that is not this run's and
+    See :class:`~clawgym.trainers.protocols.Trainer`. Also raises :class:`~clawgym.errors.TrainingError` for another
+    ``method``, :class:`~clawgym.errors.RunFolderError` for the folder of another run, and
     :class:`~clawgym.errors.MissingDependency` without the extra ``verl``."""
     if method != "rl":
         raise TrainingError(
-            f"trainer: verl has no method {method!r}: train sft with trainer: local, and rl from what it leaves with "
-            "verl"
+            f"trainer: verl has no method {method!r}: run sft with trainer: local, then rl from its checkpoint with "
+            "trainer: verl"
         )
-    refuse(config)
+    check_supported(config)
     os.environ.update(environment(config))
     try:
         import ray
@@ -74,9 +74,9 @@ async def train(
         import verl  # noqa: F401
     except ImportError as error:
         raise MissingDependency(f"trainer: verl needs verl ({error}): pip install 'clawgym[verl]'") from error
-    parts = await asyncio.to_thread(load_parts, config.tasks, config.agent)
-    with Run.open(out, config, "rl", parts, view or on_terminal()) as run:
-        work = _Work(config, run, parts, stop or asyncio.Event())
+    splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
+    with Run.open(out, config, "rl", splits, view or on_terminal()) as run:
+        work = _VerlRun(config, run, splits, stop or asyncio.Event())
         if config.algorithm.imitation:
             await work.demonstrate()
         with _cluster(config, ray):
@@ -85,27 +85,27 @@ async def train(
 
 @contextlib.contextmanager
 def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
-    """Ray's cluster that this process belongs to, or one of its own on this machine."""
+    """Connect to the Ray cluster of this process (``RAY_ADDRESS``), or start one on this machine."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     runtime: Any = get_ppo_ray_runtime_env()
     runtime["env_vars"] = {**runtime.get("env_vars", {}), **environment(config), "TRANSFER_QUEUE_ENABLE": "1"}
     options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False, "logging_level": "error"}
     if not os.environ.get("RAY_ADDRESS"):
-        # Else Ray joins whichever cluster of this machine was the last to begin, also one that is no more.
+        # Otherwise Ray joins the cluster that was last started on this machine, even if it has ended.
         options |= {"address": "local", "include_dashboard": False}
         if on_cpu(config):
             about = config.verl
             ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
-            # Ray only counts: verl asks for more CPUs, and for a GPU a rank, than its processes use.
+            # Logical resources: verl requests more CPUs than it uses, and one GPU per rank.
             options |= {"num_cpus": 16 + 8 * ranks, "num_gpus": ranks, "object_store_memory": 500_000_000}
-    for attempt in range(_BEGINNINGS):
+    for attempt in range(_START_ATTEMPTS):
         try:
             ray.init(**options)
             break
-        except Exception as error:  # Ray has no narrower one, and gives its own processes 30 seconds to come up
+        except Exception as error:  # Ray raises no narrower class; its processes may not be up within 30 seconds
             ray.shutdown()
-            if attempt + 1 == _BEGINNINGS:
+            if attempt + 1 == _START_ATTEMPTS:
                 raise TrainingError(
                     f"Ray did not start ({_cause(error)}): run `clawgym doctor --verl`; on a busy machine, try again"
                 ) from error
@@ -115,13 +115,13 @@ def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-class _Work:
-    """One call of :func:`train`; its methods run in one thread, which verl's trainer has."""
+class _VerlRun:
+    """One call of :func:`train`. Its methods run in the thread of verl's trainer."""
 
-    def __init__(self, config: TrainConfig, run: Run, parts: Parts, stop: asyncio.Event) -> None:
+    def __init__(self, config: TrainConfig, run: Run, splits: Splits, stop: asyncio.Event) -> None:
         self.config = config
         self._run = run
-        self._parts = parts
+        self._splits = splits
         self._stop = stop
         self._checkpoints = Checkpoints(run.path)
         self._progress = Progress()
@@ -131,14 +131,14 @@ class _Work:
         self._spans: list[Span] = []
         self._hosts: list[Any] = []
         self._episodes: Any = None
-        self._imitated: Imitated | None = None
+        self._imitation: ImitationData | None = None
 
     async def demonstrate(self) -> None:
-        """Make what is imitated, as far as an earlier call has not."""
+        """Load the imitation data; make demonstrations that an earlier call has not made."""
         with Pool(pool_file(self._run.path)) as pool:
-            self._imitated, _ = await demonstrated(self.config, self._parts, pool, self._run)
+            self._imitation, _ = await load_imitation_data(self.config, self._splits, pool, self._run)
             if (last := self._checkpoints.last()) is not None:
-                self._imitated.recall(_progress_of(last).extra.get("solved", {}), pool)
+                self._imitation.restore_solved(_progress_of(last).extra.get("solved", {}), pool)
 
     def run(self) -> Progress:
         import ray
@@ -147,15 +147,15 @@ class _Work:
         from ray.exceptions import RayError
         from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 
-        from clawgym.trainers.verl.trainer import Episodes, in_verl
+        from clawgym.trainers.verl.trainer import EpisodeDispatcher, verl_trainer_name
 
         last = self._checkpoints.last()
         if last is not None:
             self._progress = _progress_of(last)
             self._agreement = Agreement(self.config, self._progress.extra)
         self._run.rewind(self._progress.step)
-        model = base_folder(self.config, self._run.path, self._parts.demonstrations, ()).absolute()
-        refuse(self.config, model)
+        model = base_folder(self.config, self._run.path, self._splits.demonstrations, ()).absolute()
+        check_supported(self.config, model)
         self._model = model
         window = window_of(self.config, model)
         resume = None if last is None else (last / "verl" / f"global_step_{self._progress.step}").absolute()
@@ -164,13 +164,13 @@ class _Work:
         OmegaConf.resolve(settings)
         tq.init(settings.transfer_queue)
         try:
-            made: Any = get_trainer_cls(in_verl(self.config.verl.mode))
+            made: Any = get_trainer_cls(verl_trainer_name(self.config.verl.mode))
             trainer = made(settings, self)
             trainer.init()
             self._hosts = self._open_hosts(trainer, model, window)
             try:
                 if not self._over():
-                    self._episodes = Episodes(self._hosts, lambda: trainer.version)
+                    self._episodes = EpisodeDispatcher(self._hosts, lambda: trainer.version)
                     with contextlib.suppress(_Stopped):
                         trainer.fit(self._episodes)
                 if self._over():
@@ -180,15 +180,15 @@ class _Work:
                     ray.get([host.aclose.remote() for host in self._hosts], timeout=60)
         except RayError as error:
             raise TrainingError(
-                f"a process of the run is gone or failed ({_cause(error)}): give the same command again; it goes on "
-                f"from checkpoint {self._progress_name()}"
+                f"a process of the run failed or died ({_cause(error)}): run the same command again to resume from "
+                f"checkpoint {self._progress_name()}"
             ) from error
         finally:
             tq.close()
         return self._progress
 
     def _open_hosts(self, trainer: Any, model: Path, window: int) -> list[Any]:
-        """One on each node that has ranks; a pool for each."""
+        """Start a host, with its own pool, on each node that has ranks."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -206,14 +206,14 @@ class _Work:
         ray.get([host.open.remote() for host in hosts])
         return hosts
 
-    # --- what verl's trainer asks and tells (clawgym.trainers.verl.trainer.Owner) ---
+    # --- callbacks of verl's trainer (clawgym.trainers.verl.trainer.RunCallbacks) ---
 
     def check(self) -> None:
         if self._stop.is_set():
             raise _Stopped
         self._episodes.check()
 
-    def begins(self, trainer: Any) -> None:
+    def on_train_begin(self, trainer: Any) -> None:
         self._unacked = list(self._progress.extra.get("groups", ()))
         self._acknowledge()
         self._advance(self._progress.step)
@@ -223,24 +223,24 @@ class _Work:
             self._validate()
             self._save(trainer)
 
-    def worth(self, setting: str) -> float:
-        return self._agreement.worth(setting)
+    def process_weight(self, setting: str) -> float:
+        return self._agreement.process_weight(setting)
 
-    def imitated(self, number: int) -> Sequence[MaskedSequence]:
-        assert self._imitated is not None
-        return self._imitated.batch(number)
+    def imitation(self, number: int) -> Sequence[MaskedSequence]:
+        assert self._imitation is not None
+        return self._imitation.batch(number)
 
-    def solved(self, episodes: Sequence[tuple[str, str, MaskedSequence]]) -> None:
-        assert self._imitated is not None
+    def add_solved(self, episodes: Sequence[tuple[str, str, MaskedSequence]]) -> None:
+        assert self._imitation is not None
         for task, episode, row in episodes:
-            self._imitated.keep(task, row)
+            self._imitation.keep(task, row)
             self._progress.extra.setdefault("solved", {})[task] = episode
-        self._counts["sft/solved_tasks"] = float(self._imitated.solved)
+        self._counts["sft/solved_tasks"] = float(self._imitation.solved)
 
-    def seen(self, attempts: list[ScoredEpisode]) -> Mapping[str, float]:
-        return self._agreement.add(attempts)
+    def add_episodes(self, scored: list[ScoredEpisode]) -> Mapping[str, float]:
+        return self._agreement.add(scored)
 
-    def learnt(self, trainer: Any, groups: list[int]) -> None:
+    def on_step_trained(self, trainer: Any, groups: list[int]) -> None:
         progress = self._progress
         progress.step = trainer.global_steps
         progress.seconds += trainer.seconds
@@ -253,32 +253,35 @@ class _Work:
         self._run.timeline(progress.step, merged([*self._spans, *trainer.spans]))
         self._spans = []
 
-    def figures(self, trainer: Any, figures: Mapping[str, float]) -> None:
+    def on_metrics(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         counts, self._counts = self._counts, {}
         step = self._progress.step
-        self._run.log(step, {**figures, **counts, "timing/learning_seconds": self._progress.seconds})
+        self._run.log(step, {**metrics, **counts, "timing/learning_seconds": self._progress.seconds})
         if self._validates() or step % self.config.checkpoint_every == 0:
             self._save(trainer)
         if self._stop.is_set() or self._over():
             raise _Stopped
 
-    def used(self) -> float:
+    def budget_used(self) -> float:
         return self._progress.used(self.config.budget)
 
-    # --- the parts of it ---
+    # --- helpers ---
 
     def _acknowledge(self) -> None:
-        """Tell the hosts what the newest checkpoint holds: it need not be played again."""
+        """Acknowledge to the hosts all groups in the newest checkpoint."""
         import ray
 
-        learnt, self._unacked = self._unacked, []
+        trained, self._unacked = self._unacked, []
         count = len(self._hosts)
         ray.get(
-            [host.learnt.remote([n for n in learnt if n % count == place]) for place, host in enumerate(self._hosts)]
+            [
+                host.acknowledge.remote([n for n in trained if n % count == place])
+                for place, host in enumerate(self._hosts)
+            ]
         )
 
     def _advance(self, version: int) -> None:
-        """Tell the hosts which version is sampled by."""
+        """Tell the hosts the version of the servers' weights, and collect their counts."""
         import ray
 
         for said in ray.get([host.advance.remote(version) for host in self._hosts]):
@@ -290,32 +293,32 @@ class _Work:
         import ray
 
         greedy = self.config.evaluation.greedy if greedy is None else greedy
-        tasks, count = len(getattr(self._parts, part)), len(self._hosts)
-        samples = self._run.measuring(part, tasks, greedy)
+        tasks, count = len(getattr(self._splits, part)), len(self._hosts)
+        samples = self._run.start_measurement(part, tasks, greedy)
         started = time.monotonic()
         calls = [
             host.measure.remote(part, list(range(place, tasks, count)), samples, greedy)
             for place, host in enumerate(self._hosts)
         ]
-        score = measured([Score(*one) for some in ray.get(calls) for one in some])
-        self._run.measured(score, part, step, tasks, greedy=greedy, seconds=time.monotonic() - started)
+        score = summarize([EpisodeScore(*one) for some in ray.get(calls) for one in some])
+        self._run.record_measurement(score, part, step, tasks, greedy=greedy, seconds=time.monotonic() - started)
         return score.estimate.value
 
     def _validate(self) -> dict[str, float]:
-        """Measure on the validation part; the figures of the canaries."""
+        """Evaluate on the validation split. Returns metrics of the canaries."""
         import ray
 
         progress = self._progress
-        seen = progress.extra.setdefault("canary", {})
-        figures, warnings, progress.extra["canary"] = ray.get(self._hosts[0].canaries.remote(seen))
+        first_scores = progress.extra.setdefault("canary", {})
+        metrics, warnings, progress.extra["canary"] = ray.get(self._hosts[0].canaries.remote(first_scores))
         for text in warnings:
             self._run.say(f"warning: {text}")
-        progress.weigh(self._measure("validation", progress.step))
-        return figures
+        progress.record_score(self._measure("validation", progress.step))
+        return metrics
 
     def _save(self, trainer: Any) -> None:
-        """Write a checkpoint, and say what it holds."""
-        # The weights, two moments of each, and the model once more.
+        """Write a checkpoint and acknowledge its groups."""
+        # The weights, two moments of each, and the model again in Hugging Face format.
         need = 4 * sum(file.stat().st_size for file in self._model.glob("*.safetensors")) + 2**26
         self._checkpoints.put(self._progress, need, partial(self._fill, trainer))
         self._acknowledge()
@@ -333,18 +336,18 @@ class _Work:
 
         best = self._checkpoints.best()
         if best is None:
-            raise TrainingError(f"{self._run.path}: no checkpoint is there to measure: train first")
+            raise TrainingError(f"{self._run.path}: there is no checkpoint to evaluate: train first")
         step = int(best.name)
         ray.get([host.halt.remote() for host in self._hosts])
         if not (missing := self._run.unmeasured(step)):
             return
-        trainer.go_back(best / "verl" / f"global_step_{step}")
+        trainer.load_checkpoint(best / "verl" / f"global_step_{step}")
         self._advance(step)
         for greedy in missing:
             self._measure("heldout", step, greedy=greedy)
 
     def _over(self) -> bool:
-        return self.used() >= 1.0
+        return self.budget_used() >= 1.0
 
     def _validates(self) -> bool:
         return self._progress.step % self.config.evaluation.every == 0 or self._over()
@@ -359,12 +362,12 @@ def _progress_of(folder: Path) -> Progress:
         return Progress(**json.loads((folder / "state.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(
-            f"{folder}: cannot be gone on from ({error}): use the trainer it was written with, or name another --out"
+            f"{folder}: cannot be resumed from ({error}): use the trainer it was written with, or name another --out"
         ) from error
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of what a process died of."""
+    """The last line of an error."""
     lines = [line for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
     text = lines[-1].strip() if lines else type(error).__name__
     return text.partition(" Some common causes")[0][:300]

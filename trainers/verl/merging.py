@@ -1,7 +1,6 @@
-"""verl writes a model with adapters by the names that peft has for its parts; everybody else reads plain weights.
+"""Merge LoRA adapters in a checkpoint of verl, which stores them under peft's names, into plain weights.
 
-Invariant: the folder holds one model in the format of transformers, whose weights are those of the layers with what
-their adapters add.
+Invariant: afterwards the folder holds one model in the format of transformers, with the adapters merged.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ _BEFORE, _BASE, _DOWN, _UP = "base_model.model.", ".base_layer.", ".lora_A.defau
 
 
 def merge_adapters(folder: Path, scale: float) -> None:
-    """Put plain weights in the place of those in ``folder``: W + scale * B A for each layer with an adapter."""
+    """Replace the weights in ``folder`` by merged ones: W + scale * B A for each layer with an adapter. ``scale`` is
+    alpha / rank."""
     files = sorted(folder.glob("*.safetensors"))
     given: dict[str, torch.Tensor] = {}
     for file in files:

@@ -1,6 +1,6 @@
-"""verl's rollout servers as an engine of ours, which the gateway samples from, and as a reader of ids.
+"""verl's rollout servers as an engine for the gateway, and as a scorer of given ids.
 
-Invariant: ids go in and come out as they are; what a server does not say of a token is not made up.
+Invariant: ids are passed through unchanged. Log-probs that a server does not return are never invented.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from clawgym.trainers.verl.timeline import Spans
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
 
-__all__ = ["Reader", "Servers"]
+__all__ = ["VerlScorer", "VerlEngine"]
 
-_AGAIN = 0.2
-"""Seconds until a reading that weights have interrupted is asked for again."""
+_RETRY_SECONDS = 0.2
+"""Seconds before a scoring request that a weight update interrupted is sent again."""
 
 
-class Servers:
+class VerlEngine:
     """A :class:`~clawgym.engines.protocol.TokenEngine` over all replicas of a run.
 
-    Requests of one session go to one replica, which may have its beginning in memory. In the asynchronous modes verl
-    ends a request when weights change and goes on with the new ones: then the version is the oldest of its tokens."""
+    Requests of one session go to the same replica, for its prefix cache. In the asynchronous modes verl interrupts a
+    request when weights change and continues it with the new ones. The version is then that of the oldest token."""
 
     name = "verl"
 
@@ -41,24 +41,24 @@ class Servers:
         self.tokenizer = str(tokenizer)
         self.context_window = context_window
         self.spans = Spans()
-        """When requests were under way."""
+        """When requests were running."""
         self.policy_version = 0
-        """Of the weights that a judge, which is the policy, judges by."""
+        """The version of the weights; the judge ``policy`` uses them."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
-        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`; all tokens come at once."""
+        """See :meth:`~clawgym.engines.protocol.TokenEngine.generate`. Yields all tokens at once."""
         if request.images:
-            raise EngineError("this trainer reads no images: take them out, or use trainer: local", status=400)
+            raise EngineError("trainer: verl does not support images: remove them, or use trainer: local", status=400)
         if request.sampling.json_schema is not None:
-            raise EngineError("these servers do not constrain what is sampled: ask for JSON in the prompt", status=400)
+            raise EngineError("trainer: verl does not support a JSON schema: ask for JSON in the prompt", status=400)
         prompt, asked = list(request.prompt_ids), self._asked(request)
         with self.spans.busy("serving"):
             output = await self._client.generate(request.session or "none", prompt_ids=prompt, sampling_params=asked)
         ids, logprobs = output.token_ids, output.log_probs
         if output.stop_reason in ("aborted", "abort") or not ids:
-            raise EngineError("the server ended this request: it is asked again", retryable=True)
+            raise EngineError("the server aborted this request: it is sent again", retryable=True)
         if logprobs is None or len(logprobs) != len(ids):
-            raise EngineError(f"{len(ids)} ids came without a log-prob each: look at the settings of {self._kind}")
+            raise EngineError(f"{len(ids)} ids without a log-prob each: check the settings of {self._kind}")
         ended = "stop" if ids[-1] in request.stop_ids else "length"
         version = output.extra_fields.get("min_global_steps")
         yield Tokens(tuple(ids), tuple(map(float, logprobs)), version, ended)
@@ -72,23 +72,22 @@ class Servers:
             "logprobs": True,
             "stop_token_ids": sorted(request.stop_ids),
         }
-        if request.sampling.seed is not None and self._kind != "sglang":  # which has no such setting
+        if request.sampling.seed is not None and self._kind != "sglang":  # SGLang has no seed per request
             asked["seed"] = request.sampling.seed
         return asked
 
     def identity(self) -> dict[str, Any]:
-        """What samples."""
+        """Name, engine and model, for a run manifest."""
         return {"name": self.name, "engine": self._kind, "model": self.tokenizer}
 
     async def aclose(self) -> None:
-        """The servers are the run's to end."""
+        """Nothing to close: the run owns the servers."""
 
 
-class Reader:
-    """A :class:`~clawgym.rewards.scoring.Scorer` over all replicas: they say what they think of each id of a prompt.
+class VerlScorer:
+    """A :class:`~clawgym.rewards.scoring.Scorer` over all replicas, by prompt log-probs. Only for temperature 1.
 
-    At temperature 1 alone: nothing else can be asked of them. ``client`` must give back all that a server says; the one
-    of the asynchronous modes does not."""
+    ``client`` must return all fields of a server's answer; the client of the asynchronous modes does not."""
 
     def __init__(self, client: LLMServerClient, *, context_window: int) -> None:
         self._client = client
@@ -97,31 +96,32 @@ class Reader:
     async def score(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
     ) -> Scored:
-        """See :meth:`~clawgym.rewards.scoring.Scorer.score`; NaN where it does not fit into the context window.
+        """See :meth:`~clawgym.rewards.scoring.Scorer.score`. All values are NaN if the ids exceed the context window.
 
-        Raises :class:`ValueError` for another temperature, and :class:`~clawgym.errors.EngineError` for servers that
-        read other ids than they were given."""
+        Raises :class:`ValueError` for another temperature, and :class:`~clawgym.errors.EngineError` if a server scores
+        other ids than it was given."""
         if temperature != 1:
-            raise ValueError(f"temperature {temperature}: servers read at temperature 1 alone: sample at it")
+            raise ValueError(f"temperature {temperature}: servers score at temperature 1 only: sample at it")
         ids, count = [*prompt_ids, *sampled_ids], len(sampled_ids)
-        if len(ids) >= self._window:  # a server must have room for one more
+        if len(ids) >= self._window:  # a server must be able to sample one more id
             nothing = np.full((count, top_k), np.nan, np.float32)
             return Scored(np.full(count, np.nan, np.float32), np.full((count, top_k), -1), nothing)
         read, own = await self._ask(ids, 0, count)
         if read[:, 0].tolist() != list(sampled_ids):
-            raise EngineError("a server has read other ids than it was given: look at its tokenizer and its version")
+            raise EngineError("a server scored other ids than it was given: check its tokenizer and its version")
         best, values = (read[:, :0], own[:, :0]) if not top_k else await self._ask(ids, top_k, count)
         return Scored(own[:, 0], best, values)
 
     async def _ask(self, ids: list[int], top_k: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(S, K) ids and log-probs at the last ``count`` places; of the ids themselves for ``top_k`` 0."""
+        """(S, K) ids and log-probs at the last ``count`` positions; for ``top_k=0`` the prompt's own ids, with K =
+        1."""
         asked = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_k, "detokenize": False}
         while True:
             output = await self._client.generate(uuid.uuid4().hex, prompt_ids=ids, sampling_params=dict(asked))
             said = output.extra_fields
             if "prompt_logprobs" in said:
-                # What is said of an id stands at the place before it; the last place is a filler.
+                # The entry for an id is at the position before it; the last position is a filler.
                 here = slice(-count - 1, -1)
                 found = np.asarray(said["prompt_ids"][here]), np.asarray(said["prompt_logprobs"][here], np.float32)
                 return found[0].reshape(count, -1), found[1].reshape(count, -1)
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RETRY_SECONDS)

@@ -1,6 +1,6 @@
-"""A configuration of ours as one of verl's: its defaults, and what is set of them.
+"""Convert a configuration to one of verl: verl's defaults with changes.
 
-Invariant: what this trainer does not do is refused by name before anything starts.
+Invariant: unsupported settings raise an error that names them before anything starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clawgym.trainers.protocols import loss_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["CPU", "environment", "loss_mode", "on_cpu", "refuse", "verl_settings", "window_of"]
+__all__ = ["CPU", "environment", "loss_mode", "on_cpu", "check_supported", "verl_settings", "window_of"]
 
 CPU = "clawgym.trainers.verl.cpu"
 FORMULAS = "clawgym.trainers.verl.formulas"
@@ -28,33 +28,34 @@ NAME = "clawgym"
 
 
 def on_cpu(config: TrainConfig) -> bool:
-    """Whether ranks are processes on CPUs."""
+    """Whether ranks are CPU processes."""
     return config.verl.engine == "transformers"
 
 
-def refuse(config: TrainConfig, model: Path | None = None) -> None:
-    """Raises :class:`~clawgym.errors.TrainingError` for what this trainer does not do, as far as it can be told."""
+def check_supported(config: TrainConfig, model: Path | None = None) -> None:
+    """Raise :class:`~clawgym.errors.TrainingError` for settings that this trainer does not support. With ``model``, its
+    folder, check the model too."""
     sync = config.verl.mode == "sync"
     for asked, setting, instead in (
         (
             config.distillation.hints and config.rollout.temperature != 1,
             "rollout.temperature",
-            "with distillation.hints it is 1, at which servers read what was sampled",
+            "with distillation.hints it must be 1: servers compute log-probs of given ids at temperature 1 only",
         ),
         (
             config.algorithm.imitation and config.rollout.temperature != 1,
             "rollout.temperature",
-            "with algorithm.imitation it is 1, which rows are imitated at",
+            "with algorithm.imitation it must be 1: the imitation loss is at temperature 1",
         ),
         (
             config.algorithm.imitation and config.verl.nodes > 1,
             "verl.nodes",
-            "with algorithm.imitation it is 1: what was solved is found again in the pool of one node",
+            "with algorithm.imitation it must be 1: a resumed run reads solved episodes from the pool of one node",
         ),
         (config.model.quantize, "model.quantize", "leave it out, or use trainer: local"),
-        (sync and config.rollout.staleness, "rollout.staleness", "with verl.mode sync it is 0"),
+        (sync and config.rollout.staleness, "rollout.staleness", "with verl.mode sync it must be 0"),
         (not sync and not config.rollout.staleness, "rollout.staleness", f"{config.verl.mode} needs 1 or more"),
-        (model is not None and sees(model), "model.path", "a model that sees is for trainer: local"),
+        (model is not None and sees(model), "model.path", "for a vision model use trainer: local"),
         (
             on_cpu(config) and config.compute.device not in (None, "cpu"),
             "verl.engine",
@@ -62,24 +63,24 @@ def refuse(config: TrainConfig, model: Path | None = None) -> None:
         ),
     ):
         if asked:
-            raise TrainingError(f"{setting}: not with trainer: verl: {instead}")
+            raise TrainingError(f"{setting}: not supported by trainer: verl: {instead}")
 
 
 def window_of(config: TrainConfig, model: Path) -> int:
-    """Most tokens of a prompt and its reply. Raises :class:`~clawgym.errors.TrainingError` for more than the model in
-    the folder ``model`` was made for."""
+    """The context window: most tokens of a prompt and its reply. Raises :class:`~clawgym.errors.TrainingError` if
+    ``model.context_window`` exceeds that of the model in the folder ``model``."""
     asked = config.model.context_window
     made_for = int(load_config(model).get_text_config().max_position_embeddings)
     if asked is not None and asked > made_for:
-        raise TrainingError(f"model.context_window: the model has {made_for}, not {asked}: choose from 2 to that")
+        raise TrainingError(f"model.context_window: the model has {made_for}, not {asked}: set at most {made_for}")
     return asked or made_for
 
 
 def environment(config: TrainConfig) -> dict[str, str]:
-    """What every process of a run is started with, the first one too."""
+    """The environment variables of every process of a run."""
     given = {
         "TOKENIZERS_PARALLELISM": "false",
-        # Above it, verl 0.9.1 logs a line of the separate mode in a way that raises.
+        # At more verbose levels, a log call of verl 0.9.1 in the mode separate_async raises.
         "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARN"),
     }
     if on_cpu(config):
@@ -94,13 +95,14 @@ def environment(config: TrainConfig) -> dict[str, str]:
 
 
 def loss_mode(config: TrainConfig) -> str:
-    """The loss of ``config`` and its options as text, which verl hands on to each process that learns. Raises as
+    """The loss of ``config`` and its options as JSON text, which verl passes to each training process. Raises as
     :func:`~clawgym.trainers.protocols.loss_of` does."""
     return json.dumps([config.algorithm.loss, loss_of(config.algorithm).keywords])
 
 
 def verl_settings(config: TrainConfig, model: Path, *, window: int, run: Path, resume: Path | None) -> DictConfig:
-    """verl's settings for a run. ``window``: most ids of a row; ``resume``: a checkpoint's ``global_step_N``."""
+    """verl's settings for a run. ``window``: most ids of a training sequence; ``resume``: the folder ``global_step_N``
+    of a checkpoint."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -121,7 +123,7 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
             "lora_rank": config.model.lora.rank,
             "lora_alpha": config.model.lora.alpha,
             "target_modules": list(config.model.lora.targets),
-            "lora": {"merge": True},  # servers get whole weights, so that any engine will do
+            "lora": {"merge": True},  # servers get merged weights, so that any engine works
         }
     half = not cpu and config.model.dtype == "bfloat16"
     shards = {
@@ -184,7 +186,7 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "external_lib": FORMULAS,
                 "use_remove_padding": not cpu,
                 "enable_gradient_checkpointing": config.compute.checkpointing,
-                # Log-probs and entropy 512 tokens at a time: never the logits of a whole micro-batch.
+                # Computes log-probs and entropy 512 tokens at a time, never the logits of a whole micro-batch.
                 "use_fused_kernels": True,
                 "fused_kernel_options": {"impl_backend": "torch"},
                 "override_config": {"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
@@ -202,7 +204,7 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "policy_loss": {"loss_mode": loss_mode(config)},
                 "calculate_entropy": True,
                 "entropy_coeff": config.algorithm.entropy,
-                "use_kl_loss": config.algorithm.kl > 0,  # then verl has a reference model
+                "use_kl_loss": config.algorithm.kl > 0,  # makes verl load a reference model
                 "kl_loss_coef": config.algorithm.kl,
                 "use_torch_compile": not cpu,
                 "grad_clip": config.optimizer.grad_clip,
@@ -210,14 +212,14 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                     "lr": config.optimizer.lr,
                     "betas": list(config.optimizer.betas),
                     "weight_decay": config.optimizer.weight_decay,
-                    "lr_warmup_steps": 0,  # a run says its rate with each batch
+                    "lr_warmup_steps": 0,  # each batch brings its learning rate (worker.RATE)
                     "clip_grad": config.optimizer.grad_clip,
                 },
                 "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
                 "fsdp_config": {**shards, "optimizer_offload": about.offload, "seed": config.seed},
             },
-            # verl keeps a model that is only read in memory pinned for a GPU; so without one it has an optimiser, which
-            # nobody asks.
+            # verl keeps a forward-only model in pinned GPU memory. Without a GPU the reference model therefore gets an
+            # optimizer, which is never used.
             "ref": {
                 "fsdp_config": {**shards, "forward_only": not cpu},
                 "optim": {"_target_": "verl.workers.config.FSDPOptimizerConfig"},
@@ -246,7 +248,7 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
         "transfer_queue": {
             "backend": {
                 "SimpleStorage": {
-                    # Rows, several for an episode whose conversation was rewritten.
+                    # Training sequences; an episode whose conversation was rewritten has several.
                     "total_storage_size": 64 * config.rollout.groups * config.rollout.group_size
                     * (config.rollout.staleness + 2),
                     "num_data_storage_units": about.nodes,

@@ -1,6 +1,6 @@
-"""When each loop of a run was busy: serving, rollouts, judging, training, weights.
+"""Records when each loop of a run was busy: serving, rollouts, judging, training, weights.
 
-Invariant: a span is one that was measured; spans of one loop that overlap or touch become one, and nothing is lost.
+Invariant: spans of one loop that overlap or touch are merged; their union stays the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 __all__ = ["Span", "Spans", "merged"]
 
 Span = tuple[str, float, float]
-"""Loop, begin, end; seconds since 1970."""
+"""Loop, start, end; seconds since 1970."""
 
 
 class Spans:
@@ -23,7 +23,7 @@ class Spans:
 
     @contextmanager
     def busy(self, loop: str) -> Iterator[None]:
-        """``loop`` is busy inside."""
+        """Context manager: ``loop`` is busy inside."""
         started = time.time()
         try:
             yield
@@ -31,13 +31,13 @@ class Spans:
             self._ended.append((loop, started, time.time()))
 
     def take(self) -> list[Span]:
-        """Those that ended since the last call."""
+        """The spans that ended since the last call."""
         ended, self._ended = self._ended, []
         return merged(ended)
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans that overlap or touch, put together; in order of loops and time."""
+    """Merge spans of one loop that overlap or touch. Sorted by loop and time."""
     found: list[Span] = []
     for loop, start, end in sorted(spans):
         if found and found[-1][0] == loop and start <= found[-1][2]:

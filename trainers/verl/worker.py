@@ -1,6 +1,6 @@
-"""What learns, in each process of a run: verl's worker, with our loss and at the rate that the run says."""
+"""The training worker in each process of a run: verl's worker with ClawGym's loss and learning rate."""
 
-# verl's classes do not say what they are made of:
+# verl's classes lack type annotations:
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from clawgym.trainers.verl.formulas import loss
 __all__ = ["RATE", "DetachedLearner", "ColocatedLearner"]
 
 RATE = "clawgym_rate"
-"""Of a batch: the rate that it is learnt at. verl's schedules know no budget."""
+"""Key of the learning rate in a batch. verl's schedules cannot depend on ClawGym's budget."""
 
 
-class _Learns:
+class _LearnerMixin:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         super().init_model()  # type: ignore[misc]
@@ -36,9 +36,9 @@ class _Learns:
         return None if output is None else output.cpu()
 
 
-class ColocatedLearner(_Learns, ActorRolloutRefWorker):
+class ColocatedLearner(_LearnerMixin, ActorRolloutRefWorker):
     """Trains and samples alternately on the same GPUs."""
 
 
-class DetachedLearner(_Learns, DetachActorWorker):
-    """Only learns, in the mode ``separate_async``."""
+class DetachedLearner(_LearnerMixin, DetachActorWorker):
+    """Only trains, in the mode ``separate_async``."""

@@ -63,28 +63,28 @@ async def room(backend: Backend, tmp_path: Path) -> AsyncIterator[Room]:
         yield Room(backend, pool)
 
 
-async def test_good_tasks_pay_for_work_alone_and_are_played_once(room: Room) -> None:
-    figures, warnings = await room.canaries().look({})
+async def test_sound_tasks_reward_reference_only_and_run_once(room: Room) -> None:
+    metrics, warnings = await room.canaries().check({})
     assert warnings == []
-    assert figures == {
+    assert metrics == {
         "canary/outcome_reference": 1.0,
         "canary/outcome_nothing": 0.0,
         "canary/outcome_look": 0.0,
         "canary/outcome_attack": 0.0,
-        **{name: 0.0 for name in figures if name.endswith("_echo")},
+        **{name: 0.0 for name in metrics if name.endswith("_echo")},
         "canary/warnings": 0.0,
     }
     before = {e.id for e in room.pool.episodes(channel=CHANNEL)}
-    assert len(before) == 3 * (len(figures) - 1)
+    assert len(before) == 3 * (len(metrics) - 1)
     scripts = {e.meta["script"] for e in room.pool.episodes(channel=CHANNEL) if e.meta["canary"] == "attack"}
     assert len(scripts) == 3  # each task another one
     assert scripts <= set(EXPLOITS)
-    assert (await room.canaries().look({}))[0] == figures  # as a run that goes on
+    assert (await room.canaries().check({}))[0] == metrics  # as a run that goes on
     assert {e.id for e in room.pool.episodes(channel=CHANNEL)} == before
     assert room.pool.fetch("trainer", 0) is None  # nobody learns from them
 
 
-async def test_a_verifier_that_pays_for_anything_is_said_once(room: Room) -> None:
+async def test_unsound_verifier_is_warned_about_once(room: Room) -> None:
     """It pays for a file that an exploit leaves, and one task is solved by doing nothing."""
     pays = f"[ -e {tasks(1)[0].workspace}/json.py ] && echo 1.0 || echo 0.0\n".encode()
     gives = b"echo 1.0\n"
@@ -95,60 +95,60 @@ async def test_a_verifier_that_pays_for_anything_is_said_once(room: Room) -> Non
         for id, check, task in zip(("gives", "pays"), (gives, pays), tasks(2), strict=True)
     ]
     canaries = room.canaries(of=made)
-    figures, warnings = await canaries.look({})
+    metrics, warnings = await canaries.check({})
     attacks = [e for e in room.pool.episodes(channel=CHANNEL) if e.meta["canary"] == "attack"]
     said = [text for text in warnings if "on task gives" in text]
     assert {text.split()[1] for text in said} >= {"nothing", "look"}
     assert not any(text.startswith("canary attack") for text in said)  # it got what is given for nothing
-    assert figures["canary/warnings"] == len(warnings)
+    assert metrics["canary/warnings"] == len(warnings)
     assert {e.meta["script"] for e in attacks if e.task_id == "pays"} == {"planted-json"}
     assert [text for text in warnings if "on task pays" in text] == [
-        "canary attack (planted-json) earned 1.00 on task pays: its verifier pays for no work; try `clawgym redteam "
+        "canary attack (planted-json) earned 1.00 on task pays: its verifier rewards no work; run `clawgym redteam "
         "exploits` on the set, and repair or leave out the task"
     ]
     assert all("clawgym redteam exploits" in text for text in warnings)
-    again, silent = await canaries.look({})
+    again, silent = await canaries.check({})
     assert (again["canary/warnings"], silent) == (len(warnings), [])
 
 
-async def test_a_judge_that_sees_no_difference_is_said(room: Room) -> None:
+async def test_judge_that_rewards_trivial_policy_is_warned_about(room: Room) -> None:
     fair = Says(lambda asked: -1 if looks(asked) else 1)
     before: dict[str, dict[str, float]] = {}
-    figures, warnings = await room.canaries(fair).look(before)
-    assert (figures["canary/process_reference"], figures["canary/process_look"]) == (1.0, -1.0)
+    metrics, warnings = await room.canaries(fair).check(before)
+    assert (metrics["canary/process_reference"], metrics["canary/process_look"]) == (1.0, -1.0)
     assert set(before["look"].values()) == {-1.0}
     assert not any("canary look" in text for text in warnings)
     assert all(not asked.after.outcome for asked in fair.asked)  # as in training, it is not told how it ended
 
     for pleased in (lambda asked: 1, lambda asked: 1 if looks(asked) else 0):
-        _, warnings = await room.canaries(Says(pleased)).look({})
-        assert any("the judge gives canary look as much as honest work on 3 tasks" in text for text in warnings)
-    _, warnings = await room.canaries(Says(lambda asked: 0)).look({})
+        _, warnings = await room.canaries(Says(pleased)).check({})
+        assert any("canary look at least the reward of the reference solution on 3 tasks" in text for text in warnings)
+    _, warnings = await room.canaries(Says(lambda asked: 0)).check({})
     assert warnings == []  # nothing is paid to anybody
-    figures, _ = await room.canaries(Says(lambda asked: None)).look({})
-    assert not any("process" in name for name in figures)
+    metrics, _ = await room.canaries(Says(lambda asked: None)).check({})
+    assert not any("process" in name for name in metrics)
 
 
-async def test_a_judge_that_is_won_over_is_said(room: Room) -> None:
+async def test_rising_canary_scores_are_warned_about(room: Room) -> None:
     judge = Says(lambda asked: 1 if not looks(asked) else -1)
     canaries = room.canaries(judge, tasks(8))
     before: dict[str, dict[str, float]] = {}
-    _, first = await canaries.look(before)
+    _, first = await canaries.check(before)
     judge.vote = lambda asked: 1 if not looks(asked) else 0
-    figures, warnings = await canaries.look(json.loads(json.dumps(before)))
-    assert figures["canary/process_look"] == 0.0
+    metrics, warnings = await canaries.check(json.loads(json.dumps(before)))
+    assert metrics["canary/process_look"] == 0.0
     assert [text for text in warnings if text not in first] == [
-        "the judge pays canary look more than at the first look: it is being pleased, not convinced; stop, and look at "
-        "its votes in the pool"
+        "the judge rewards canary look more than at the first check: the policy may be exploiting the judge; "
+        "stop, and look at its votes in the pool"
     ]
 
 
-async def test_none_are_watched_where_nobody_wants_them(room: Room) -> None:
-    assert await room.canaries(count=0).look({}) == ({}, [])
+async def test_no_canaries_with_count_zero(room: Room) -> None:
+    assert await room.canaries(count=0).check({}) == ({}, [])
     assert list(room.pool.episodes()) == []
 
 
-async def test_a_run_has_them_among_its_figures(tmp_path: Path) -> None:
+async def test_run_logs_canary_metrics(tmp_path: Path) -> None:
     config = small(reward={"judge": "rule"}, evaluation={"every": 2, "canary": 1}, budget={"steps": 2})
     said = Said()
     await train(config, tmp_path / "run", view=said)

@@ -15,8 +15,8 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import RunFolderError, TrainingError
 from clawgym.trainers.common import checkpoints
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
-from clawgym.trainers.local.learning import Learning
 from clawgym.trainers.local.main import train
+from clawgym.trainers.local.training_state import TrainingState
 
 from ..runs import Said, small
 
@@ -33,15 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def begun(run: Path, folder: Path, **parts: Any) -> Learning:
-    return Learning.begin(small(model={"path": str(folder)}, **parts), run, folder)
+def begun(run: Path, folder: Path, **parts: Any) -> TrainingState:
+    return TrainingState.load(small(model={"path": str(folder)}, **parts), run, folder)
 
 
 def named(run: Path) -> list[str]:
     return [path.name for path in (Checkpoints(run).best(), Checkpoints(run).last()) if path is not None]
 
 
-def test_the_best_survives_a_kill_between_two_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_checkpoint_survives_kill_between_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, write = Checkpoints(tmp_path), checkpoints.write_atomic
     put(kept, Progress(step=1, best_step=1, best_score=0.1))
 
@@ -60,16 +60,16 @@ def test_the_best_survives_a_kill_between_two_writes(tmp_path: Path, monkeypatch
     assert named(tmp_path) == ["000001", "000003"]
 
 
-def test_a_best_that_was_not_named_is_named_when_the_run_goes_on(tmp_path: Path, folder: Path) -> None:
+def test_unnamed_best_checkpoint_is_named_on_resume(tmp_path: Path, folder: Path) -> None:
     learning = begun(tmp_path, folder)
-    learning.progress.weigh(0.5)
+    learning.progress.record_score(0.5)
     learning.save()
     (tmp_path / "checkpoints/best").unlink()
     assert begun(tmp_path, folder).progress.best_score == 0.5
     assert named(tmp_path) == ["000000", "000000"]
 
 
-async def test_a_checkpoint_that_is_gone_or_damaged_is_said_and_nothing_is_erased(tmp_path: Path, folder: Path) -> None:
+async def test_missing_or_damaged_checkpoint_raises_and_erases_nothing(tmp_path: Path, folder: Path) -> None:
     config = small(model={"path": str(folder)}, sft={"steps": 2, "batch": 2, "evaluate_every": 2})
     run = tmp_path / "run"
     await train(config, run, "sft", view=Said())
@@ -77,10 +77,10 @@ async def test_a_checkpoint_that_is_gone_or_damaged_is_said_and_nothing_is_erase
     weights = run / "checkpoints/000002/model/model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TrainingError, match=r"000002/model/model\.safetensors: cannot be read .*: put this file back"):
+    with pytest.raises(TrainingError, match=r"000002/model/model\.safetensors: cannot be read .*: restore this file"):
         await train(config, run, "sft", view=Said())
     (run / "checkpoints/000002").rename(tmp_path / "moved")
-    with pytest.raises(TrainingError, match=r"checkpoints/000002: .*/last names this checkpoint, and it is not there"):
+    with pytest.raises(TrainingError, match=r"checkpoints/000002: .*/last names this checkpoint, but it is missing"):
         await train(config, run, "sft", view=Said())
     assert (run / "metrics.jsonl").read_bytes() == before
     (tmp_path / "moved").rename(run / "checkpoints/000002")
@@ -93,10 +93,10 @@ import resource, sys
 from pathlib import Path
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.local.learning import Learning
+from clawgym.trainers.local.training_state import TrainingState
 
 config, run, model = TrainConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-learning = Learning.begin(config, run, model)
+learning = TrainingState.load(config, run, model)
 learning.save()
 learning.progress.step = 1
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
@@ -107,14 +107,14 @@ except TrainingError as error:
 """
 
 
-def test_what_cannot_be_written_is_said_and_removed(tmp_path: Path, folder: Path) -> None:
+def test_unwritable_checkpoint_raises_and_is_removed(tmp_path: Path, folder: Path) -> None:
     config = small(model={"path": str(folder)}).model_dump_json()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", FULL, config, str(tmp_path), str(folder)], capture_output=True, text=True
     )
-    assert "000001: cannot be written (" in told.stdout, told.stderr[-2000:]
-    assert "nothing was overwritten: make room" in told.stdout
-    assert "goes on from checkpoint 000000" in told.stdout
+    assert "000001: cannot be written (" in done.stdout, done.stderr[-2000:]
+    assert "nothing was overwritten: free disk space" in done.stdout
+    assert "resume from checkpoint 000000" in done.stdout
     assert [p.name for p in (tmp_path / "checkpoints").iterdir() if p.is_dir()] == ["000000"]
 
 
@@ -123,7 +123,7 @@ import resource, sys
 from pathlib import Path
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.common.parts import Parts
+from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.common.run import Run
 
 class Quiet:
@@ -133,7 +133,7 @@ class Quiet:
 config = TrainConfig.model_validate_json(sys.argv[1])
 path = Path(sys.argv[2])
 try:
-    with Run.open(path, config, "sft", Parts((), (), (), (), {}), Quiet()) as run:
+    with Run.open(path, config, "sft", Splits((), (), (), (), {}), Quiet()) as run:
         run.log(1, {"sft/loss": 1.0})
         size = (path / "metrics.jsonl").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
@@ -143,7 +143,7 @@ except TrainingError as error:
 """
 
 
-def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path: Path) -> None:
+def test_full_disk_during_checkpoint_keeps_last_one(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     put(kept, Progress(step=1, best_step=1))
 
@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_last_one(
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == ["000001"]
 
 
-def test_figures_that_cannot_be_written_are_said_and_leave_whole_lines(tmp_path: Path) -> None:
+def test_unwritable_metrics_raise_and_leave_whole_lines(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LINES, small().model_dump_json(), str(tmp_path / "run")], capture_output=True, text=True
     )
@@ -167,7 +167,7 @@ def test_figures_that_cannot_be_written_are_said_and_leave_whole_lines(tmp_path:
     assert [json.loads(row)["step"] for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]
 
 
-async def test_the_rate_may_be_lowered_and_the_run_manifest_keeps_the_first(tmp_path: Path, folder: Path) -> None:
+async def test_learning_rate_may_change_and_manifest_keeps_first(tmp_path: Path, folder: Path) -> None:
     about: dict[str, Any] = {"model": {"path": str(folder)}, "sft": {"steps": 1, "batch": 2, "evaluate_every": 1}}
     run = tmp_path / "run"
     await train(small(**about), run, "sft", view=Said())

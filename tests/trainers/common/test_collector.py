@@ -11,13 +11,13 @@ import pytest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Outcome
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.common.collector import INTERRUPTED, Collector, Groups, _Place, group_id
+from clawgym.trainers.common.collector import INTERRUPTED, Collector, GroupPlayer, _Place, group_id
 
 from ..runs import small
 
 
 @pytest.mark.asyncio
-async def test_a_deadline_begins_with_the_first_place(tmp_path: Path) -> None:
+async def test_group_deadline_starts_with_first_slot(tmp_path: Path) -> None:
     seen: list[bool] = []
 
     class Ended:
@@ -32,7 +32,7 @@ async def test_a_deadline_begins_with_the_first_place(tmp_path: Path) -> None:
 
     with Pool(tmp_path / "pool.db") as pool:
         player: Any = Player()
-        await Groups(small(), [terminal_basic.make("write-word", 0)], pool, player).play(0, {0: ()})
+        await GroupPlayer(small(), [terminal_basic.make("write-word", 0)], pool, player).play(0, {0: ()})
     assert seen == [False, True]
 
 
@@ -43,7 +43,7 @@ class Endless:
         self.played: list[int] = []
         self._before = before
 
-    async def begun(self) -> dict[int, dict[int, tuple[str, ...]]]:
+    async def unfinished(self) -> dict[int, dict[int, tuple[str, ...]]]:
         return {number: {} for number in self._before}
 
     async def play(self, number: int, samples: Any = None) -> None:
@@ -70,7 +70,7 @@ async def collected(groups: Endless, staleness: int, *advances: tuple[int, int])
 
 
 @pytest.mark.asyncio
-async def test_no_group_begins_that_would_be_too_stale() -> None:
+async def test_no_group_starts_that_would_be_too_stale() -> None:
     """Two groups a batch: those of the next batch, and of ``staleness`` batches after it."""
     for staleness, counts in ((0, [2, 4, 4, 5]), (1, [4, 6, 6, 7]), (3, [8, 10, 10, 11])):
         groups = Endless()
@@ -79,14 +79,14 @@ async def test_no_group_begins_that_would_be_too_stale() -> None:
 
 
 @pytest.mark.asyncio
-async def test_groups_of_an_earlier_run_count_and_are_not_begun_again() -> None:
+async def test_groups_of_earlier_process_count_and_are_not_restarted() -> None:
     groups = Endless(0, 1, 2)
     assert await collected(groups, 1, (1, 0)) == [1, 3]
     assert groups.played == [3, 4, 5]
 
 
 @pytest.mark.asyncio
-async def test_a_run_makes_up_for_what_a_killed_one_left_open(tmp_path: Path) -> None:
+async def test_resumed_run_replaces_open_episodes(tmp_path: Path) -> None:
     """Of groups of two: one is whole, one lacks what was under way and what broke, one was dropped."""
     with Pool(tmp_path / "pool.db") as pool:
 
@@ -104,7 +104,7 @@ async def test_a_run_makes_up_for_what_a_killed_one_left_open(tmp_path: Path) ->
         episode("done", 3, 0, "failed")
         episode("late", 3, 1, None)
         assert pool.fetch("trainer", 0, only=group_id(3), min_episodes=1, wait=10) is None
-        found = await Groups(small(), [terminal_basic.make("write-word", 0)], pool, object()).begun()  # type: ignore
+        found = await GroupPlayer(small(), [terminal_basic.make("write-word", 0)], pool, object()).unfinished()  # type: ignore
         assert {number: dict(missing) for number, missing in found.items()} == {
             0: {},
             1: {0: (), 1: ()},
@@ -117,7 +117,7 @@ async def test_a_run_makes_up_for_what_a_killed_one_left_open(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
-async def test_attempts_that_broke_are_played_again_once_and_counted_in_a_row(tmp_path: Path) -> None:
+async def test_infrastructure_errors_are_retried_once_and_counted(tmp_path: Path) -> None:
     outcomes = [Outcome.INFRA, Outcome.SOLVED, Outcome.INFRA, Outcome.INFRA]
     seeds: list[int] = []
 
@@ -133,16 +133,16 @@ async def test_attempts_that_broke_are_played_again_once_and_counted_in_a_row(tm
 
     with Pool(tmp_path / "pool.db") as pool:
         player: Any = Player()
-        groups = Groups(small(), [terminal_basic.make("write-word", 0)], pool, player)
+        groups = GroupPlayer(small(), [terminal_basic.make("write-word", 0)], pool, player)
         await groups.play(0, {0: ()})
-        assert (groups.infra, groups.in_a_row) == (1, 0)
+        assert (groups.infra, groups.failures_in_a_row) == (1, 0)
         await groups.play(1, {0: ()})
-        assert (groups.infra, groups.in_a_row, groups.last_cause) == (3, 2, "no memory")
+        assert (groups.infra, groups.failures_in_a_row, groups.last_cause) == (3, 2, "no memory")
     assert len({*seeds}) == 4
 
 
 @pytest.mark.asyncio
-async def test_a_place_is_given_back_once() -> None:
+async def test_slot_is_released_once() -> None:
     places = asyncio.Semaphore(1)
     place = _Place(places)
     async with place:

@@ -14,7 +14,7 @@ def texts(svg: str) -> list[tuple[float, float, str]]:
     return [(float(x), float(y), text) for x, y, text in found]
 
 
-def test_a_line_runs_from_one_corner_to_the_other_between_its_labels() -> None:
+def test_chart_line_spans_the_axes() -> None:
     svg = str(curve([("score", [(0, 1.0), (5, 2.0), (10, 3.0)])], width=500, height=180))
     line = re.search(r'<polyline class="c0" points="([^"]*)"><title>score</title>', svg)
     assert line is not None
@@ -24,7 +24,7 @@ def test_a_line_runs_from_one_corner_to_the_other_between_its_labels() -> None:
     ]  # fmt: skip
 
 
-def test_a_band_stays_between_the_bounds() -> None:
+def test_chart_band_stays_within_bounds() -> None:
     svg = str(curve([("s", [(0, 0.5), (1, 0.5)])], bands=[[(0, -0.2, 1.2), (1, 0.25, 0.75)]], low=0.0, high=1.0))
     band = re.search(r'<polygon class="band c0" points="([^"]*)"', svg)
     assert band is not None
@@ -32,7 +32,7 @@ def test_a_band_stays_between_the_bounds() -> None:
     assert heights == [8.0, 45.5, 120.5, 158.0]
 
 
-def test_what_is_no_number_is_no_point_and_nothing_is_no_curve() -> None:
+def test_chart_skips_nan_and_is_empty_without_points() -> None:
     svg = str(curve([("loss", [(0, 1.0), (1, math.nan), (2, 2.0), (3, math.inf)])]))
     line = re.search(r'points="([^"]*)"', svg)
     assert line is not None
@@ -40,7 +40,7 @@ def test_what_is_no_number_is_no_point_and_nothing_is_no_curve() -> None:
     assert curve([]) == curve([("loss", [(0, math.nan)])]) == ""
 
 
-def test_a_lane_is_as_long_as_what_it_shows() -> None:
+def test_timeline_lane_has_length_of_span() -> None:
     svg = str(lanes([{"loop": "a", "start": 10, "end": 20}, {"loop": "b", "start": 15, "end": 30}], width=298))
     boxes = re.findall(r'x="([\d.]+)" y="(\d+)" width="([\d.]+)"', svg)
     assert boxes == [("90.0", "4", "100.0"), ("140.0", "26", "150.0")]

@@ -9,7 +9,7 @@ import pytest
 
 from clawgym.errors import TrainingError
 from clawgym.records import Outcome, Task, VerifierSpec
-from clawgym.trainers.common.services import Score, measured, scores
+from clawgym.trainers.common.services import EpisodeScore, score_tasks, summarize
 
 from ..runs import small
 
@@ -39,23 +39,26 @@ def task(name: str, generator: str | None = None) -> Task:
 TASKS = [task("a", "sum"), task("b", "sum"), task("c")]
 
 
-async def found(player: Any, samples: int = 2) -> list[Score]:
-    return await scores(player, small(), TASKS, samples=samples, greedy=False, channel="validation")
+async def found(player: Any, samples: int = 2) -> list[EpisodeScore]:
+    return await score_tasks(player, small(), TASKS, samples=samples, greedy=False, channel="validation")
 
 
 @pytest.mark.asyncio
 async def test_scores_are_by_task_and_by_generator() -> None:
     results = await found(Player("a", "c"))
-    assert results == [Score(name, kind, s) for name, kind, s in (("a", "sum", 1), ("b", "sum", 0), ("c", "all", 1))
-                       for _ in range(2)]  # fmt: skip
-    about = measured(results)
+    assert results == [
+        EpisodeScore(name, kind, s)
+        for name, kind, s in (("a", "sum", 1), ("b", "sum", 0), ("c", "all", 1))
+        for _ in range(2)
+    ]
+    about = summarize(results)
     assert about.estimate.value == pytest.approx(2 / 3)
     assert about.by_generator == {"all": 1.0, "sum": 0.5}
     assert about.infra == 0
 
 
 @pytest.mark.asyncio
-async def test_each_episode_has_the_same_seed_every_time_it_is_measured() -> None:
+async def test_evaluation_seeds_are_fixed() -> None:
     first, second = Player(), Player()
     await found(first)
     await found(second)
@@ -64,15 +67,15 @@ async def test_each_episode_has_the_same_seed_every_time_it_is_measured() -> Non
 
 
 @pytest.mark.asyncio
-async def test_an_episode_without_a_result_is_tried_twice_more() -> None:
+async def test_evaluation_episode_is_retried_twice() -> None:
     late, never = Player("a", "b", "c", broken="b", times=2), Player("a", "c", broken="b", times=3)
-    assert measured(await found(late, 1)).by_generator == {"all": 1.0, "sum": 1.0}
+    assert summarize(await found(late, 1)).by_generator == {"all": 1.0, "sum": 1.0}
     assert len({*late.seeds["b", 0]}) == 3
-    about = measured(await found(never, 1))
+    about = summarize(await found(never, 1))
     assert (about.infra, about.by_generator) == (1, {"all": 1.0, "sum": 1.0})
     assert len(never.seeds["b", 0]) == 3
 
 
-def test_where_nothing_was_graded_there_is_no_score() -> None:
+def test_no_graded_episode_raises() -> None:
     with pytest.raises(TrainingError, match="no episode could be graded"):
-        measured([Score("a", "all", None)])
+        summarize([EpisodeScore("a", "all", None)])

@@ -24,7 +24,7 @@ from clawgym.sandbox import Backend
 from clawgym.tasks.packs import terminal_basic, toolcall_basic
 from clawgym.tasks.packs.seeded import WORDS
 from clawgym.trainers.common.demonstrations import demonstrate
-from clawgym.trainers.common.supervised import WordShuffle, conversations, row_of, rows_of
+from clawgym.trainers.common.supervised import WordShuffle, conversations, masked_sequence, masked_sequences
 
 from ...gateway.scripted import ScriptedEngine
 from ..runs import small
@@ -35,7 +35,7 @@ TOOLS = toolcall_basic.make("bank-transfer", 0)
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("task", "protocol"), [(TEXT, "text"), (TEXT, "tools"), (TOOLS, "tools")])
-async def test_a_demonstration_has_the_ids_of_a_rollout(
+async def test_demonstration_has_same_ids_as_rollout(
     task: Task, protocol: Literal["text", "tools"], model_folder: Path, backend: Backend, tmp_path: Path
 ) -> None:
     renderer = Renderer(model_folder)
@@ -45,8 +45,8 @@ async def test_a_demonstration_has_the_ids_of_a_rollout(
         assert await demonstrate(config, [task], pool) == 1  # it is there already
         (said,) = conversations(pool, "demonstrations")
         export(pool, tmp_path / "messages.jsonl", format="messages")
-    row = row_of(renderer, said["messages"], said.get("tools") or ())
-    (exported,) = rows_of(tmp_path / "messages.jsonl", renderer)
+    row = masked_sequence(renderer, said["messages"], said.get("tools") or ())
+    (exported,) = masked_sequences(tmp_path / "messages.jsonl", renderer)
     assert exported == row
 
     replies: list[list[int]] = []
@@ -71,27 +71,27 @@ async def test_a_demonstration_has_the_ids_of_a_rollout(
     assert (sample.ids, sample.mask) == (row.ids, row.mask)
 
 
-def test_a_task_without_a_solution_is_named() -> None:
+def test_task_without_solution_is_named() -> None:
     import dataclasses
 
     with pytest.raises(AgentError, match=r"has no reference solution: add solution/solve\.sh"):
         reference_calls(dataclasses.replace(TEXT, solution=()))
 
 
-def test_scripts_of_several_lines_that_belong_together_stay_one_call() -> None:
+def test_multiline_commands_stay_one_call() -> None:
     several, one = terminal_basic.make("text-steps", 0), terminal_basic.make("script-args", 0)
     assert len(reference_calls(several)) == len(several.solution[0].read().splitlines())  # the first line starts bash
     assert [call.name for call in reference_calls(one)] == ["bash", "submit"]
 
 
-def test_words_are_exchanged_alike_in_a_whole_row(tmp_path: Path) -> None:
+def test_word_shuffle_is_consistent_within_a_sequence(tmp_path: Path) -> None:
     from clawgym.engines.tiny import make_tiny_model
 
     corpus = [form for word in WORDS for form in (word, f" {word}", word.capitalize(), f" {word.capitalize()}")] * 2
     renderer = Renderer(make_tiny_model(tmp_path / "model", vocab=4000, corpus=corpus))
     said = [{"role": "user", "content": "Copy olive.txt to the folder mango. Olive!"},
             {"role": "assistant", "content": "cp olive.txt mango"}]  # fmt: skip
-    row = row_of(renderer, said)
+    row = masked_sequence(renderer, said)
     shuffle = WordShuffle(renderer, WORDS)
     changed = [shuffle(row, random.Random(seed)) for seed in range(20)]
     assert all(len(other.ids) == len(row.ids) and other.mask == row.mask for other in changed)
@@ -108,10 +108,10 @@ def test_words_are_exchanged_alike_in_a_whole_row(tmp_path: Path) -> None:
     ("text", "says"),
     [("{}", "line 1 has no messages"), ('{"messages": [{"role": "user", "content": "x"}]}', "has no reply")],
 )
-def test_a_file_that_cannot_be_imitated_is_named(text: str, says: str, model_folder: Path, tmp_path: Path) -> None:
+def test_invalid_sft_file_is_named(text: str, says: str, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text(text + "\n")
     with pytest.raises(TrainingError, match=says):
-        list(rows_of(tmp_path / "m.jsonl", Renderer(model_folder)))
+        list(masked_sequences(tmp_path / "m.jsonl", Renderer(model_folder)))
     failed: dict[str, Any] = {"messages": [], "outcome": "failed"}
     (tmp_path / "m.jsonl").write_text(json.dumps(failed) + "\n")
-    assert list(rows_of(tmp_path / "m.jsonl", Renderer(model_folder))) == []
+    assert list(masked_sequences(tmp_path / "m.jsonl", Renderer(model_folder))) == []

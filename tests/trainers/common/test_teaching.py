@@ -25,7 +25,7 @@ from ..local.test_learner import config, on_policy, start
 from ..runs import Said, small
 
 
-def test_a_taught_token_moves_towards_its_teacher_and_the_others_stay_theirs(tmp_path: Path) -> None:
+def test_token_moves_towards_teacher_and_others_do_not(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     taught = {("e0", 0): "up", ("e5", 0): "down"}
     about = config(
@@ -41,34 +41,34 @@ def test_a_taught_token_moves_towards_its_teacher_and_the_others_stay_theirs(tmp
             gap = 0.5 if taught[member.episode.id, 0] == "up" else -0.5
             spoken[member.episode.id, 0] = (own + gap).tolist()
     batch = dataclasses.replace(
-        make_batch(made, about, seed=0, taught=spoken), rollout_logp=plain.rollout_logp, advantages=plain.advantages
+        make_batch(made, about, seed=0, teachers=spoken), rollout_logp=plain.rollout_logp, advantages=plain.advantages
     )
     assert batch.teacher_logp.isfinite().sum() == sum(map(len, spoken.values()))
-    figures = learner.learn(batch, seed=0)
-    assert 0 < figures["opd/tokens_taught_frac"] < 1
+    metrics = learner.train_step(batch, seed=0)
+    assert 0 < metrics["opd/tokens_taught_frac"] < 1
     moved = on_policy(plain, learner.policy).rollout_logp - plain.rollout_logp
     assert moved[plain.episode == 0].mean() > 0 > moved[plain.episode == 5].mean()
 
 
-def test_without_a_teacher_nothing_is_added(tmp_path: Path) -> None:
+def test_nothing_is_added_without_teacher(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     weights = []
     for about in (config(), config(reward={"judge": "policy"}, distillation={"hints": 2})):
         learner = start(folder, about)
-        learner.learn(on_policy(make_batch(some_batch(), about, seed=0), learner.policy), seed=0)
+        learner.train_step(on_policy(make_batch(some_batch(), about, seed=0), learner.policy), seed=0)
         weights.append(torch.cat([p.detach().flatten() for p in learner.parameters]))
     assert torch.equal(*weights)
 
 
-def test_a_teacher_of_another_length_is_refused() -> None:
+def test_teacher_of_wrong_length_raises() -> None:
     about = config()
-    with pytest.raises(ValueError, match=r"2 of .* ids are taught"):
-        make_batch(some_batch(), about, seed=0, taught={("e0", 0): [-1.0, -1.0]})
+    with pytest.raises(ValueError, match=r"2 teacher log-probs for"):
+        make_batch(some_batch(), about, seed=0, teachers={("e0", 0): [-1.0, -1.0]})
     assert all(map(math.isnan, make_batch(some_batch(), about, seed=0).teacher_logp.tolist()))
 
 
 def test_hints_need_a_judge_that_gives_them() -> None:
-    with pytest.raises(ValidationError, match="rule and head give no hints"):
+    with pytest.raises(ValidationError, match="the judges rule and head give no hints"):
         small(reward={"judge": "rule"}, distillation={"hints": 1})
 
 
@@ -79,7 +79,7 @@ async def judge() -> AsyncIterator[str]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_hints_of_a_judge_teach(judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hints_of_judge_change_the_policy(judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     about: dict[str, Any] = {"judge": "model", "model": "j", "base_url": judge, "votes": 1}
     run = small(reward=about, distillation={"hints": 1}, budget={"steps": 1}, evaluation={"every": 9})
@@ -109,7 +109,7 @@ class Hints:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_hints_teach_where_no_vote_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hints_are_used_without_valid_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hinting_judges.py").write_text(_HINTING)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = small(

@@ -27,19 +27,19 @@ def beside(server: Server, folder: Path, staleness: int) -> TrainConfig:
     )
 
 
-def figures(run: Path) -> list[dict[str, float]]:
+def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @needs_vllm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_run_samples_by_what_it_has_learnt(tmp_path: Path, staleness: int) -> None:
+async def test_run_samples_with_updated_adapters(tmp_path: Path, staleness: int) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     out = tmp_path / "run"
     with serving(folder) as server:
         await train(beside(server, folder, staleness), out, "rl", view=Said())
-    rows = figures(out)
+    rows = metrics(out)
     assert [row["step"] for row in rows] == [1, 2, 3]
     behind = [row["staleness/max"] for row in rows]
     with Pool(out / "pool.db") as pool:
@@ -59,7 +59,7 @@ async def test_a_run_samples_by_what_it_has_learnt(tmp_path: Path, staleness: in
 
 @needs_vllm
 @pytest.mark.timeout(900)
-async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
+async def test_run_survives_server_restart(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     out = tmp_path / "run"
     with serving(folder) as server:
@@ -71,17 +71,17 @@ async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
         with serving(folder, port=server.port):
             progress = await running
     assert progress.step == 3
-    rows = figures(out)
+    rows = metrics(out)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
 
 
-def test_it_is_for_adapters() -> None:
+def test_vllm_needs_adapters() -> None:
     with pytest.raises(TrainingError, match=r"compute\.vllm.*model\.lora"):
         load_config("tiny-cpu", ["compute.vllm=http://127.0.0.1:1/v1"])
 
 
-def test_its_memory_is_not_the_trainers(tmp_path: Path) -> None:
+def test_server_memory_is_not_planned(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     model = {"path": str(folder), "lora": {"rank": 4}}
     alone = plan(small(model=model), "rl", tmp_path / "run")["memory_bytes"]

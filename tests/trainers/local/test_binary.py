@@ -32,31 +32,31 @@ def batch() -> Batch:
     return batch_of([[judged], [doubted], [alone]])
 
 
-def test_the_vote_is_the_advantage_and_neither_outcome_nor_group_are_in_it() -> None:
-    made = make_batch(batch(), config(**BINARY), seed=0, worth=0.5)
+def test_binary_advantage_is_the_vote() -> None:
+    made = make_batch(batch(), config(**BINARY), seed=0, process_weight=0.5)
     assert made.advantages.tolist() == [-1, -1, 1, 1, 0, 0, 0, 0]
-    assert made.figures["reward/process_scored_frac"] == 0.75
+    assert made.metrics["reward/process_scored_frac"] == 0.75
     normalised = make_batch(batch(), config(reward={"judge": "rule"}), seed=0)
     assert normalised.advantages[:4].tolist() != [-1, -1, 1, 1]
 
 
-def test_what_was_voted_for_becomes_likelier_and_what_was_voted_against_less(tmp_path: Path) -> None:
+def test_binary_training_follows_votes(tmp_path: Path) -> None:
     about = config(**BINARY, optimizer={"lr": 1e-3})
     learner = start(make_tiny_model(tmp_path / "model", spread=0.05), about)
     plain = on_policy(make_batch(batch(), about, seed=0), learner.policy)
-    learner.learn(plain, seed=0)
+    learner.train_step(plain, seed=0)
     moved = on_policy(plain, learner.policy).rollout_logp - plain.rollout_logp
     assert moved[:2].mean() < 0 < moved[2:4].mean()
     assert torch.isfinite(moved).all()
 
 
-def test_votes_are_counted_not_averaged() -> None:
+def test_binary_reward_is_majority_vote() -> None:
     said = {n: Judgement(votes, ("",) * len(votes), "j", "v") for n, votes in enumerate([(1, 0, 0), (1, -1), (None,)])}
     assert rewards_of(said, by_majority=True)[0] == {0: 0, 1: 0}
     assert rewards_of({7: Judgement((-1, -1, 1), ("",) * 3, "j", "v")}, by_majority=True)[0] == {7: -1}
     assert rewards_of(said)[0] == {0: pytest.approx(1 / 3), 1: 0}
 
 
-def test_it_needs_a_judge() -> None:
-    with pytest.raises(ValidationError, match="binary learns from a judge's votes alone"):
+def test_binary_needs_a_judge() -> None:
+    with pytest.raises(ValidationError, match="binary trains on a judge's votes only"):
         config(algorithm={"advantage": "binary"})

@@ -15,7 +15,7 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
-from clawgym.trainers.common.imitation import Imitated
+from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.policy import Policy, load_policy
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
@@ -53,29 +53,29 @@ def on_policy(batch: TrainingBatch, policy: Policy) -> TrainingBatch:
     return dataclasses.replace(batch, rollout_logp=logp)
 
 
-def test_what_was_rewarded_becomes_likelier(folder: Path) -> None:
+def test_rewarded_tokens_become_likelier(folder: Path) -> None:
     about = config()
     learner = start(folder, about)
     batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
     before = batch.rollout_logp
-    figures = learner.learn(batch, seed=0)
+    metrics = learner.train_step(batch, seed=0)
     after = on_policy(batch, learner.policy).rollout_logp
     gain = after - before
     assert (gain[batch.advantages > 0]).mean() > 0 > (gain[batch.advantages < 0]).mean()
-    assert figures["training/rollout_probs_diff"] < 1e-6
-    assert figures["actor/grad_norm"] > 0
-    assert figures["actor/ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["training/rollout_probs_diff"] < 1e-6
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["actor/ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
-def test_the_rate_rises_at_first_and_falls_with_the_budget(folder: Path) -> None:
+def test_learning_rate_warmup_and_decay(folder: Path) -> None:
     about = config(optimizer={"lr": 1e-3, "warmup": 2, "decay": True})
     learner, batch = start(folder, about), make_batch(some_batch(), about, seed=0)
-    rates = [learner.learn(batch, seed=0, done=done)["actor/lr"] for done in (0.0, 0.0, 0.5, 1.0)]
+    rates = [learner.train_step(batch, seed=0, done=done)["actor/lr"] for done in (0.0, 0.0, 0.5, 1.0)]
     assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
-def test_how_it_is_cut_changes_nothing(folder: Path, minibatches: int) -> None:
+def test_micro_batching_does_not_change_update(folder: Path, minibatches: int) -> None:
     found = []
     for micro_tokens, row_tokens in ((64, 32), (4096, 2048), (200, 64)):
         about = config(
@@ -84,13 +84,13 @@ def test_how_it_is_cut_changes_nothing(folder: Path, minibatches: int) -> None:
         )
         learner = start(folder, about)
         batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
-        learner.learn(batch, seed=3)
+        learner.train_step(batch, seed=3)
         found.append(weights(learner))
         assert learner.updates == 2 * minibatches
     assert (found[0] - found[1]).abs().max() < 2e-4 > (found[0] - found[2]).abs().max()
 
 
-def test_the_largest_ratio_is_that_of_all_micro_batches(folder: Path) -> None:
+def test_ratio_max_is_over_all_micro_batches(folder: Path) -> None:
     found = []
     for micro_tokens, row_tokens in ((64, 32), (4096, 2048)):
         about = config(
@@ -101,22 +101,22 @@ def test_the_largest_ratio_is_that_of_all_micro_batches(folder: Path) -> None:
         learner = start(folder, about)
         batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
         first = torch.where(batch.row == 0, batch.rollout_logp - 1, batch.rollout_logp)
-        found.append(learner.learn(dataclasses.replace(batch, rollout_logp=first), seed=0)["actor/ratio_max"])
+        found.append(learner.train_step(dataclasses.replace(batch, rollout_logp=first), seed=0)["actor/ratio_max"])
     assert found == pytest.approx([math.e, math.e], abs=1e-2)
 
 
-def test_groups_that_agree_teach_nothing(folder: Path) -> None:
+def test_zero_variance_groups_change_nothing(folder: Path) -> None:
     about = config()
     same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(3)]])
     learner = start(folder, about)
     before = weights(learner)
     batch = make_batch(same, about, seed=0)
-    assert batch.figures["rollout/group_all_one_frac"] == 1
-    learner.learn(batch, seed=0)
+    assert batch.metrics["rollout/group_all_one_frac"] == 1
+    learner.train_step(batch, seed=0)
     assert torch.equal(before, weights(learner))
 
 
-def test_an_episode_is_one_vote_however_many_rows_it_has(folder: Path) -> None:
+def test_episodes_are_weighted_equally_with_several_sequences(folder: Path) -> None:
     whole = sample_of((9, 10, 21, 22, 23, 24), (0, 0, 1, 1, 1, 1), (-1.0,) * 4)
     halves = [sample_of((9, 10, 21, 22), (0, 0, 1, 1), (-1.0,) * 2),
               sample_of((9, 10, 21, 22, 23, 24), (0, 0, 0, 0, 1, 1), (-1.0,) * 2)]  # fmt: skip
@@ -126,12 +126,12 @@ def test_an_episode_is_one_vote_however_many_rows_it_has(folder: Path) -> None:
         about = config(algorithm={"old": "rollout"}, guards={"max_kl": 1e9})
         learner = start(folder, about)
         made = batch_of([[episode_of(0, 1.0, rows), episode_of(1, 0.0, [other])]])
-        learner.learn(make_batch(made, about, seed=0), seed=0)
+        learner.train_step(make_batch(made, about, seed=0), seed=0)
         gradients.append(weights(learner))
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5
 
 
-def test_a_turn_has_the_advantage_of_its_own_judgement() -> None:
+def test_turn_has_advantage_of_its_process_reward() -> None:
     rows = sample_of((9, 10, 21, 22, 40, 23, 24), (0, 0, 1, 1, 0, 1, 1), (-1.0,) * 4, (0, 0, 1, 1))
     made = batch_of([[episode_of(0, 1.0, [rows], {0: 1.0, 1: -1.0}), episode_of(1, 1.0, [rows], {0: -1.0})]])
     plain = make_batch(made, config(), seed=0)
@@ -142,100 +142,102 @@ def test_a_turn_has_the_advantage_of_its_own_judgement() -> None:
     assert judged.advantages.tolist()[:4] == [first, first, second, second]
     assert third < 0
     assert judged.advantages[6].item() == 0  # not judged, and its outcome is that of its group
-    assert judged.figures["reward/process_scored_frac"] == pytest.approx(3 / 4)
+    assert judged.metrics["reward/process_scored_frac"] == pytest.approx(3 / 4)
 
 
-def test_shuffled_rewards_are_the_same_rewards() -> None:
+def test_shuffle_keeps_the_set_of_rewards() -> None:
     made = some_batch()
     plain, control = (make_batch(made, config(reward={"shuffle": on}), seed=5) for on in (False, True))
-    assert plain.figures["rollout/avg_reward_submitted"] == control.figures["rollout/avg_reward_submitted"]
+    assert plain.metrics["rollout/avg_reward_submitted"] == control.metrics["rollout/avg_reward_submitted"]
     assert plain.advantages.tolist() != control.advantages.tolist()
     again = make_batch(made, config(reward={"shuffle": True}), seed=5)
     assert again.advantages.tolist() == control.advantages.tolist()
 
 
-def test_numbers_that_are_none_leave_the_weights_alone(folder: Path) -> None:
+def test_nan_gradient_leaves_weights_unchanged(folder: Path) -> None:
     about = config()
     learner = start(folder, about)
     batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
     learner.parameters[3].data[0] = math.nan
     before = [p.detach().clone() for p in learner.parameters]
-    with pytest.raises(TrainingError, match="is not a number; the weights were left"):
-        learner.learn(batch, seed=0)
+    with pytest.raises(TrainingError, match="NaN or infinite; the weights were not changed"):
+        learner.train_step(batch, seed=0)
     assert all(
         torch.equal(a.nan_to_num(7), b.detach().nan_to_num(7)) for a, b in zip(before, learner.parameters, strict=True)
     )
 
 
-def test_a_leap_and_a_collapse_stop_the_run(folder: Path) -> None:
+def test_kl_and_entropy_guards_raise(folder: Path) -> None:
     far = config(algorithm={"old": "rollout"})  # the rows claim log-probs that this policy does not give
-    with pytest.raises(TrainingError, match=r"moved .* nats a token away .*guards\.max_kl"):
-        start(folder, far).learn(make_batch(some_batch(), far, seed=0), seed=0)
+    with pytest.raises(TrainingError, match=r"KL of one step is .* nats per token .*guards\.max_kl"):
+        start(folder, far).train_step(make_batch(some_batch(), far, seed=0), seed=0)
     leaps = config(optimizer={"lr": 0.5, "warmup": 1})  # one update, before which nothing is to be seen
     learner = start(folder, leaps)
-    with pytest.raises(TrainingError, match=r"moved .* nats a token away .*guards\.max_kl"):
-        learner.learn(on_policy(make_batch(some_batch(), leaps, seed=0), learner.policy), seed=0)
+    with pytest.raises(TrainingError, match=r"KL of one step is .* nats per token .*guards\.max_kl"):
+        learner.train_step(on_policy(make_batch(some_batch(), leaps, seed=0), learner.policy), seed=0)
     certain = config(guards={"min_entropy": 20.0})
     learner = start(folder, certain)
     batch = on_policy(make_batch(some_batch(), certain, seed=0), learner.policy)
     with pytest.raises(TrainingError, match=r"entropy of the policy fell to .*guards\.min_entropy"):
-        learner.learn(batch, seed=0)
+        learner.train_step(batch, seed=0)
 
 
-def test_a_policy_that_gives_no_numbers_is_past_the_guard(folder: Path) -> None:
+def test_nan_policy_exceeds_guard(folder: Path) -> None:
     """The gradient is finite, and the update is not: the KL is NaN, which is not above the bound."""
     learner = start(folder, config())
     batch = on_policy(make_batch(some_batch(), config(), seed=0), learner.policy)
     learner.optimizer.register_step_post_hook(lambda *_: learner.parameters[3].data.fill_(math.nan))
-    with pytest.raises(TrainingError, match=r"moved nan nats a token away .*guards\.max_kl"):
-        learner.learn(batch, seed=0)
+    with pytest.raises(TrainingError, match=r"KL of one step is nan nats per token .*guards\.max_kl"):
+        learner.train_step(batch, seed=0)
 
 
-def test_the_mismatch_is_measured_without_a_pass_of_its_own(folder: Path) -> None:
+def test_mismatch_is_measured_without_extra_forward_pass(folder: Path) -> None:
     about = config(algorithm={"old": "rollout", "minibatches": 2}, guards={"max_kl": 1e9})
     learner = start(folder, about)
     batch = make_batch(some_batch(), about, seed=0)
-    assert learner.learn(on_policy(batch, learner.policy), seed=0)["training/rollout_probs_diff"] < 1e-6
-    assert learner.learn(batch, seed=0)["training/rollout_probs_diff"] > 1e-3  # ids that it would not have sampled so
+    assert learner.train_step(on_policy(batch, learner.policy), seed=0)["training/rollout_probs_diff"] < 1e-6
+    assert (
+        learner.train_step(batch, seed=0)["training/rollout_probs_diff"] > 1e-3
+    )  # ids that it would not have sampled so
 
 
-def test_only_adapters_are_trained_and_the_rest_is_shared(folder: Path) -> None:
+def test_lora_trains_adapters_and_shares_base_weights(folder: Path) -> None:
     about = config(model={"lora": {"rank": 4, "alpha": 8}})
     learner = start(folder, about)
     frozen = {n: p.detach().clone() for n, p in learner.policy.module.named_parameters() if not p.requires_grad}
     assert learner.policy.trained()
     assert all("lora_" in name for name in learner.policy.trained())
     batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
-    learner.learn(batch, seed=0)
+    learner.train_step(batch, seed=0)
     now = dict(learner.policy.module.named_parameters())
     assert all(torch.equal(now[name], tensor) for name, tensor in frozen.items())
     assert (on_policy(batch, learner.policy).rollout_logp - batch.rollout_logp).abs().max() > 0
 
 
-def test_entropy_can_be_rewarded(folder: Path) -> None:
+def test_entropy_bonus_raises_entropy(folder: Path) -> None:
     """Where episodes agree there is nothing else to learn: it rises by the bonus alone."""
     same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20, 21 + n), (0, 0, 1), (-1.0,))]) for n in range(2)]])
     about = config(algorithm={"entropy": 1.0})
     learner, batch = start(folder, about), make_batch(same, about, seed=0)
-    seen = [learner.learn(batch, seed=0)["actor/entropy"] for _ in range(20)]
+    seen = [learner.train_step(batch, seed=0)["actor/entropy"] for _ in range(20)]
     assert seen[-1] > seen[0] + 1e-3
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
-def test_a_first_policy_holds_back(folder: Path, lora: dict[str, Any] | None) -> None:
+def test_kl_to_initial_policy_limits_update(folder: Path, lora: dict[str, Any] | None) -> None:
     model = {"model": {"lora": lora}, "optimizer": {"lr": 1e-3 if lora is None else 1e-2}}
     free, held = config(algorithm={"epochs": 4}, **model), config(algorithm={"epochs": 4, "kl": 50.0}, **model)
     moved = []
     for about in (free, held):
         learner = start(folder, about)
         batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
-        figures = learner.learn(batch, seed=0)
+        metrics = learner.train_step(batch, seed=0)
         moved.append((on_policy(batch, learner.policy).rollout_logp - batch.rollout_logp).abs().mean())
     assert moved[1] < 0.8 * moved[0]
-    assert figures["actor/ref_kl"] > 0
+    assert metrics["actor/ref_kl"] > 0
 
 
-def test_imitation_learns_the_trained_ids_alone(folder: Path) -> None:
+def test_imitation_trains_masked_ids_only(folder: Path) -> None:
     about = config(sft={"lr": 3e-3, "warmup": 1, "steps": 30})
     learner = start(folder, about)
     rows = [MaskedSequence((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), MaskedSequence((9, 12, 13, 50), (0, 0, 0, 1))]
@@ -248,40 +250,40 @@ def test_imitation_learns_the_trained_ids_alone(folder: Path) -> None:
 DEMONSTRATIONS = [MaskedSequence((9, 10, 11, 40, 41), (0, 0, 0, 1, 1)), MaskedSequence((9, 12, 13, 50), (0, 0, 0, 1))]
 
 
-def imitated(folder: Path, about: TrainConfig) -> Imitated:
-    return Imitated(DEMONSTRATIONS, about, Renderer(folder))
+def imitation(folder: Path, about: TrainConfig) -> ImitationData:
+    return ImitationData(DEMONSTRATIONS, about, Renderer(folder))
 
 
-def test_imitation_beside_rewards_is_a_part_of_the_gradient(folder: Path) -> None:
+def test_imitation_loss_adds_to_rl_gradient(folder: Path) -> None:
     """Where all rewards are alike, it is the whole gradient: the step is that of imitation alone."""
     about = config(algorithm={"imitation": 1.0}, sft={"batch": 2, "lr": 1e-3, "warmup": 1, "decay": False})
     alike = batch_of([[episode_of(n, 1.0, [sample_of((9, 9, 50 + n), (0, 0, 1), (-3.0,))]) for n in range(2)]])
     mixed = some_batch()
     both, alone, plain = (start(folder, about) for _ in range(3))
-    figures = both.learn(make_batch(alike, about, seed=0), seed=0, imitated=imitated(folder, about))
-    alone.imitate(imitated(folder, about).batch(0), step=1, steps=2)
+    metrics = both.train_step(make_batch(alike, about, seed=0), seed=0, imitation=imitation(folder, about))
+    alone.imitate(imitation(folder, about).batch(0), step=1, steps=2)
     assert torch.equal(weights(both), weights(alone))
-    assert figures["sft/loss"] > 4
-    both.learn(make_batch(mixed, about, seed=0), seed=0, imitated=imitated(folder, about))
-    plain.imitate(imitated(folder, about).batch(0), step=1, steps=2)
-    plain.learn(make_batch(mixed, about, seed=0), seed=0)
+    assert metrics["sft/loss"] > 4
+    both.train_step(make_batch(mixed, about, seed=0), seed=0, imitation=imitation(folder, about))
+    plain.imitate(imitation(folder, about).batch(0), step=1, steps=2)
+    plain.train_step(make_batch(mixed, about, seed=0), seed=0)
     assert not torch.equal(weights(both), weights(plain))
 
 
-def test_what_was_solved_is_imitated_and_known_again(folder: Path) -> None:
+def test_solved_episodes_are_imitated_and_restored(folder: Path) -> None:
     about = config(sft={"batch": 64})
     batch = make_batch(some_batch(), about, seed=0)
-    known, again = imitated(folder, about), imitated(folder, about)
+    known, again = imitation(folder, about), imitation(folder, about)
     assert {row.ids for row in known.batch(0)} == {row.ids for row in DEMONSTRATIONS}
-    assert known.remember(batch) == {"t": "e5"}  # the last one of the task; 3 and 7 have two rows each
+    assert known.add_solved(batch) == {"t": "e5"}  # the last one of the task; 3 and 7 have two rows each
     assert known.solved == 1
     chosen = {row.ids for row in known.batch(1)}
     assert chosen == {row.ids for row in DEMONSTRATIONS} | {batch.episodes[5].sequences[0].ids}
-    again.remember(batch)
+    again.add_solved(batch)
     assert again.batch(5) == known.batch(5) != known.batch(6)
 
 
-def test_of_shuffled_rewards_it_imitates_what_got_one(folder: Path) -> None:
+def test_shuffled_rewards_decide_what_is_imitated(folder: Path) -> None:
     about = config(reward={"shuffle": True})
-    kept = [imitated(folder, about).remember(make_batch(some_batch(), about, seed=seed)) for seed in range(8)]
+    kept = [imitation(folder, about).add_solved(make_batch(some_batch(), about, seed=seed)) for seed in range(8)]
     assert len({one.get("t") for one in kept}) > 1

@@ -13,7 +13,7 @@ from clawgym.errors import TrainingError
 from clawgym.pool import Pool
 from clawgym.trainers.config import load_config
 from clawgym.trainers.local.personal import METHODS, bench, config_of
-from clawgym.trainers.local.personal_report import by_method, hints_in_words, over_seeds, report
+from clawgym.trainers.local.personal_report import by_method, hint_summary, over_seeds, report
 
 from ...conftest import benchmark
 
@@ -33,7 +33,7 @@ def command(out: Path, *more: str) -> None:
     assert benchmark("personal").main(["--seeds", "1", "--out", str(out), *settings, *more]) == 0
 
 
-def test_the_command_measures_talks_learns_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_command_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command(out, "--method", "combined")
     (first,) = json.loads((out / "results.json").read_text())["cells"]
@@ -61,20 +61,20 @@ def test_the_command_measures_talks_learns_and_goes_on_where_it_ended(tmp_path: 
 
 
 @pytest.mark.asyncio
-async def test_what_is_interrupted_goes_on(tmp_path: Path) -> None:
+async def test_interrupted_benchmark_resumes(tmp_path: Path) -> None:
     config = load_config("personal-cpu", SMALL)
     done: list[tuple[str, int]] = []
 
     async def run(until: int) -> dict[str, Any]:
         stop, said = asyncio.Event(), []
 
-        def told(what: str, at: int, total: int) -> None:
+        def on_progress(what: str, at: int, total: int) -> None:
             done.append((what.partition(",")[0], at))
             if len(done) == until:
                 stop.set()
 
         results = await bench(
-            config, tmp_path / "run", methods=["binary"], seeds=1, told=told, say=said.append, stop=stop
+            config, tmp_path / "run", methods=["binary"], seeds=1, on_progress=on_progress, say=said.append, stop=stop
         )
         assert len(said) == 1
         return results
@@ -86,19 +86,19 @@ async def test_what_is_interrupted_goes_on(tmp_path: Path) -> None:
     assert done == [("imitation", 1), ("imitation", 2), ("binary", 1), ("binary", 1), ("binary", 2)]
 
 
-def test_an_unknown_method_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_method_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command(tmp_path / "run", "--method", "sft")
     assert "invalid choice: 'sft'" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_leaves_no_run(tmp_path: Path) -> None:
+def test_missing_model_leaves_no_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"model\.path .*/nowhere: no such folder"):
         command(tmp_path / "run", "--set", f"model.path={tmp_path / 'nowhere'}")
     assert not list(tmp_path.iterdir())
 
 
-def test_methods_differ_in_what_is_learnt_and_in_nothing_else() -> None:
+def test_methods_differ_only_in_training_signal() -> None:
     plain = load_config("personal-cpu")
     made = {method: config_of(plain, method, 3) for method in METHODS}
     weights = {m: (c.distillation.hints, c.distillation.w_rl, c.distillation.w_opd) for m, c in made.items()}
@@ -118,21 +118,21 @@ def cell(method: str, seed: int, change: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_report_compares_the_same_people() -> None:
+def test_report_compares_same_person() -> None:
     cells = [cell("random", 0, 0.0), cell("random", 1, 0.2), cell("opd", 0, 0.3), cell("opd", 1, 0.5)]
     gap = {"nats": 1.0, "low": 0.5, "high": 1.5, "requests": 9}
     hints = {"right": gap, "wrong": {"nats": -1.0, "low": -1.5, "high": -0.5, "requests": 9}}
     found = by_method({"cells": cells})
     assert found["opd"]["against_random"] == pytest.approx((0.3, 0.3, 0.3))
     assert found["random"]["against_random"] is None
-    assert "so it can be its own teacher" in hints_in_words(hints)
-    assert "OPD cannot be tested" in hints_in_words({**hints, "right": {**gap, "low": -0.1}})
+    assert "so it can be its own teacher" in hint_summary(hints)
+    assert "OPD cannot be tested" in hint_summary({**hints, "right": {**gap, "low": -0.1}})
     text = report({"hints": hints, "cells": cells})
     assert "| opd | 2 | 0.50 |" in text
     assert "never" in text
 
 
-def test_an_interval_over_seeds_is_students() -> None:
+def test_interval_over_seeds_uses_student_t() -> None:
     value, low, high = over_seeds([0.1, 0.2, 0.3], least=-1)
     assert (value, high - value) == (pytest.approx(0.2), pytest.approx(4.3027 * 0.1 / 3**0.5, abs=1e-4))
     assert value - low == pytest.approx(high - value)

@@ -62,18 +62,18 @@ async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
-async def test_what_is_sampled_is_near_to_what_is_learnt_from(folder: Path, lora: Any) -> None:
+async def test_engine_and_trainer_probabilities_are_close(folder: Path, lora: Any) -> None:
     about = TrainConfig.model_validate({"model": {"dtype": "bfloat16", "lora": lora}, "optimizer": {"lr": 1e-3}})
     learner = Learner(load_policy(about.model, folder, about.compute), about)
     assert learner.policy.module.get_input_embeddings().weight.dtype == torch.bfloat16
     before = {name: tensor.clone() for name, tensor in learner.policy.trained().items()}
-    figures = learner.learn(await rolled_out(learner, about), seed=0)
-    assert figures["training/rollout_probs_diff"] < 1e-4  # a probability is about 2e-3; in float32 it is below 1e-6
-    assert figures["actor/grad_norm"] > 0
+    metrics = learner.train_step(await rolled_out(learner, about), seed=0)
+    assert metrics["training/rollout_probs_diff"] < 1e-4  # a probability is about 2e-3; in float32 it is below 1e-6
+    assert metrics["actor/grad_norm"] > 0
     assert any(not torch.equal(before[name], tensor) for name, tensor in learner.policy.trained().items())
 
 
-def test_steps_that_are_smaller_than_its_numbers_add_up(folder: Path) -> None:
+def test_small_updates_accumulate_in_bfloat16(folder: Path) -> None:
     about: dict[str, Any] = {"sft": {"lr": 1e-5, "warmup": 1, "decay": False}}
     gained = []
     for dtype in ("bfloat16", "float32"):
@@ -83,7 +83,7 @@ def test_steps_that_are_smaller_than_its_numbers_add_up(folder: Path) -> None:
     assert gained[0] == pytest.approx(gained[1], rel=0.3)
 
 
-def test_a_checkpoint_goes_on_exactly(folder: Path, tmp_path: Path) -> None:
+def test_resume_from_checkpoint_is_exact(folder: Path, tmp_path: Path) -> None:
     about: dict[str, Any] = {"sft": {"lr": 2e-5, "warmup": 1, "steps": 20}}
     whole, first, second = (start(folder, **about) for _ in range(3))
     for step in range(6):
@@ -112,9 +112,7 @@ async def test_whole_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
-def test_weights_are_loaded_in_as_many_bits_as_are_asked_for(
-    quantize: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantized_weights_are_loaded(quantize: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops where transformers would load them: bitsandbytes is not required here."""
     asked: list[Any] = []
 

@@ -20,12 +20,12 @@ from clawgym.records import Episode, Outcome
 from clawgym.rewards.rules import RuleJudge
 from clawgym.sandbox import Backend
 from clawgym.trainers.common.batch import make_batch
-from clawgym.trainers.common.collector import Collector, Groups, Player
+from clawgym.trainers.common.collector import Collector, GroupPlayer, Player
 from clawgym.trainers.common.judging import Judging
-from clawgym.trainers.common.parts import load_parts
 from clawgym.trainers.common.policy import load_policy
-from clawgym.trainers.common.scratch import base_folder
-from clawgym.trainers.common.services import opened
+from clawgym.trainers.common.services import open_services
+from clawgym.trainers.common.splits import load_splits
+from clawgym.trainers.common.start_model import base_folder
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
@@ -65,11 +65,11 @@ class OneStep(Said):
     def __init__(self) -> None:
         super().__init__()
         self.stop = asyncio.Event()
-        self.figures: Any = {}
+        self.metrics: Any = {}
 
-    def step(self, step: int, figures: Any) -> None:
-        super().step(step, figures)
-        self.figures = figures
+    def step(self, step: int, metrics: Any) -> None:
+        super().step(step, metrics)
+        self.metrics = metrics
         self.stop.set()
 
 
@@ -84,15 +84,15 @@ def exact_turns(pool: Pool, episode: PooledEpisode) -> int:
 
 
 @pytest.mark.usefixtures("openclaw")
-async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
+async def test_training_step_with_real_openclaw(tmp_path: Path) -> None:
     """As a run does it, without its measurements: each of those would be a boot of OpenClaw more."""
     config = played_by("openclaw", agent={"prompt": "slim"})
     policy = load_policy(config.model, base_folder(config, tmp_path, (), ()), config.compute)
     learner = Learner(policy, config)
     with Pool(tmp_path / "pool.db") as pool:
-        async with opened(config, policy, tmp_path, pool) as setting:
-            tasks = load_parts(config.tasks, config.agent).train
-            groups = Groups(config, tasks, pool, setting.player)
+        async with open_services(config, policy, tmp_path, pool) as setting:
+            tasks = load_splits(config.tasks, config.agent).train
+            groups = GroupPlayer(config, tasks, pool, setting.player)
             collector = Collector(config, groups)
             collecting = asyncio.create_task(collector.run())
             while (batch := pool.fetch("trainer", 0, groups=1, policy_version=0, max_staleness=0)) is None:
@@ -100,9 +100,9 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
-            figures = learner.learn(make_batch(batch, config, seed=0), seed=0)
+            metrics = learner.train_step(make_batch(batch, config, seed=0), seed=0)
             await policy.publish(setting.engine, 1)
-        assert figures["training/rollout_probs_diff"] < 1e-4  # the trainer computes what OpenClaw was answered with
+        assert metrics["training/rollout_probs_diff"] < 1e-4  # the trainer computes what OpenClaw was answered with
         members = batch.groups[0].episodes
         ended = sorted((e.episode.sample, e.episode.agent.split()[0]) for e in members)  # whichever was the first
         assert ended == [(0, "openclaw"), (1, "openclaw")]
@@ -111,12 +111,12 @@ async def test_a_step_is_learnt_from_the_real_openclaw(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("openclaw")
-async def test_a_run_with_the_real_pi(tmp_path: Path) -> None:
+async def test_run_with_real_pi(tmp_path: Path) -> None:
     view, out = OneStep(), tmp_path / "run"
     progress = await train(played_by("pi"), out, view=view, stop=view.stop)
     assert progress.step == 1
-    assert view.figures["rollout/submitted_trajectories"] == 2
-    assert view.figures["training/rollout_probs_diff"] < 1e-4
+    assert view.metrics["rollout/submitted_trajectories"] == 2
+    assert view.metrics["training/rollout_probs_diff"] < 1e-4
     with Pool(out / "pool.db") as pool:
         learnt = [e for e in pool.episodes(channel="train") if e.fate == "delivered"]
         assert sorted((e.sample, e.agent) for e in learnt) == [(0, "pi 0.64.0"), (1, "pi 0.64.0")]
@@ -182,7 +182,7 @@ def said(prompt: str, _: int) -> str:
     return SAID[prompt.count("<|im_start|>assistant") - 1]
 
 
-async def test_its_turns_are_judged_and_learnt_from(desk: Any) -> None:
+async def test_program_turns_are_judged_and_trained_on(desk: Any) -> None:
     it = await desk(said)
     episodes = await asyncio.gather(it.play(0), it.play(1))
     assert {e.outcome for e in episodes} == {Outcome.SOLVED}
@@ -196,7 +196,7 @@ async def test_its_turns_are_judged_and_learnt_from(desk: Any) -> None:
     ]
 
 
-async def test_a_model_that_failed_is_nothing_to_learn_from(desk: Any) -> None:
+async def test_failed_model_calls_are_not_trained_on(desk: Any) -> None:
     dead: list[Any] = [refused(500)]
     it = await desk(lambda prompt, n: dead.pop() if dead else said(prompt, n))
     failed = await it.play(0)
@@ -207,7 +207,7 @@ async def test_a_model_that_failed_is_nothing_to_learn_from(desk: Any) -> None:
     assert len({e.episode.id for e in group.episodes}) == 2
 
 
-async def test_no_group_waits_for_a_program_that_never_came_up(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_does_not_wait_for_program_that_fails_to_start(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     it = await desk(said)
     await it.play(0)
     monkeypatch.setattr(Held, "error", InfraError("no room: make some"))
@@ -218,14 +218,14 @@ async def test_no_group_waits_for_a_program_that_never_came_up(desk: Any, monkey
     assert [e.episode.sample for e in group.episodes] == [0]
 
 
-async def test_a_group_is_not_finished_while_a_program_starts(desk: Any) -> None:
+async def test_group_is_incomplete_while_program_starts(desk: Any) -> None:
     """What a killed run left open makes room for its second attempt when that begins, and not before."""
     it = await desk(said)
     left = it.pool.open_episode(group=it.group, channel="train", task_id=it.task.id, sample=1)
     await it.play(0)
     Held.may.clear()
     Held.asked.clear()
-    playing = asyncio.create_task(it.play(1, instead_of=[left]))
+    playing = asyncio.create_task(it.play(1, replaces=[left]))
     await Held.asked.wait()
     assert it.state() == "open"
     assert it.pool.fetch("t", 0) is None
@@ -235,10 +235,10 @@ async def test_a_group_is_not_finished_while_a_program_starts(desk: Any) -> None
     assert sorted(e.episode.sample for e in group.episodes) == [0, 1]
 
 
-async def test_what_no_program_can_do_is_said(tmp_path: Path) -> None:
+async def test_unsupported_agents_raise(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"agent 'noop' does not take gateway"):
         await train(played_by("noop"), tmp_path / "noop", view=Said())
-    with pytest.raises(TrainingError, match="make demonstrations with another agent"):
+    with pytest.raises(TrainingError, match="demonstrations cannot be made with the agent"):
         await train(played_by("openclaw"), tmp_path / "sft", "sft", view=Said())
     for agent, why in (
         ({"name": "pi", "system_prompt": "Work."}, "leave them out for pi"),

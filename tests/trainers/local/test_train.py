@@ -39,7 +39,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-async def test_imitation_leaves_a_model_that_can_be_loaded(taught: Path) -> None:
+async def test_sft_leaves_loadable_model(taught: Path) -> None:
     assert [row["step"] for row in lines(taught / "metrics.jsonl")] == [1, 2, 3, 4]
     measured = [(row["split"], row["step"], row["greedy"]) for row in lines(taught / "evaluations.jsonl")]
     assert measured[:3] == [("validation", n, False) for n in (0, 2, 4)]
@@ -49,15 +49,15 @@ async def test_imitation_leaves_a_model_that_can_be_loaded(taught: Path) -> None
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {
         file.name for file in (best / "model").iterdir()
     }
-    assert "Measured in real boxes" in (taught / "report.html").read_text()
+    assert "<h2>Evaluation</h2>" in (taught / "report.html").read_text()
 
 
-async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Path) -> None:
+async def test_sft_resumes_where_it_stopped(taught: Path, tmp_path: Path) -> None:
     stop = asyncio.Event()
 
     class Stopping(Said):
-        def step(self, step: int, figures: Any) -> None:
-            super().step(step, figures)
+        def step(self, step: int, metrics: Any) -> None:
+            super().step(step, metrics)
             if step == 3:
                 stop.set()
 
@@ -72,13 +72,13 @@ async def test_imitation_goes_on_where_it_was_stopped(taught: Path, tmp_path: Pa
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 
 
-async def test_learning_that_is_stopped_between_two_checkpoints_is_saved(taught: Path, tmp_path: Path) -> None:
+async def test_stop_between_checkpoints_saves_one(taught: Path, tmp_path: Path) -> None:
     config = small(model={"path": str(taught)}, checkpoint_every=10, evaluation={"every": 10}, budget={"steps": 2})
     stop = asyncio.Event()
 
     class Stopping(Said):
-        def step(self, step: int, figures: Any) -> None:
-            super().step(step, figures)
+        def step(self, step: int, metrics: Any) -> None:
+            super().step(step, metrics)
             stop.set()
 
     first, second = Stopping(), Said()
@@ -88,7 +88,7 @@ async def test_learning_that_is_stopped_between_two_checkpoints_is_saved(taught:
     assert (first.steps, second.steps) == ([1], [2])
 
 
-async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> None:
+async def test_sft_stops_at_requested_score(tmp_path: Path) -> None:
     """Tasks that differ in nothing that has to be known: a small model solves all of them after some steps."""
     easy = terminal_basic.make("write-word", 0)
     reward = TaskFile("reward.sh", f"test -e {easy.workspace}/done && echo 1 || echo 0\n".encode(), executable=True)
@@ -116,7 +116,7 @@ async def test_imitation_ends_at_the_score_that_is_asked_for(tmp_path: Path) -> 
     assert again.step == progress.step
 
 
-async def test_a_model_or_data_that_are_not_there_leave_no_run(tmp_path: Path) -> None:
+async def test_missing_model_or_data_leaves_no_run(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     for method in ("sft", "rl"):
         with pytest.raises(TrainingError, match=r"model\.path .*/nowhere: no such folder"):
@@ -126,7 +126,7 @@ async def test_a_model_or_data_that_are_not_there_leave_no_run(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
+async def test_rl_run(taught: Path, tmp_path: Path) -> None:
     config = small(
         model={"path": str(taught)},
         rollout={"groups": 2, "group_size": 2, "staleness": 1},
@@ -165,16 +165,16 @@ async def test_learning_from_episodes(taught: Path, tmp_path: Path) -> None:
     assert said.steps == [4]
 
 
-async def test_past_a_guard_the_last_good_checkpoint_is_left(taught: Path, tmp_path: Path) -> None:
+async def test_exceeded_guard_keeps_last_good_checkpoint(taught: Path, tmp_path: Path) -> None:
     leaps = small(model={"path": str(taught)}, algorithm={"imitation": 1.0}, optimizer={"lr": 0.5, "warmup": 1})
-    with pytest.raises(TrainingError, match=r"moved .* within one step .*go on from the last checkpoint"):
+    with pytest.raises(TrainingError, match=r"KL of one step is .*resume from the last checkpoint"):
         await train(leaps, tmp_path / "rl", view=Said())
     checkpoints = Checkpoints(tmp_path / "rl")
     assert (checkpoints.last(), checkpoints.best()) == (tmp_path / "rl/checkpoints/000000",) * 2
-    assert "Measured in real boxes" in (tmp_path / "rl/report.html").read_text()
+    assert "<h2>Evaluation</h2>" in (tmp_path / "rl/report.html").read_text()
 
 
-async def test_adapters_are_learnt_and_sampled_by(taught: Path, tmp_path: Path) -> None:
+async def test_lora_training_and_sampling(taught: Path, tmp_path: Path) -> None:
     best = Checkpoints(taught).best()
     config = small(model={"path": str(best / "model"), "lora": {"rank": 2}}, budget={"steps": 2})  # type: ignore[operator]
     out = tmp_path / "lora"
@@ -185,7 +185,7 @@ async def test_adapters_are_learnt_and_sampled_by(taught: Path, tmp_path: Path) 
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in (last / "adapter").iterdir()}
 
 
-async def test_a_full_disk_is_said_before_anything_is_overwritten(
+async def test_full_disk_raises_before_overwriting(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clawgym.trainers.common import checkpoints
@@ -206,7 +206,7 @@ async def test_a_full_disk_is_said_before_anything_is_overwritten(
     assert said.steps == [2]
 
 
-async def test_the_figures_go_to_other_trackers_too(taught: Path, tmp_path: Path) -> None:
+async def test_metrics_go_to_trackers(taught: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracking = {"wandb": {"mode": "offline"}, "tensorboard": None}
@@ -220,7 +220,7 @@ async def test_the_figures_go_to_other_trackers_too(taught: Path, tmp_path: Path
     assert (shown.step, shown.value) == (1, pytest.approx(row["actor/grad_norm"]))
 
 
-async def test_what_would_be_done_is_said(tmp_path: Path) -> None:
+async def test_plan_describes_run(tmp_path: Path) -> None:
     about = plan(small(), "rl", tmp_path / "run")
     assert about["tasks"] == {"demonstrations": 4, "train": 6, "validation": 2, "heldout": 2}
     assert about["episodes_a_step"] == 4
@@ -233,7 +233,7 @@ def memory(tmp_path: Path, **parts: Any) -> dict[str, int]:
     return dict(plan(small(**parts), "rl", tmp_path / "run")["memory_bytes"])
 
 
-async def test_the_memory_that_is_planned_grows_with_what_it_is_for(tmp_path: Path) -> None:
+async def test_planned_memory_grows_with_settings(tmp_path: Path) -> None:
     plain = memory(tmp_path)
     weights = 4 * plan(small(), "rl", tmp_path / "run")["weights"]
     assert plain["weights of the policy"] == plain["weights of the engine"] == weights
@@ -249,12 +249,12 @@ async def test_the_memory_that_is_planned_grows_with_what_it_is_for(tmp_path: Pa
     half = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "dtype": "bfloat16"})
     assert half["weights of the policy"] == weights / 2
     assert half["gradients and AdamW"] == 3.5 * weights  # with the copies in float32
-    assert "weights of the first policy" in memory(tmp_path, algorithm={"kl": 0.1})
+    assert "weights of the initial policy" in memory(tmp_path, algorithm={"kl": 0.1})
     one_row = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "context_window": 4096})
     assert one_row["activations of a micro-batch"] == 4 * plain["activations of a micro-batch"]  # it is not cut
 
 
-async def test_what_a_model_that_sees_would_need_is_said(tmp_path: Path) -> None:
+async def test_plan_for_vision_model(tmp_path: Path) -> None:
     from clawgym.engines.tiny import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "sees", vision=True)
@@ -265,7 +265,7 @@ async def test_what_a_model_that_sees_would_need_is_said(tmp_path: Path) -> None
     assert all(about["memory_bytes"].values())
 
 
-async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_path: Path) -> None:
+async def test_turns_are_judged_before_training(taught: Path, tmp_path: Path) -> None:
     config = small(model={"path": str(taught)}, reward={"judge": "rule"}, budget={"steps": 2})
     out = tmp_path / "judged"
     await train(config, out, view=Said())
@@ -281,13 +281,13 @@ async def test_turns_are_judged_before_they_are_learnt_from(taught: Path, tmp_pa
         assert not any(pool.turn_rewards(episode.id) for episode in pool.episodes(channel="validation"))
     for wrong, said in (
         ({"judge": "oracle"}, "there is no judge 'oracle'.*Known judges: complaints, head, model, policy, rule"),
-        ({"judge": "model"}, "name it"),
+        ({"judge": "model"}, "set reward.model"),
     ):
         with pytest.raises(ValidationError, match=said):
             small(model={"path": str(taught)}, reward=wrong)
 
 
-async def test_what_is_too_long_or_no_call_loses_a_part_of_its_outcome(taught: Path, tmp_path: Path) -> None:
+async def test_length_and_malformed_penalties(taught: Path, tmp_path: Path) -> None:
     config = small(
         model={"path": str(taught)},
         budget={"steps": 1},
@@ -306,7 +306,7 @@ async def test_what_is_too_long_or_no_call_loses_a_part_of_its_outcome(taught: P
     assert row["reward/penalty_malformed"] == pytest.approx(-0.5 * sum(shares) / len(shares))
 
 
-async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_custom_judge(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pleased_judge.py").write_text(
         "from clawgym.rewards.rules import RuleJudge\n\n\n"
         "def make():\n    return RuleJudge(lambda asked: 1, rule='always pleased')\n\n\n"
@@ -328,7 +328,7 @@ async def test_a_judge_may_be_somebodys_own(taught: Path, tmp_path: Path, monkey
     ):
         with pytest.raises(ValidationError, match=f"judge '{name}' was not found .*{message}"):
             small(model=model, reward={"judge": name})
-    with pytest.raises(TrainingError, match=r"reward\.judge: pleased_judge:number gave int, no judge"):
+    with pytest.raises(TrainingError, match=r"reward\.judge: pleased_judge:number gave int, which is not a judge"):
         await train(small(model=model, reward={"judge": "pleased_judge:number"}), tmp_path / "wrong", view=Said())
 
 
@@ -345,9 +345,7 @@ class Hangs:
 """
 
 
-async def test_a_judge_that_hangs_costs_no_episode(
-    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_judge_loses_no_episode(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "odd_judges.py").write_text(_ODD)
     monkeypatch.syspath_prepend(str(tmp_path))
     view = Said()
@@ -382,7 +380,7 @@ class Contrary:
 """
 
 
-async def test_a_judge_that_is_wrong_counts_for_less_and_does_so_after_an_interruption(
+async def test_wrong_judge_loses_weight_also_after_resume(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "contrary_judges.py").write_text(_CONTRARY)

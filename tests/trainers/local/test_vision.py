@@ -22,9 +22,9 @@ from clawgym.rollout import EpisodeRequest
 from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.trainers.batching import MaskedSequence, micro_batches, pack
 from clawgym.trainers.common.batch import images_of, make_batch
-from clawgym.trainers.common.collector import Collector, Groups, Player
+from clawgym.trainers.common.collector import Collector, GroupPlayer, Player
 from clawgym.trainers.common.policy import Policy, load_policy
-from clawgym.trainers.common.services import Setting, opened
+from clawgym.trainers.common.services import Services, open_services
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 
@@ -82,7 +82,7 @@ async def rolled_out(engine: Any, seed: int = 0) -> Batch:
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}])
-async def test_what_was_seen_is_learnt_from_and_sampled_by(folder: Path, model: dict[str, Any]) -> None:
+async def test_vision_policy_is_trained_and_sampled(folder: Path, model: dict[str, Any]) -> None:
     about = config(folder, **model)
     policy = load_policy(about.model, folder, about.compute)
     learner = Learner(policy, about)
@@ -95,27 +95,27 @@ async def test_what_was_seen_is_learnt_from_and_sampled_by(folder: Path, model: 
         assert {v for e in fetched.groups[0].episodes for s in e.sequences for v in s.policy_versions} == {step}
         batch = make_batch(fetched, about, seed=0, images=IMAGES)
         before = {name: tensor.clone() for name, tensor in policy.trained().items()}
-        figures = await asyncio.to_thread(learner.learn, batch, seed=0)
-        assert figures["training/rollout_probs_diff"] < 1e-5
+        metrics = await asyncio.to_thread(learner.train_step, batch, seed=0)
+        assert metrics["training/rollout_probs_diff"] < 1e-5
     assert sum(not torch.equal(before[name], now) for name, now in policy.trained().items()) > len(before) // 2
     stale = make_batch(await rolled_out(engine), about, seed=0, images=IMAGES)  # sampled before the last step
-    assert learner.learn(stale, seed=0)["training/rollout_probs_diff"] > 1e-4
+    assert learner.train_step(stale, seed=0)["training/rollout_probs_diff"] > 1e-4
     await engine.aclose()
 
 
-async def test_one_forward_pass_needs_the_images_it_was_sampled_with(folder: Path) -> None:
+async def test_forward_pass_needs_sampled_images(folder: Path) -> None:
     about = config(folder)
     learner = Learner(load_policy(about.model, folder, about.compute), about)
     engine = learner.policy.engine()
     fetched = await rolled_out(engine)
     await engine.aclose()
     other = make_batch(fetched, about, seed=0, images={ONE.sha256: OTHER, OTHER.sha256: ONE})
-    assert learner.learn(other, seed=0)["training/rollout_probs_diff"] > 1e-5
-    with pytest.raises(TrainingError, match="3 places for images, and 0 images"):
+    assert learner.train_step(other, seed=0)["training/rollout_probs_diff"] > 1e-5
+    with pytest.raises(TrainingError, match="3 image placeholders and 0 images"):
         learner.imitate([MaskedSequence((1, *SHOWN, *SHOWN, *SHOWN, 9), (*[0] * 10, 1))], step=0, steps=1)
 
 
-def test_a_row_with_images_is_alone() -> None:
+def test_sequence_with_images_has_its_own_row() -> None:
     rows = [
         MaskedSequence((1, 2, 3), (0, 1, 1)),
         MaskedSequence((1, 2, 4), (0, 0, 1), (ONE,)),
@@ -129,12 +129,12 @@ def test_a_row_with_images_is_alone() -> None:
         assert len(micro.images) == 0 or micro.ids.tolist() == [[1, 2, 4]]
 
 
-def test_a_model_that_reads_text_refuses_images(tmp_path: Path) -> None:
+def test_text_model_rejects_images(tmp_path: Path) -> None:
     reads = make_tiny_model(tmp_path / "reads")
     about = config(reads)
     policy = load_policy(about.model, reads, about.compute)
     (micro,) = micro_batches(pack([MaskedSequence((1, 2, 4), (0, 0, 1), (ONE,))], row_tokens=64), tokens=64)
-    with pytest.raises(TrainingError, match="this model reads none"):
+    with pytest.raises(TrainingError, match="the model reads none"):
         policy.ready(micro)
 
 
@@ -171,7 +171,7 @@ class Led:
 class Leading(Player):
     """Plays with :class:`Led`; the first episode of a group ends well."""
 
-    def __init__(self, about: TrainConfig, setting: Setting) -> None:
+    def __init__(self, about: TrainConfig, setting: Services) -> None:
         super().__init__(about, setting.gateway, setting.backend)
         self._about, self._setting = about, setting
 
@@ -199,7 +199,7 @@ async def fetched(pool: Pool, step: int, collecting: asyncio.Task[None]) -> Batc
 
 
 @pytest.mark.usefixtures("programs")
-async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_path: Path) -> None:
+async def test_vision_model_trains_on_desktop_task(folder: Path, tmp_path: Path) -> None:
     about = config(folder)
     limits = Limits(max_steps=6, memory_mb=1024, pids=256, setup_seconds=90)
     looks = task(
@@ -208,8 +208,8 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
     policy: Policy = load_policy(about.model, folder, about.compute)
     learner = Learner(policy, about)
     with Pool(tmp_path / "pool.db") as pool:
-        async with opened(about, policy, tmp_path, pool) as setting:
-            collector = Collector(about, Groups(about, [looks], pool, Leading(about, setting)))
+        async with open_services(about, policy, tmp_path, pool) as setting:
+            collector = Collector(about, GroupPlayer(about, [looks], pool, Leading(about, setting)))
             collecting = asyncio.create_task(collector.run())
             try:
                 for step in range(2):
@@ -222,10 +222,10 @@ async def test_a_model_is_trained_on_a_desktop_that_it_saw(folder: Path, tmp_pat
                     assert max(len(sample.images) for sample in samples) == 2
                     batch = make_batch(ready, about, seed=0, images=images_of(ready, pool))
                     before = {name: tensor.clone() for name, tensor in policy.trained().items()}
-                    figures = await asyncio.to_thread(learner.learn, batch, seed=0)
+                    metrics = await asyncio.to_thread(learner.train_step, batch, seed=0)
                     # The trainer computes what the engine sampled by; in the second step, the weights of the first.
-                    assert figures["training/rollout_probs_diff"] < 1e-5
-                    assert figures["actor/grad_norm"] > 0
+                    assert metrics["training/rollout_probs_diff"] < 1e-5
+                    assert metrics["actor/grad_norm"] > 0
                     seeing = {n: p.grad for n, p in policy.module.named_parameters() if ".visual." in n}
                     assert all(grad is not None and grad.isfinite().all() for grad in seeing.values())
                     assert sum(bool(grad.abs().max() > 0) for grad in seeing.values()) > len(seeing) / 2

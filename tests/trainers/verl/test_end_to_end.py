@@ -39,7 +39,7 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learnt what a command looks like: its turns differ, and so do the rewards of them."""
     out = tmp_path_factory.mktemp("runs") / "sft"
     sft = {"steps": 100, "batch": 8, "lr": 3e-3, "evaluate_every": 100}
@@ -67,11 +67,11 @@ def begin(out: Path, config: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=log, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes(teachers: Path, tmp_path: Path) -> None:
     out, config = tmp_path / "run", tmp_path / "config.yaml"
     about = small(
         trainer="verl",
-        model={"path": str(taught)},
+        model={"path": str(teachers)},
         tasks=TASKS,
         agent={"protocol": "text", "system_prompt": "Work.", "max_steps": 3, "max_tokens": 24},
         rollout={"groups": 2, "group_size": 12, "concurrency": 8},  # so many, for their rewards to differ
@@ -124,7 +124,7 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
     assert best is not None
     ways = [("heldout", step, greedy) for step in sorted({0, int(best.name)}) for greedy in (False, True)]
     assert [m for m in measured if m[0] == "heldout"] == ways
-    assert "Measured in real boxes" in (out / "report.html").read_text()
+    assert "<h2>Evaluation</h2>" in (out / "report.html").read_text()
 
     pushed = CliRunner().invoke(app, ["push", "checkpoint", str(out), "--dry-run"])
     assert pushed.exit_code == 0, pushed.output
@@ -134,6 +134,6 @@ def test_a_run_that_is_killed_and_gone_on_with(taught: Path, tmp_path: Path) -> 
 
     last = read_checkpoint(out, "last")
     assert last.step == 2
-    before, after = (load_file(folder / "model.safetensors") for folder in (taught, last.folder))
+    before, after = (load_file(folder / "model.safetensors") for folder in (teachers, last.folder))
     assert before.keys() == after.keys()
     assert all((before[name] != after[name]).any() for name in before if "proj" in name)

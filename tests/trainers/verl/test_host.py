@@ -19,7 +19,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool, sequences_of
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.common.batch import teacher_of
-from clawgym.trainers.common.teaching import teachers
+from clawgym.trainers.common.teaching import teacher_logprobs
 
 from ..endpoint import judge_endpoint
 from ..runs import small
@@ -95,7 +95,7 @@ async def opened(
     about = {"groups": 1, "group_size": 3, "concurrency": 1, **rollout}
     given: dict[str, Any] = {"reward": {"judge": "rule"}, **(parts or {})}
     config = small(trainer="verl", rollout=about, verl={"engine": "transformers"}, **given)
-    server = cpu.Server(str(folder), 1)
+    server = cpu.CpuServer(str(folder), 1)
     client = Client(server, fails, hangs)
     host = hosts.Host(config, pool, folder, client, client, context_window=1024)
     await host.open()
@@ -106,7 +106,9 @@ async def opened(
         await server._engine.aclose()
 
 
-async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_entries_match_sampled_tokens(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch) as (host, queue, _):
         await host.group("u", 4, 0)
         assert queue.status == {"u": ["running", "finished"]}
@@ -123,15 +125,13 @@ async def test_a_group_as_it_was_sampled(folder: Path, tmp_path: Path, monkeypat
                     assert row["turns"][trained].tolist() == list(sample.turn_of)
                     assert (tag["number"], tag["global_steps"], tag["sample"]) == (4, 1, episode.sample)
                     assert tag["attempt"]["process"] == pool.turn_rewards(episode.id)["judge"]
-        await host.learnt([4])
+        await host.acknowledge([4])
         await host.advance(1)
         with Pool(tmp_path / "pool.db") as pool:
             assert pool.group_states() == {"group-00000004": "consumed"}
 
 
-async def test_what_is_too_old_is_not_learnt_from(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stale_episodes_are_not_trained_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch, staleness=1) as (host, queue, _):
         await host.advance(1)  # but the server has version 0
         await host.group("in time", 0, 0)
@@ -151,7 +151,7 @@ async def test_what_is_too_old_is_not_learnt_from(
         ({0, 1, 3, 4}, 0, 4),  # one is not
     ],
 )
-async def test_failures_of_the_installation(
+async def test_infrastructure_errors_are_retried_and_counted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: set[int], delivered: int, infra: int
 ) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch, fails=failing.__contains__) as (host, queue, _):
@@ -163,7 +163,9 @@ async def test_failures_of_the_installation(
         assert counts["rollout/groups_dropped"] == (0 if delivered else 1)
 
 
-async def test_a_straggler_is_left_behind(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_does_not_wait_for_straggler_after_deadline(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(
         folder, tmp_path / "pool.db", monkeypatch, hangs={1}.__contains__, deadline=4.0, concurrency=3
     ) as (host, queue, _):
@@ -178,17 +180,17 @@ async def test_a_straggler_is_left_behind(folder: Path, tmp_path: Path, monkeypa
             assert all(e.state == "closed" for e in pool.episodes())
 
 
-async def test_what_is_broken_for_everybody_ends_the_run(
+async def test_repeated_infrastructure_errors_end_the_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(
         folder, tmp_path / "pool.db", monkeypatch, fails=lambda _: True, group_size=10, concurrency=4
     ) as (host, _, _):
-        with pytest.raises(TrainingError, match=r"20 attempts in a row failed .*clawgym doctor"):
+        with pytest.raises(TrainingError, match=r"20 infrastructure errors in a row .*clawgym doctor"):
             await host.group("u", 0, 0)
 
 
-async def test_what_a_killed_run_has_played_is_not_played_again(
+async def test_resumed_run_does_not_repeat_finished_episodes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch) as (host, first, client):
@@ -202,7 +204,7 @@ async def test_what_a_killed_run_has_played_is_not_played_again(
 
 
 @pytest.mark.parametrize("hints", [True, False])
-async def test_a_judge_behind_an_endpoint_and_its_hints(
+async def test_judge_behind_endpoint_gives_rewards_and_hints(
     judge: Callable[[bool], str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hints: bool
 ) -> None:
     """What a teacher says of what was sampled is what the trainer's own model says of it; without a hint, nothing."""
@@ -214,7 +216,7 @@ async def test_a_judge_behind_an_endpoint_and_its_hints(
         counts = await host.advance(1)
         batch = host._pool.fetch(hosts.CONSUMER, 0)
         own = TorchScorer(AutoModelForCausalLM.from_pretrained(folder))
-        wanted, _ = await teachers(batch, host._config.distillation, host._pool, Renderer(folder), own)
+        wanted, _ = await teacher_logprobs(batch, host._config.distillation, host._pool, Renderer(folder), own)
     assert bool(wanted) is hints
     assert counts["opd/turns_taught"] == len(wanted)
     assert counts.get("opd/no_teacher_no-hint", 0) == (0 if hints else counts["judge/scored"])
@@ -229,7 +231,7 @@ async def test_a_judge_behind_an_endpoint_and_its_hints(
             assert said.isfinite().any() == hints
 
 
-async def test_measuring_gives_the_same_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_evaluation_is_repeatable(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(folder, tmp_path / "pool.db", monkeypatch) as (host, queue, client):
         one, two = [await host.measure("heldout", [0, 1], 1, False) for _ in range(2)]
         assert one == two

@@ -18,7 +18,7 @@ from clawgym.trainers.verl import installed
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_is_asked_for_is_what_the_extra_installs() -> None:
+def test_required_versions_match_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [Requirement(text) for text in project["optional-dependencies"]["verl"]]
     extra = {r.name: r.specifier for r in asked}
@@ -27,7 +27,7 @@ def test_what_is_asked_for_is_what_the_extra_installs() -> None:
         assert str(extra[name]).split(",")[0] in installed.WORKING[name]
 
 
-def test_a_wrong_version_is_named_with_its_mending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_version_is_reported_with_repair_command(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"verl": "0.9.1", "torch": "2.13.0+cpu", "transformers": "5.23.0"}
 
     def version(name: str) -> str:
@@ -47,7 +47,7 @@ def test_a_wrong_version_is_named_with_its_mending(monkeypatch: pytest.MonkeyPat
     assert "import of verl" not in found  # pointless where a part is missing
 
 
-def test_gpus_want_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_require_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho GPU 0\necho GPU 1\n")
     program.chmod(0o755)
@@ -58,14 +58,14 @@ def test_gpus_want_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "constraints-gpu.txt" in found["vllm"].mend
 
 
-def test_what_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_import_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "_PROBE", "import no_such_thing")
     part = installed._imports(cpu=False)
     assert not part.ok
     assert "no_such_thing" in part.detail
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from clawgym.cli import app
 
     def examined() -> list[Any]:

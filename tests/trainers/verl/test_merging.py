@@ -11,7 +11,7 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.trainers.verl.merging import merge_adapters
 
 
-def test_the_folder_is_the_model_with_its_adapters(tmp_path: Path) -> None:
+def test_merged_folder_equals_model_with_adapters(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     plain = AutoModelForCausalLM.from_pretrained(folder)
     about = peft.LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "down_proj"])

@@ -18,7 +18,7 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import taught_advantages
+from clawgym.trainers.credit import distilled_advantages
 from clawgym.trainers.verl.settings import loss_mode
 
 from ..batches import batch_of, episode_of, sample_of
@@ -28,7 +28,7 @@ core: Any = pytest.importorskip("verl.trainer.ppo.core_algos")
 configs: Any = pytest.importorskip("verl.workers.config")
 formulas: Any = pytest.importorskip("clawgym.trainers.verl.formulas")
 tensordicts: Any = pytest.importorskip("verl.utils.tensordict_utils")
-rows: Any = pytest.importorskip("clawgym.trainers.verl.rows")
+rows: Any = pytest.importorskip("clawgym.trainers.verl.queue_entries")
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -75,13 +75,13 @@ def some(seed: int) -> Batch:
 def teachers_of(batch: Batch, seed: int) -> dict[tuple[str, int], list[float]]:
     """Of some turns; each speaks of all the ids of its turn."""
     rng = random.Random(seed)
-    taught: dict[tuple[str, int], list[float]] = {}
+    teachers: dict[tuple[str, int], list[float]] = {}
     for member in (m for g in batch.groups for m in g.episodes):
         for sample in member.sequences:
             for turn in set(sample.turn_of):
                 if rng.random() < 0.6:
-                    taught[member.episode.id, turn] = [-rng.random() * 3 for t in sample.turn_of if t == turn]
-    return taught
+                    teachers[member.episode.id, turn] = [-rng.random() * 3 for t in sample.turn_of if t == turn]
+    return teachers
 
 
 class Both:
@@ -90,10 +90,10 @@ class Both:
     def __init__(self, parts: dict[str, Any], seed: int) -> None:
         self.config = TrainConfig.model_validate(parts)
         batch = some(seed)
-        taught = teachers_of(batch, seed) if self.config.distillation.hints else {}
-        self.local: TrainingBatch = make_batch(batch, self.config, seed=5, worth=0.6, taught=taught)
+        teachers = teachers_of(batch, seed) if self.config.distillation.hints else {}
+        self.local: TrainingBatch = make_batch(batch, self.config, seed=5, process_weight=0.6, teachers=teachers)
         made = [
-            (number, *rows.row_of(member, sample, group.id, self.config, taught))
+            (number, *rows.queue_entry(member, sample, group.id, self.config, teachers))
             for number, (group, member, sample) in enumerate(
                 (g, m, s) for g in batch.groups for m in g.episodes for s in m.sequences
             )
@@ -125,18 +125,18 @@ class Both:
 
     def of_verl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, T) advantages and factors, by what is registered there."""
-        attempts, episode = rows.attempts_of(self.tags)
+        scored, episode = rows.episodes_of_tags(self.tags)
         turns = torch.nn.utils.rnn.pad_sequence([fields["turns"] for fields in self.fields], batch_first=True)
         given, _ = core.get_adv_estimator_fn("clawgym")(
-            token_level_rewards=None, response_mask=self.mask, config=None, attempts=attempts,
-            episode=episode, turn=turns, train=self.config, seed=5, worth=0.6, figures={},
+            token_level_rewards=None, response_mask=self.mask, config=None, scored=scored,
+            episode=episode, turn=turns, train=self.config, seed=5, process_weight=0.6, metrics={},
         )  # fmt: skip
         if self.config.distillation.hints:
             teacher = torch.nn.utils.rnn.pad_sequence(
                 [fields["teacher_log_probs"] for fields in self.fields], batch_first=True
             )
-            given = taught_advantages(given, self.rows(self.old), teacher, self.config.distillation)
-        self.votes = factors = formulas.token_votes(self.mask, episode, self.config)
+            given = distilled_advantages(given, self.rows(self.old), teacher, self.config.distillation)
+        self.weights = factors = formulas.batch_token_weights(self.mask, episode, self.config)
         if self.config.algorithm.old == "recompute":
             factors = factors * algorithms.truncated_importance(self.rows(self.old), self.rows(self.local.rollout_logp))
         return given * self.mask, factors
@@ -149,7 +149,7 @@ class Both:
             return batch.advantages
         spoken = batch.teacher_logp.isfinite()
         opd = algorithms.distillation_advantages(batch.teacher_logp, self.old, clip=about.clip)
-        return algorithms.combined(batch.advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, taught=spoken)
+        return algorithms.combined(batch.advantages, opd, w_rl=about.w_rl, w_opd=about.w_opd, has_teacher=spoken)
 
     def local_losses(self, *, terms: bool = True) -> torch.Tensor:
         """(B,) what each row adds to the loss of the local trainer, in verl's order; with those of KL and entropy."""
@@ -180,19 +180,19 @@ class Both:
             kl_loss_coef=about.kl, entropy_coeff=about.entropy,
         )  # fmt: skip
 
-    def of_verl_losses(self, ranks: int, *imitated: tuple[dict[str, Any], torch.Tensor]) -> list[tuple[Any, Any]]:
-        """Of each rank, by the function that its process calls, on rows as verl keeps them; ``imitated``: rows, and the
-        log-probs of their responses."""
+    def of_verl_losses(self, ranks: int, *imitation: tuple[dict[str, Any], torch.Tensor]) -> list[tuple[Any, Any]]:
+        """Of each rank, by the function that its process calls, on rows as verl keeps them; ``imitation``: rows
+        and the log-probs of their responses."""
         given, factors = self.of_verl()
         wanted = {"old_log_probs": self.rows(self.old), "advantages": given, "rollout_is_weights": factors}
-        wanted |= {"votes": self.votes, "ref_log_prob": self.rows(self.first), "imitated": torch.zeros_like(given)}
+        wanted |= {"votes": self.weights, "ref_log_prob": self.rows(self.first), "imitated": torch.zeros_like(given)}
         logp, entropy, made = self.rows(self.logp), self.rows(self.entropy), []
         for n, fields in enumerate(self.fields):
             length = len(fields["responses"])
             kept = {name: fields[name] for name in ("prompts", "responses", "response_mask")}
             kept |= {name: value[n, :length] for name, value in wanted.items()}
             made.append((kept, logp[n, :length], entropy[n, :length]))
-        for fields, own in imitated:
+        for fields, own in imitation:
             made.append(({name: fields[name] for name in made[0][0]}, own, torch.ones_like(own)))
         found = []
         for rank in range(ranks):
@@ -219,7 +219,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     return Both(CONFIGS[request.param], seed=3)
 
 
-def test_what_a_row_is_made_of(both: Both) -> None:
+def test_queue_entry_fields(both: Both) -> None:
     for number, fields, tag in zip(both.order, both.fields, both.tags, strict=True):
         path = both.local.sequences[number]
         assert fields["input_ids"].tolist() == [*fields["prompts"].tolist(), *fields["responses"].tolist()]
@@ -238,7 +238,7 @@ def test_advantages(both: Both) -> None:
     assert given.any()
 
 
-def test_the_loss_of_each_row(both: Both) -> None:
+def test_loss_of_each_sequence(both: Both) -> None:
     given, factors = both.of_verl()
     logp, old, mask = both.rows(both.logp), both.rows(both.old), both.mask
     losses = [
@@ -256,7 +256,7 @@ def test_the_loss_of_each_row(both: Both) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_loss_as_verl_calls_it(both: Both, ranks: int) -> None:
+def test_loss_through_verl(both: Both, ranks: int) -> None:
     """The mean over ranks is the loss of the batch; so are its gradients."""
     found = both.of_verl_losses(ranks)
     theirs, ours = torch.stack([loss for loss, _ in found]).mean(), both.local_losses().sum()
@@ -266,12 +266,12 @@ def test_the_loss_as_verl_calls_it(both: Both, ranks: int) -> None:
         a, b = (torch.zeros_like(tensor) if x is None else x for x in (a, b))
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
         assert a.any() == (tensor is both.logp or both.config.algorithm.entropy > 0)
-    entropy = sum(figures["actor/entropy"].aggregate() for _, figures in found) / ranks
+    entropy = sum(metrics["actor/entropy"].aggregate() for _, metrics in found) / ranks
     assert entropy == pytest.approx(float(both.entropy.detach().mean()), abs=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
+def test_imitation_adds_mean_cross_entropy(ranks: int) -> None:
     both = Both({}, seed=3)
     paths = [
         MaskedSequence((5, 6, 7, 8), (0, 0, 1, 1)),
@@ -280,7 +280,7 @@ def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
     ]
     logps = [torch.randn(len(path.ids) - path.mask.index(1)).requires_grad_() for path in paths]
     count = sum(sum(path.mask) for path in paths)
-    made = [rows.imitation_of(path, 0.4 / count) for path in paths]
+    made = [rows.imitation_entry(path, 0.4 / count) for path in paths]
     found = both.of_verl_losses(ranks, *zip(made, logps, strict=True))
     theirs = torch.stack([loss for loss, _ in found]).mean()
     masks = [torch.tensor(path.mask[path.mask.index(1) :]) for path in paths]
@@ -290,14 +290,14 @@ def test_what_is_imitated_adds_its_mean_cross_entropy(ranks: int) -> None:
     for tensor in (*logps, both.logp):
         a, b = (torch.autograd.grad(x, tensor, retain_graph=True)[0] for x in (theirs, ours))
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    seen = sum(figures["actor/imitation"].aggregate() for _, figures in found) / ranks
+    seen = sum(metrics["actor/imitation"].aggregate() for _, metrics in found) / ranks
     assert seen == pytest.approx(0.4 * float(away.detach()), abs=1e-6)
-    apart = sum(figures["actor/pg_loss"].aggregate() for _, figures in found) / ranks
+    apart = sum(metrics["actor/pg_loss"].aggregate() for _, metrics in found) / ranks
     assert apart == pytest.approx(float(both.local_losses(terms=False).sum().detach()), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
-def test_a_step_of_the_local_trainer_has_this_loss_and_this_gradient(name: str, tmp_path: Path) -> None:
+def test_local_trainer_has_same_loss_and_gradient(name: str, tmp_path: Path) -> None:
     """Its own code, on a model, beside verl's loss of what that model says."""
     both = Both({"guards": {"max_kl": 1e9}, **CONFIGS[name]}, seed=3)
     learner = start(make_tiny_model(tmp_path / "model", spread=0.05), both.config)
@@ -323,19 +323,19 @@ def test_a_step_of_the_local_trainer_has_this_loss_and_this_gradient(name: str, 
         both.first = says(learner.policy.reference)[0].detach()
     ((loss, seen),) = both.of_verl_losses(1)
     gradient = torch.autograd.grad(loss, list(model.parameters()))
-    figures = learner.learn(both.local, seed=0)
-    assert seen["actor/pg_loss"].aggregate() == pytest.approx(figures["actor/pg_loss"], abs=1e-5)
+    metrics = learner.train_step(both.local, seed=0)
+    assert seen["actor/pg_loss"].aggregate() == pytest.approx(metrics["actor/pg_loss"], abs=1e-5)
     norm = float(torch.stack([each.norm() for each in gradient]).norm())
-    assert 0 < norm == pytest.approx(figures["actor/grad_norm"], rel=1e-4)
+    assert 0 < norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
     for one in ("actor/entropy", *(["actor/ref_kl"] if both.config.algorithm.kl else [])):
-        assert 0 < seen[one].aggregate() == pytest.approx(figures[one], abs=1e-5)
+        assert 0 < seen[one].aggregate() == pytest.approx(metrics[one], abs=1e-5)
 
 
 @given(ranks=st.integers(1, 4), cut=st.integers(1, 3), size=st.integers(1, 5), share=st.integers(0, 3))
-def test_every_mini_batch_of_every_rank_has_its_share_beside_it(ranks: int, cut: int, size: int, share: int) -> None:
+def test_interleave_gives_each_mini_batch_of_each_rank_its_share(ranks: int, cut: int, size: int, share: int) -> None:
     own = [("row", n) for n in range(ranks * cut * size)]
     others = [[(n, place) for place in range(ranks * share)] for n in range(cut)]
-    found = rows.beside(own, others, ranks)
+    found = rows.interleave(own, others, ranks)
     assert [one for one in found if one[0] == "row"] == own
     assert len(set(found)) == len(found) == len(own) + cut * ranks * share
     piece = len(found) // (ranks * cut)
@@ -345,6 +345,6 @@ def test_every_mini_batch_of_every_rank_has_its_share_beside_it(ranks: int, cut:
         assert {one[0] for one in mine} <= {"row", number % cut}
 
 
-def test_mini_batches_share_the_votes() -> None:
+def test_token_weights_of_mini_batches() -> None:
     whole, cut = Both({}, seed=3), Both({"algorithm": {"minibatches": 4}}, seed=3)
     torch.testing.assert_close(cut.of_verl()[1], 4 * whole.of_verl()[1])

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(folder: Path) -> AsyncIterator[Any]:
-    made = cpu.Server(str(folder), 1)
+    made = cpu.CpuServer(str(folder), 1)
     yield made
     await made._engine.aclose()
 
@@ -52,7 +52,7 @@ class Client:
 
 
 def engine_of(server: Any, folder: Path, **about: Any) -> Any:
-    return servers.Servers(Client(server), folder, **{"engine": "transformers", "context_window": 128, **about})
+    return servers.VerlEngine(Client(server), folder, **{"engine": "transformers", "context_window": 128, **about})
 
 
 async def sampled(engine: Any, **asked: Any) -> Any:
@@ -66,7 +66,7 @@ async def sampled(engine: Any, **asked: Any) -> Any:
     return piece
 
 
-async def test_the_same_ids_and_logprobs_as_without_verl(server: Any, folder: Path) -> None:
+async def test_same_ids_and_logprobs_as_engine_alone(server: Any, folder: Path) -> None:
     engine = engine_of(server, folder)
     plain = TransformersEngine(folder, dtype="float32")
     for asked in ({"seed": 7, "temperature": 0.8, "max_tokens": 9}, {"seed": 1}):
@@ -79,14 +79,14 @@ async def test_the_same_ids_and_logprobs_as_without_verl(server: Any, folder: Pa
     await plain.aclose()
 
 
-async def test_what_does_not_fit_is_refused(server: Any, folder: Path) -> None:
+async def test_unsupported_requests_raise(server: Any, folder: Path) -> None:
     with pytest.raises(ContextLengthExceeded):
         await sampled(engine_of(server, folder, context_window=4))
-    with pytest.raises(EngineError, match="do not constrain"):
+    with pytest.raises(EngineError, match="does not support a JSON schema"):
         await sampled(engine_of(server, folder), json_schema={})
 
 
-async def test_weights_come_in_pieces_and_have_a_version(server: Any, folder: Path) -> None:
+async def test_weights_load_in_parts_with_version(server: Any, folder: Path) -> None:
     engine = engine_of(server, folder)
     before = await sampled(engine, seed=3, max_tokens=8)
     weights = {name: tensor + 0.05 for name, tensor in server._engine._model.state_dict().items()}
@@ -99,7 +99,7 @@ async def test_weights_come_in_pieces_and_have_a_version(server: Any, folder: Pa
     assert after.logprobs != before.logprobs
 
 
-async def test_an_aborted_request_gives_back_what_it_has_and_new_ones_wait(server: Any, folder: Path) -> None:
+async def test_aborted_request_returns_tokens_and_new_requests_wait(server: Any, folder: Path) -> None:
     asked = {"temperature": 1.0, "max_tokens": 120, "logprobs": True, "seed": 0}
     running = asyncio.create_task(server.generate("r", PROMPT, asked))
     while not server._engine.occupancy()["running"]:  # noqa: ASYNC110 - the engine's own thread changes it
@@ -115,11 +115,11 @@ async def test_an_aborted_request_gives_back_what_it_has_and_new_ones_wait(serve
     assert len((await waiting).ids) <= 4
 
 
-async def test_what_was_sampled_is_read_as_the_trainer_would(server: Any, folder: Path) -> None:
+async def test_scorer_matches_trainer_logprobs(server: Any, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.load_state_dict({name: tensor + 0.01 for name, tensor in model.state_dict().items()})
     sampled_ids = [30, 31, 2, 33]
-    reader = servers.Reader(Client(server), context_window=128)
+    reader = servers.VerlScorer(Client(server), context_window=128)
     found = []
     for version in (6, 7):  # also after the weights have changed again
         model.load_state_dict({name: tensor * 1.05 for name, tensor in model.state_dict().items()})
@@ -136,15 +136,15 @@ async def test_what_was_sampled_is_read_as_the_trainer_would(server: Any, folder
     assert abs(found[0] - found[1]).max() > 1e-3
 
 
-async def test_who_cannot_read_has_nothing_to_say(server: Any) -> None:
-    reader = servers.Reader(Client(server), context_window=8)
+async def test_scorer_gives_nan_beyond_context_window(server: Any) -> None:
+    reader = servers.VerlScorer(Client(server), context_window=8)
     assert np.isnan((await reader.score(PROMPT, [30, 31, 32, 33], top_k=2)).logprobs).all()
     assert np.isfinite((await reader.score(PROMPT, [30, 31, 32])).logprobs).all()
-    with pytest.raises(ValueError, match="temperature 1 alone"):
+    with pytest.raises(ValueError, match="temperature 1 only"):
         await reader.score(PROMPT, [30], temperature=0.7)
 
 
-async def test_a_server_that_reads_other_ids_is_refused() -> None:
+async def test_scorer_raises_for_other_ids() -> None:
     class Other:
         async def generate(self, *_: Any, prompt_ids: list[int], **__: Any) -> Any:
             count = len(prompt_ids)
@@ -152,29 +152,29 @@ async def test_a_server_that_reads_other_ids_is_refused() -> None:
             return cpu.TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=said)
 
     with pytest.raises(EngineError, match="other ids"):
-        await servers.Reader(Other(), context_window=128).score(PROMPT, [30])
+        await servers.VerlScorer(Other(), context_window=128).score(PROMPT, [30])
 
 
-async def test_an_aborted_request_is_a_failure_of_the_engine_that_may_be_tried_again(folder: Path) -> None:
+async def test_aborted_request_is_a_retryable_engine_error(folder: Path) -> None:
     class Ended:
         async def generate(self, *_: Any, **__: Any) -> Any:
             return cpu.TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
 
     with pytest.raises(EngineError) as raised:
-        await sampled(servers.Servers(Ended(), folder, engine="vllm", context_window=128))
+        await sampled(servers.VerlEngine(Ended(), folder, engine="vllm", context_window=128))
     assert raised.value.retryable
 
 
-async def test_no_logprob_is_made_up(folder: Path) -> None:
+async def test_missing_logprobs_raise(folder: Path) -> None:
     class Silent:
         async def generate(self, *_: Any, **__: Any) -> Any:
             return cpu.TokenOutput(token_ids=[5, 6], log_probs=None, stop_reason="completed")
 
     with pytest.raises(EngineError, match="without a log-prob"):
-        await sampled(servers.Servers(Silent(), folder, engine="vllm", context_window=128))
+        await sampled(servers.VerlEngine(Silent(), folder, engine="vllm", context_window=128))
 
 
-async def test_weights_are_shipped_in_their_order() -> None:
+async def test_mailbox_keeps_order_of_weights() -> None:
     box = cpu._Mailbox()
     given = [(str(n), torch.full((2,), float(n))) for n in range(5)]
 
@@ -193,7 +193,7 @@ async def test_weights_are_shipped_in_their_order() -> None:
         assert await asyncio.gather(*readers) == [["0", "1", "2", "3", "4"]] * 2
 
 
-async def test_a_cpu_is_a_platform_of_one_device_that_verl_can_ask() -> None:
+async def test_cpu_platform_has_one_device() -> None:
     module = cpu.CpuPlatform.device_module
     assert (module.is_available(), module.get_device_name(), module.mem_get_info()) == (False, "CPU", (0, 0))
     assert module.memory_allocated() == module.max_memory_reserved() == 0

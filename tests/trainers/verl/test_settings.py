@@ -12,7 +12,7 @@ import pytest
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig, load_config, recipes
-from clawgym.trainers.verl.settings import environment, refuse, verl_settings, window_of
+from clawgym.trainers.verl.settings import check_supported, environment, verl_settings, window_of
 
 from ..runs import small
 
@@ -23,7 +23,7 @@ def config(**parts: Any) -> TrainConfig:
     return TrainConfig.model_validate({"trainer": "verl", **parts})
 
 
-def told(tmp_path: Path, about: TrainConfig, **more: Any) -> Any:
+def settings_of(tmp_path: Path, about: TrainConfig, **more: Any) -> Any:
     from omegaconf import OmegaConf
 
     given: dict[str, Any] = {"window": 4096, "run": tmp_path, "resume": None, **more}
@@ -32,14 +32,14 @@ def told(tmp_path: Path, about: TrainConfig, **more: Any) -> Any:
     return made
 
 
-def test_on_gpus(tmp_path: Path) -> None:
+def test_settings_on_gpus(tmp_path: Path) -> None:
     about = config(
         model={"dtype": "bfloat16", "lora": {"rank": 8}},
         verl={"mode": "separate_async", "nodes": 2, "ranks": 8, "rollout_nodes": 3, "rollout_ranks": 4},
         rollout={"staleness": 2, "groups": 16, "group_size": 4, "temperature": 0.7},
         algorithm={"old": "rollout", "dual_clip": 3.0},
     )
-    made = told(tmp_path, about, resume=tmp_path / "checkpoints/000007/verl/global_step_7")
+    made = settings_of(tmp_path, about, resume=tmp_path / "checkpoints/000007/verl/global_step_7")
     rollout, actor, trainer = made.actor_rollout_ref.rollout, made.actor_rollout_ref.actor, made.trainer
     assert (trainer.device, trainer.nnodes, trainer.n_gpus_per_node) == ("cuda", 2, 8)
     assert (rollout.name, rollout.nnodes, rollout.n_gpus_per_node, rollout.n) == ("vllm", 3, 4, 4)
@@ -60,9 +60,9 @@ def test_on_gpus(tmp_path: Path) -> None:
     assert "VERL_PLATFORM" not in environment(about)
 
 
-def test_on_a_cpu(tmp_path: Path) -> None:
+def test_settings_on_cpu(tmp_path: Path) -> None:
     about = config(verl={"engine": "transformers"})
-    made = told(tmp_path, about)
+    made = settings_of(tmp_path, about)
     assert (made.trainer.device, made.actor_rollout_ref.rollout.name) == ("cpu", "transformers")
     assert made.actor_rollout_ref.model.use_remove_padding is False
     assert made.trainer.resume_mode == "disable"
@@ -85,9 +85,9 @@ def test_on_a_cpu(tmp_path: Path) -> None:
         ({"algorithm": {"imitation": 0.1}, "verl": {"nodes": 2}}, "verl.nodes"),
     ],
 )
-def test_what_is_not_done_is_refused_by_its_name(parts: dict[str, Any], named: str) -> None:
-    with pytest.raises(TrainingError, match=f"^{named}: not with trainer: verl: "):
-        refuse(config(**parts))
+def test_unsupported_setting_is_named(parts: dict[str, Any], named: str) -> None:
+    with pytest.raises(TrainingError, match=f"^{named}: not supported by trainer: verl: "):
+        check_supported(config(**parts))
 
 
 def launches() -> list[tuple[str, ...]]:
@@ -101,27 +101,27 @@ def launches() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("launch", launches(), ids=" ".join)
-def test_recipes_and_what_the_page_starts_are_settings_that_verl_takes(launch: tuple[str, ...], tmp_path: Path) -> None:
+def test_recipes_and_documented_commands_are_valid_for_verl(launch: tuple[str, ...], tmp_path: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     about = load_config(launch[0], launch[1:])
-    refuse(about)
-    made = told(tmp_path, about)
+    check_supported(about)
+    made = settings_of(tmp_path, about)
     validate_config(made, use_reference_policy=need_reference_policy(made), use_critic=need_critic(made))
     assert (need_reference_policy(made), need_critic(made)) == (False, False)
     assert about.trainer == "verl"
     assert about.model.context_window is not None  # these were made for a quarter of a million tokens
 
 
-def test_no_more_tokens_than_the_model_was_made_for(tmp_path: Path) -> None:
+def test_context_window_is_limited_by_model(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny", context_window=512)
     assert [window_of(config(model={"context_window": n}), folder) for n in (None, 100, 512)] == [512, 100, 512]
     with pytest.raises(TrainingError, match=r"^model\.context_window: the model has 512, not 513"):
         window_of(config(model={"context_window": 513}), folder)
 
 
-def test_memory_is_that_of_a_rank(tmp_path: Path) -> None:
+def test_planned_memory_is_per_rank(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from clawgym.trainers.local.main import plan
 
@@ -140,22 +140,22 @@ def test_memory_is_that_of_a_rank(tmp_path: Path) -> None:
     assert set(one["memory_bytes"]) - set(apart["memory_bytes"]) == elsewhere
 
 
-def test_a_model_that_sees_is_refused(tmp_path: Path) -> None:
+def test_vision_model_is_not_supported(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "sees", vision=True)
     with pytest.raises(TrainingError, match=r"^model\.path"):
-        refuse(config(), folder)
+        check_supported(config(), folder)
 
 
-def test_the_tiny_recipe_needs_but_its_trainer_changed_and_no_running_ahead() -> None:
-    refuse(load_config("tiny-cpu", ["trainer=verl", "verl.engine=transformers", "rollout.staleness=0"]))
+def test_tiny_recipe_runs_on_verl_with_staleness_zero() -> None:
+    check_supported(load_config("tiny-cpu", ["trainer=verl", "verl.engine=transformers", "rollout.staleness=0"]))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_the_first_policy_is_kept_where_it_is_asked_for(engine: str, tmp_path: Path) -> None:
+def test_reference_model_is_kept_for_kl(engine: str, tmp_path: Path) -> None:
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
-    made = told(tmp_path, config(verl={"engine": engine}, algorithm={"kl": 0.1, "entropy": 0.2}))
+    made = settings_of(tmp_path, config(verl={"engine": engine}, algorithm={"kl": 0.1, "entropy": 0.2}))
     actor, ref = made.actor_rollout_ref.actor, made.actor_rollout_ref.ref
     assert need_reference_policy(made)
     validate_config(made, use_reference_policy=True, use_critic=False)

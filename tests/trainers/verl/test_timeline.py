@@ -21,7 +21,7 @@ def covered(spans: list[Span], loop: str) -> set[float]:
 
 
 @given(SPANS)
-def test_nothing_is_lost_and_nothing_overlaps(spans: list[Span]) -> None:
+def test_merged_spans_keep_union_without_overlap(spans: list[Span]) -> None:
     found = merged(spans)
     for loop in ("serving", "training"):
         assert covered(found, loop) == covered(spans, loop)
@@ -39,7 +39,7 @@ def test_spans_are_taken_once() -> None:
     assert spans.take() == []
 
 
-def test_lanes_show_each_loop() -> None:
+def test_timeline_has_a_lane_for_each_loop() -> None:
     rows = [{"step": 1, "loop": "serving", "start": 10.0, "end": 14.0}]
     rows.append({"step": 1, "loop": "<training>", "start": 12.0, "end": 20.0})
     shown = str(lanes(rows))

@@ -13,7 +13,7 @@ from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.policy import load_policy
-from clawgym.trainers.common.scratch import base_folder, given_model
+from clawgym.trainers.common.start_model import base_folder, given_model
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import plan, train
 
@@ -44,9 +44,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(torch.arange(20, 40)[None]).logits
 
 
-def test_a_run_of_adapters_is_begun_from_with_what_they_add(
-    adapted: tuple[Path, torch.Tensor], folder: Path, tmp_path: Path
-) -> None:
+def test_run_starts_from_merged_adapters(adapted: tuple[Path, torch.Tensor], folder: Path, tmp_path: Path) -> None:
     run, wanted = adapted
     config = small(model={"path": str(run), "lora": {"rank": 4}})
     assert (
@@ -64,7 +62,7 @@ def test_a_run_of_adapters_is_begun_from_with_what_they_add(
     assert [f.name for f in (tmp_path / "next").iterdir()] == ["base"]
 
 
-def test_a_model_that_is_still_to_be_made_is_planned_like_the_one_that_was_made(tmp_path: Path, folder: Path) -> None:
+def test_plan_is_same_before_and_after_model_is_made(tmp_path: Path, folder: Path) -> None:
     shape = json.loads((folder / "config.json").read_text())
     scratch = {
         "hidden": shape["hidden_size"], "layers": shape["num_hidden_layers"], "heads": shape["num_attention_heads"],
@@ -77,7 +75,7 @@ def test_a_model_that_is_still_to_be_made_is_planned_like_the_one_that_was_made(
     assert before["keys and values of rollouts"] == after["keys and values of rollouts"]
 
 
-def test_adapters_without_the_model_below_them_are_said(tmp_path: Path, folder: Path) -> None:
+def test_adapter_without_base_model_raises(tmp_path: Path, folder: Path) -> None:
     config = small(model={"path": str(folder), "lora": {"rank": 2}})
     policy = load_policy(config.model, folder, config.compute)
     Checkpoints(tmp_path / "lora").save(policy, Learner(policy, config), Progress(step=1, best_step=1))
@@ -101,7 +99,7 @@ def hub(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return there
 
 
-def test_a_name_on_the_hub_is_a_folder_here(hub: Path, tmp_path: Path) -> None:
+def test_hub_name_resolves_to_folder(hub: Path, tmp_path: Path) -> None:
     config = small(model={"path": "team/tiny", "lora": {"rank": 2}})
     assert given_model(config) == hub
     policy = load_policy(config.model, base_folder(config, tmp_path, (), ()), config.compute)
@@ -111,7 +109,7 @@ def test_a_name_on_the_hub_is_a_folder_here(hub: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["runs/no-such-sft", "team/other"])
-async def test_what_is_neither_here_nor_there_leaves_no_run(hub: Path, tmp_path: Path, path: str) -> None:
+async def test_unknown_model_leaves_no_run_folder(hub: Path, tmp_path: Path, path: str) -> None:
     config = small(model={"path": path})
     with pytest.raises(TrainingError, match=rf"model\.path {path}: is no folder here, and the Hub does not give it"):
         await train(config, tmp_path / "run", view=Said())
@@ -120,7 +118,7 @@ async def test_what_is_neither_here_nor_there_leaves_no_run(hub: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_without_a_checkpoint_is_nothing_to_begin_from(tmp_path: Path) -> None:
+def test_run_without_checkpoint_cannot_be_started_from(tmp_path: Path) -> None:
     (tmp_path / "receipt.json").write_text("{}")
     with pytest.raises(TrainingError, match="has no checkpoint yet"):
         given_model(small(model={"path": str(tmp_path)}))

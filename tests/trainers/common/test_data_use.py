@@ -11,9 +11,9 @@ import pytest
 
 from clawgym.records.run_folder import RunFolder
 from clawgym.trainers.common.checkpoints import Progress
-from clawgym.trainers.common.data import data_of
+from clawgym.trainers.common.data_use import data_uses
 from clawgym.trainers.common.report import render
-from clawgym.trainers.common.scratch import model_origin
+from clawgym.trainers.common.start_model import model_origin
 from clawgym.trainers.config import TrainConfig
 
 STORED = Path(__file__).parents[2] / "data/v0.1/training"
@@ -29,7 +29,7 @@ def uses(run: Path, **config: Any) -> list[tuple[str, str, str, int | None]]:
     manifest = json.loads((run / "receipt.json").read_text())
     manifest["config"] |= config
     (run / "receipt.json").write_text(json.dumps(manifest))
-    return [(one.use, one.name, one.split, one.tasks) for one in data_of(RunFolder.read(run).manifest)]
+    return [(one.use, one.name, one.split, one.tasks) for one in data_uses(RunFolder.read(run).manifest)]
 
 
 MEASURED = [
@@ -40,22 +40,22 @@ DEMONSTRATED = ("training (imitation)", "terminal-basic", "training", 4)
 TRAINED = ("training", "terminal-basic", "training", 6)
 
 
-def test_reinforcement_trains_on_the_training_part(run: Path) -> None:
+def test_rl_trains_on_training_split(run: Path) -> None:
     assert uses(run, algorithm={"imitation": 0.0}) == [TRAINED, *MEASURED]
     assert uses(run, algorithm={"imitation": 0.5}) == [TRAINED, DEMONSTRATED, *MEASURED]
 
 
-def test_imitation_trains_on_demonstrations_or_on_a_file(run: Path) -> None:
+def test_sft_trains_on_demonstrations_or_file(run: Path) -> None:
     assert uses(run, method="sft", sft={"data": None}) == [DEMONSTRATED, *MEASURED]
     found = uses(run, method="sft", sft={"data": "/home/me/solved.jsonl"})
     assert found == [("training (imitation)", "solved.jsonl", "", None), *MEASURED]
 
 
-def test_a_manifest_without_parts_claims_no_use(run: Path) -> None:
+def test_manifest_without_splits_has_no_use(run: Path) -> None:
     assert uses(run, parts=None) == [("", "terminal-basic:heldout", "", 2)]
 
 
-def test_report_names_the_data_by_use_and_each_loss(run: Path) -> None:
+def test_report_names_data_by_use_and_each_loss(run: Path) -> None:
     rows = [{"step": n, "sft/loss": 0.5 / n, "actor/pg_loss": 0.1 * n} for n in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     html = render(run)
@@ -66,15 +66,15 @@ def test_report_names_the_data_by_use_and_each_loss(run: Path) -> None:
     assert "Policy loss, without" in html
 
 
-def test_of_equal_scores_the_last_step_is_best() -> None:
+def test_last_of_equal_scores_is_best() -> None:
     progress = Progress()
     for step, score in ((0, 0.5), (10, 0.25), (20, 0.5), (30, 0.4)):
         progress.step = step
-        progress.weigh(score)
+        progress.record_score(score)
     assert (progress.best_step, progress.best_score) == (20, 0.5)
 
 
-def test_a_model_is_named_without_folders(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_name_has_no_local_path(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def origin(path: str | None) -> str | None:
         return model_origin(TrainConfig.model_validate({"model": {"path": path}}))
 

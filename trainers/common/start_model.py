@@ -1,7 +1,7 @@
-"""The folder of the model that a run begins with: a model's, what a run has trained, what the Hub has under a name;
-made from scratch where none is named.
+"""The model that a run starts from: a folder, the best checkpoint of a run, a name on the Hub, or a model made from
+scratch.
 
-Invariant: what a run begins with is a folder with weights and a tokenizer, whose weights never change under it.
+Invariant: a run starts from a folder with weights and a tokenizer, and never changes these weights.
 """
 
 from __future__ import annotations
@@ -25,35 +25,44 @@ from clawgym.tasks.packs.seeded import FIRST, WORDS
 from clawgym.trainers.common.checkpoints import TOKENIZER, Checkpoints
 from clawgym.trainers.config import TrainConfig
 
-__all__ = ["base_folder", "below", "given_model", "merge_adapter", "model_origin", "of_checkpoint", "whole"]
+__all__ = [
+    "base_folder",
+    "base_of_adapter",
+    "given_model",
+    "merge_adapter",
+    "model_origin",
+    "checkpoint_model",
+    "merged_model",
+]
 
-_MOST_IDS = 8192
+_MAX_VOCABULARY = 8192
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
 def given_model(config: TrainConfig, *, weights: bool = True) -> Path | None:
-    """The folder ``model.path``, or the best checkpoint of the run in it (of adapters, where it trained such); where no
-    such folder is, what the Hub has under that name, in its cache; ``None`` where a model is to be made.
+    """The model ``model.path``; ``None`` if it is not set.
 
-    ``weights=False``: only what describes it. Raises :class:`~clawgym.errors.TrainingError` for what is not there."""
+    It is a folder, or the best checkpoint of the run in that folder (a model or LoRA adapters). If there is no such
+    folder, it is downloaded from the Hub. With ``weights=False`` only the configuration is downloaded. Raises
+    :class:`~clawgym.errors.TrainingError` if it is not found."""
     if config.model.path is None:
         return None
     given = Path(config.model.path).expanduser()
     if not given.is_dir():
         return _checked(config.model.path, weights)
     if (best := Checkpoints(given).best()) is not None:
-        return _checked(of_checkpoint(best), weights)
+        return _checked(checkpoint_model(best), weights)
     if (given / MANIFEST).exists():
         raise TrainingError(
-            f"model.path {given}: this run has no checkpoint yet: let it go on until it has, then begin"
+            f"model.path {given}: this run has no checkpoint yet: resume it until it has one, then start this one"
         )
     return _checked(given, weights)
 
 
 def model_origin(config: TrainConfig) -> str | None:
-    """The name of the model that training starts from, without folders of this machine; ``None`` where one is made.
+    """The name of the model that training starts from, without local paths; ``None`` for a model made from scratch.
 
-    For a run, the model that the run started from.
+    For the folder of a run: the model that this run started from.
     """
     path = config.model.path
     if path is None:
@@ -66,15 +75,15 @@ def model_origin(config: TrainConfig) -> str | None:
     return str(known) if known else given.resolve().name
 
 
-def of_checkpoint(checkpoint: Path) -> Path:
-    """The folder of the model in a checkpoint, or of the adapters."""
+def checkpoint_model(checkpoint: Path) -> Path:
+    """The folder of the model, or of the LoRA adapters, in a checkpoint."""
     model = checkpoint / "model"
     return model if model.is_dir() else checkpoint / "adapter"
 
 
-def below(model: Path, *, weights: bool = True) -> Path:
-    """The model itself; of adapters the one below them, or only what describes it. Raises
-    :class:`~clawgym.errors.TrainingError` where their settings do not name one that is there."""
+def base_of_adapter(model: Path, *, weights: bool = True) -> Path:
+    """``model``, or its base model if it holds LoRA adapters; ``weights`` as for :func:`given_model`. Raises
+    :class:`~clawgym.errors.TrainingError` if the base model is not found."""
     settings = model / "adapter_config.json"
     if not settings.exists():
         return model
@@ -88,15 +97,15 @@ def below(model: Path, *, weights: bool = True) -> Path:
 
 
 def merge_adapter(adapter: Path, folder: Path) -> None:
-    """Write into ``folder``, which is there when all of it is, the model below ``adapter`` with what the adapter adds,
-    in the type that its weights are stored in, and the tokenizer.
+    """Merge LoRA adapters into their base model and write it, with the tokenizer, to ``folder``.
 
-    Raises :class:`~clawgym.errors.TrainingError` where it cannot be."""
+    The weights keep their stored type. ``folder`` appears when it is complete. Raises
+    :class:`~clawgym.errors.TrainingError` if it cannot be merged or written."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from clawgym.engines.load import sees
 
-    base = below(_checked(adapter, True))
+    base = base_of_adapter(_checked(adapter, True))
     auto: Any = AutoModelForImageTextToText if sees(base) else AutoModelForCausalLM
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -117,8 +126,8 @@ def merge_adapter(adapter: Path, folder: Path) -> None:
         ) from error
 
 
-def whole(model: Path, made: Path) -> Path:
-    """``model``; of adapters ``made``, into which they are merged once."""
+def merged_model(model: Path, made: Path) -> Path:
+    """``model``; for LoRA adapters the folder ``made``, with the merged model. It is made once."""
     if not (model / "adapter_config.json").exists():
         return model
     if not made.exists():
@@ -127,12 +136,14 @@ def whole(model: Path, made: Path) -> Path:
 
 
 def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Iterable[Mapping[str, Any]]) -> Path:
-    """:func:`given_model`, or ``run/base``, which is made once: adapters with the model below them, merged; or a random
-    model, whose tokenizer knows the words of ``tasks`` and of the conversations ``said``, as the chat template puts
-    them."""
+    """The folder of the model that a run starts from: :func:`given_model`, or ``run/base``.
+
+    ``run/base`` is made once. It holds LoRA adapters merged into their base model, or a random model. The tokenizer of
+    a random model is trained on the instructions of ``tasks`` and the conversations ``said``, rendered with the chat
+    template."""
     folder, given = run / "base", given_model(config)
     if given is not None:
-        return whole(given, folder)
+        return merged_model(given, folder)
     if not folder.exists():
         about = config.model.scratch
         make_tiny_model(
@@ -144,7 +155,7 @@ def base_folder(config: TrainConfig, run: Path, tasks: Sequence[Task], said: Ite
             kv_heads=about.kv_heads,
             head_dim=about.head_dim,
             context_window=about.context_window,
-            vocab=_MOST_IDS,
+            vocab=_MAX_VOCABULARY,
             corpus=_texts(tasks, said),
             brief=True,
             spread=0.05,

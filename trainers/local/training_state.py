@@ -10,12 +10,12 @@ from clawgym.trainers.common.policy import Policy, load_policy
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 
-__all__ = ["Learning"]
+__all__ = ["TrainingState"]
 
 
 @dataclass(frozen=True)
-class Learning:
-    """What a run learns with, and how far it has come."""
+class TrainingState:
+    """The policy, its learner, the checkpoints and the progress of a run."""
 
     policy: Policy
     learner: Learner
@@ -23,10 +23,10 @@ class Learning:
     progress: Progress
 
     @classmethod
-    def begin(
+    def load(
         cls, config: TrainConfig, run: Path, model: Path, *, reference: bool = False, lr: float | None = None
-    ) -> Learning:
-        """With the model in ``model``, as the newest checkpoint of ``run`` left it. Raises as
+    ) -> TrainingState:
+        """Load the model in ``model``, and the newest checkpoint of ``run`` if there is one. Raises as
         :func:`~clawgym.trainers.common.policy.load_policy` and :meth:`Checkpoints.load` do."""
         policy = load_policy(config.model, model, config.compute, reference=reference, seed=config.seed)
         learner, checkpoints = Learner(policy, config, lr=lr), Checkpoints(run)

@@ -1,7 +1,7 @@
-"""The tasks of a run, in parts that share nothing.
+"""The splits of a run's tasks.
 
-Invariants: no instruction, no input and no reference solution is in two parts, whatever was asked for; where the
-solutions of a generator vary in what they do (and not only in the names they do it to), nor is the chain of operations.
+Invariants: no instruction and no reference solution is in two splits. If the solutions of a generator differ in their
+operations, and not only in the names they apply them to, no chain of operations is in two splits either.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from clawgym.tasks.packs import pack
 from clawgym.tasks.packs.seeded import WORDS
 from clawgym.trainers.config import AgentPart, Seeds, Tasks
 
-__all__ = ["Parts", "chain_of", "load_parts"]
+__all__ = ["Splits", "chain_of", "load_splits"]
 
 _PARTS = ("heldout", "validation", "train", "demonstrations")
-"""In the order in which they choose."""
-_MANY_CHAINS = 32
-"""A generator with at least so many different chains of operations has them held apart."""
+"""The splits in order of precedence: a task that fits two splits belongs to the first."""
+_MIN_CHAINS = 32
+"""From this number of different chains on, a generator's chains of operations are kept in separate splits."""
 _NAMES = re.compile(r"\b(?:" + "|".join(WORDS) + r")\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Tasks by what they are for."""
+class Splits:
+    """The tasks of each split."""
 
     heldout: tuple[Task, ...]
     validation: tuple[Task, ...]
     train: tuple[Task, ...]
     demonstrations: tuple[Task, ...]
     left_out: Mapping[str, int]
-    """How many of a part were left out because another one has them."""
+    """Split -> number of tasks that were left out because another split has them."""
 
     def about(self) -> dict[str, Any]:
         """Sizes and hashes, for a run manifest."""
@@ -51,16 +51,17 @@ class Parts:
         } | {"left_out": dict(self.left_out)}
 
 
-def load_parts(tasks: Tasks, agent: AgentPart) -> Parts:
-    """The parts that ``tasks`` asks for, with the agent's limit of steps. Raises
-    :class:`~clawgym.errors.TrainingError` where one of them is empty, and as :func:`clawgym.tasks.sets.load` does."""
+def load_splits(tasks: Tasks, agent: AgentPart) -> Splits:
+    """The splits of ``tasks``, with the agent's limit of steps.
+
+    Raises :class:`~clawgym.errors.TrainingError` if a split is empty, and as :func:`clawgym.tasks.sets.load` does."""
     found = {name: list(_slice(tasks, name)) for name in _PARTS}
     chains: dict[str, set[str]] = {}
     for task in (task for part in found.values() for task in part):
         chains.setdefault(_generator(task), set()).add(chain_of(task))
-    varied = {generator for generator, known in chains.items() if len(known) >= _MANY_CHAINS}
+    varied = {generator for generator, known in chains.items() if len(known) >= _MIN_CHAINS}
     taken: set[str] = set()
-    parts: dict[str, tuple[Task, ...]] = {}
+    splits: dict[str, tuple[Task, ...]] = {}
     left_out: dict[str, int] = {}
     for name in _PARTS:
         kept, own = [], set[str]()
@@ -75,20 +76,22 @@ def load_parts(tasks: Tasks, agent: AgentPart) -> Parts:
             kept.append(task)
         taken |= own
         if not kept:
-            raise TrainingError(f"tasks.{name}: no task of {tasks.set!r} is left for it: ask for others, or for more")
-        parts[name] = tuple(_limited(task, agent) for task in kept)
-    return Parts(**parts, left_out=left_out)
+            raise TrainingError(
+                f"tasks.{name}: no task of {tasks.set!r} is left for it: choose another range, or a larger one"
+            )
+        splits[name] = tuple(_limited(task, agent) for task in kept)
+    return Splits(**splits, left_out=left_out)
 
 
 def chain_of(task: Task) -> str:
-    """What its reference solution does, without the words that it does it to."""
+    """The reference solution with all words of the pack replaced by ``_``: its chain of operations."""
     return _NAMES.sub("_", _solution(task))
 
 
 def _solution(task: Task) -> str:
     name = solution_name(task)
     entry = next((f for f in task.solution if f.path == name), None)
-    # Without one, only the instruction can be compared.
+    # Without a solution, only the instruction can be compared.
     return task.instruction if entry is None else entry.read().decode("utf-8", "replace")
 
 
@@ -96,8 +99,8 @@ def _generator(task: Task) -> str:
     return str(task.metadata.get("generator") or task.metadata.get("category") or "")
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def _digest(*splits: str) -> str:
+    return hashlib.sha256("\0".join(splits).encode()).hexdigest()
 
 
 def _limited(task: Task, agent: AgentPart) -> Task:
@@ -115,6 +118,6 @@ def _slice(tasks: Tasks, name: str) -> Iterator[Task]:
             yield from (module.make(generator, 2 * n + odd) for n in wanted)
         return
     if tasks.generators:
-        raise TrainingError(f"tasks.generators: {tasks.set!r} is no pack that is made from seeds: leave them out")
+        raise TrainingError(f"tasks.generators: {tasks.set!r} has no generators: leave them out")
     everything = sets.load(tasks.set).tasks
     yield from everything[seeds.first : seeds.first + seeds.count]

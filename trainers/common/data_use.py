@@ -9,7 +9,7 @@ from typing import Any
 
 from clawgym.records.manifest import RunManifest
 
-__all__ = ["DataUse", "data_of"]
+__all__ = ["DataUse", "data_uses"]
 
 _USES = {
     "train": ("training", "training"),
@@ -17,26 +17,27 @@ _USES = {
     "validation": ("choice of the best checkpoint", "validation"),
     "heldout": ("evaluation only", "held-out"),
 }
-"""Part of a run -> what it is for, and the name of its split."""
+"""Key of a split in a run manifest -> its use, and the name of the split."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """Tasks, or a file, that a run used for one thing."""
+    """Tasks, or a file, that a run used for one purpose."""
 
     use: str
     name: str
-    """Of the task set, or of the file."""
+    """The name of the task set, or of the file."""
     split: str = ""
     tasks: int | None = None
+    """The number of tasks."""
     sha256: str = ""
-    """Of the hashes of the tasks."""
+    """SHA-256 over the hashes of the tasks."""
 
 
-def data_of(manifest: RunManifest) -> list[DataUse]:
-    """What the run trained on, then what chose its checkpoint, then what it was only evaluated on.
+def data_uses(manifest: RunManifest) -> list[DataUse]:
+    """The data of a run: training data, then the validation split, then the held-out split.
 
-    A manifest without parts gives its task set, without a use.
+    For a manifest without splits: its task set, without a use.
     """
     config = manifest.config
     parts, task_set = _mapping(config.get("parts")), str(_mapping(config.get("tasks")).get("set", ""))

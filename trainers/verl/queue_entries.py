@@ -1,6 +1,6 @@
-"""Training sequences as verl keeps them: from the pool to its queue, and back to the episodes that they are of.
+"""Training sequences as entries of verl's queue: from the pool into the queue, and from queue tags back to episodes.
 
-Invariant: ids, log-probs and teachers are those of the pool; nothing is tokenised again, and nothing cut.
+Invariant: ids and log-probs are those of the pool. Nothing is tokenised again or truncated.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ import torch
 from clawgym.pool.states import BatchEpisode
 from clawgym.records import TrainingSequence
 from clawgym.trainers.batching import MaskedSequence
-from clawgym.trainers.common.batch import attempt_of, teacher_of
-from clawgym.trainers.common.teaching import Taught
+from clawgym.trainers.common.batch import scored_episode, teacher_of
+from clawgym.trainers.common.teaching import TeacherLogprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode
 
-__all__ = ["attempts_of", "beside", "imitation_of", "padded", "row_of"]
+__all__ = ["episodes_of_tags", "interleave", "imitation_entry", "pad_like", "queue_entry"]
 
 
-def row_of(
-    member: BatchEpisode, sample: TrainingSequence, group: str, config: TrainConfig, taught: Taught
+def queue_entry(
+    member: BatchEpisode, sample: TrainingSequence, group: str, config: TrainConfig, teachers: TeacherLogprobs
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One training sequence as verl keeps it: tensors (P prompt and T response ids, the first of which is trained), and
-    what is known about it."""
+    """One training sequence as an entry of verl's queue: tensor fields and a tag.
+
+    The prompt has P ids; the response has T ids and starts with the first trained id."""
     start = sample.mask.index(1)
     length = len(sample.ids) - start
     logprobs, turns = torch.zeros(length), torch.full((length,), -1)
     trained = torch.tensor(sample.mask[start:], dtype=torch.bool)
     logprobs[trained] = torch.tensor(sample.logprobs)
     turns[trained] = torch.tensor(sample.turn_of)
-    attempt = attempt_of(member, group)
+    attempt = scored_episode(member, group)
     rewards = torch.zeros(length)
     rewards[-1] = attempt.score
     ids = torch.tensor(sample.ids)
@@ -54,7 +55,7 @@ def row_of(
     }
     if config.distillation.hints:
         teacher = torch.full((length,), math.nan)
-        teacher[trained] = torch.tensor(teacher_of(member, sample, taught))
+        teacher[trained] = torch.tensor(teacher_of(member, sample, teachers))
         fields["teacher_log_probs"] = teacher
     tag = {
         "status": "success",
@@ -71,8 +72,8 @@ def row_of(
     return fields, tag
 
 
-def imitation_of(path: MaskedSequence, weight: float) -> dict[str, torch.Tensor]:
-    """A row to imitate, each of its trained ids with ``weight``; in all that episodes are learnt from it is empty."""
+def imitation_entry(path: MaskedSequence, weight: float) -> dict[str, torch.Tensor]:
+    """Queue fields of a sequence to imitate, with ``weight`` for each trained id. Its mask for the policy loss is 0."""
     start = path.mask.index(1)
     ids, none = torch.tensor(path.ids), torch.zeros(len(path.ids) - start)
     numbers = ("old_log_probs", "advantages", "rollout_is_weights", "votes", "ref_log_prob")
@@ -88,10 +89,10 @@ def imitation_of(path: MaskedSequence, weight: float) -> dict[str, torch.Tensor]
     }
 
 
-def beside(rows: Sequence[Any], others: Sequence[Sequence[Any]], ranks: int) -> list[Any]:
-    """``rows`` in their order, and in the n-th mini-batch of them the n-th of ``others``, the same number on each rank.
+def interleave(rows: Sequence[Any], others: Sequence[Sequence[Any]], ranks: int) -> list[Any]:
+    """Add ``others[n]`` to the n-th mini-batch of ``rows``, the same number on each rank. The order of ``rows`` stays.
 
-    verl gives each rank a piece of a batch, and cuts each piece into mini-batches."""
+    verl gives each rank a contiguous part of a batch, and splits each part into mini-batches."""
     size, share = len(rows) // (ranks * len(others)), [len(more) // ranks for more in others]
     found: list[Any] = []
     for rank in range(ranks):
@@ -101,8 +102,8 @@ def beside(rows: Sequence[Any], others: Sequence[Sequence[Any]], ranks: int) -> 
     return found
 
 
-def padded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """(B, T) rows filled up with 0 behind the length that each has in ``like``."""
+def pad_like(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(B, T) rows of ``values``, padded with 0 after the length of each row in ``like``."""
     rows, sizes = values.unbind(), [len(row) for row in like.unbind()]
     made = torch.zeros((len(sizes), max(sizes)), dtype=rows[0].dtype)
     for place, (row, size) in enumerate(zip(rows, sizes, strict=True)):
@@ -110,19 +111,19 @@ def padded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def attempts_of(tags: Sequence[Mapping[str, Any]]) -> tuple[list[ScoredEpisode], torch.Tensor]:
-    """The episodes that rows are of, in an order that does not depend on that of the rows; and of each row (B,) which
-    one, -1 for those that only fill up."""
+def episodes_of_tags(tags: Sequence[Mapping[str, Any]]) -> tuple[list[ScoredEpisode], torch.Tensor]:
+    """The episodes of queue entries, in an order that does not depend on the entries' order; and (B,) the index of each
+    entry's episode, -1 for padding entries."""
     known: dict[tuple[str, int], Mapping[str, Any]] = {}
     for tag in tags:
         if not tag.get("is_padding"):
             known[tag["attempt"]["group"], tag["sample"]] = tag["attempt"]
     places = {key: place for place, key in enumerate(sorted(known))}
     episode = [-1 if tag.get("is_padding") else places[tag["attempt"]["group"], tag["sample"]] for tag in tags]
-    return [_attempt(known[key]) for key in places], torch.tensor(episode)
+    return [_from_tag(known[key]) for key in places], torch.tensor(episode)
 
 
-def _attempt(about: Mapping[str, Any]) -> ScoredEpisode:
+def _from_tag(about: Mapping[str, Any]) -> ScoredEpisode:
     process = {int(turn): value for turn, value in about["process"].items()}
     return ScoredEpisode(
         **{**about, "turns": tuple(about["turns"]), "steps": tuple(about["steps"]), "process": process}
