@@ -9,16 +9,16 @@ Each part runs in processes of its own, on random weights in float32, on one thr
 
 - run: a short ``clawgym train rl`` in real boxes: what its ``metrics.jsonl`` says, and the most memory it held.
 - update: one update on 64 completions (8 prompts x 8), sampled before by our engine: ``make_batch`` and
-  ``Learner.train_step`` beside one step of TRL's ``GRPOTrainer`` on the same weights, ids and rewards, in turns. What is
-  counted of TRL begins when it has its advantages: neither its sampling nor its rewards. CPU time, so that others on
+  ``Learner.train_step`` beside one step of TRL's ``GRPOTrainer`` on the same weights, ids and rewards, in turns. TRL is
+  timed from the moment it has its advantages, without sampling and rewards. CPU time, so that others on
   the machine count for little; per token of prompts and completions, whatever was filled up or shared. ``rollout`` and
   ``recompute`` are ``algorithm.old``: TRL makes one pass, as ``rollout`` does; ``recompute`` makes one more. The ratio
   (above 1: ours is faster) is that of the medians, to TRL at the better of two sizes of micro-batches; its range is
   that of the rounds. Norms of the first gradient show that the two compute the same.
 - ahead: episodes whose agent runs a command of long-tailed duration first (log-normal), the same durations with each
   ``rollout.staleness``, in real boxes.
-- memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what rows
-  filled up to the longest would hold.
+- memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what
+  rows padded to the longest would hold.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Outcome
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.common.collector import INTERRUPTED, Collector, GroupPlayer, _Place, group_id
+from clawgym.trainers.common.collector import INTERRUPTED, Collector, GroupPlayer, _Slot, group_id
 
 from ..runs import small
 
@@ -144,7 +144,7 @@ async def test_infrastructure_errors_are_retried_once_and_counted(tmp_path: Path
 @pytest.mark.asyncio
 async def test_slot_is_released_once() -> None:
     places = asyncio.Semaphore(1)
-    place = _Place(places)
+    place = _Slot(places)
     async with place:
         assert places.locked()
         place.free()
