@@ -14,8 +14,8 @@ from clawgym.agents import Agent
 from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.rollout import EpisodeRequest
 from clawgym.rollout.collect import collect_episode, over_http

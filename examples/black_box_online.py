@@ -15,8 +15,8 @@ from pathlib import Path
 from clawgym.engines import Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 
 AGENT = """

@@ -34,6 +34,21 @@ def test_nothing_heavy_is_imported() -> None:
     assert not set(loaded) & set(HEAVY)
 
 
+def test_an_environment_needs_no_extra() -> None:
+    code = """
+import sys
+import gymnasium, clawgym
+env = gymnasium.make("ClawGym/terminal-v0")
+env.reset(seed=0)
+env.step("submit")
+env.close()
+print(*sorted(m.partition(".")[0] for m in sys.modules))
+"""
+    extras = {"aiohttp", "anthropic", "docker", "httpx", "huggingface_hub", "mcp", "orjson", "pyarrow", "sqlalchemy"}
+    extras |= {"torch", "transformers", "openai"}
+    assert not set(run(code).split()) & extras
+
+
 def test_the_environment_is_registered() -> None:
     assert run("import clawgym, gymnasium as g; print('ClawGym/terminal-v0' in g.registry)").strip() == "True"
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import EpisodeEnd
 from clawgym.records import Step, Task, Turn, Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec

@@ -107,8 +107,8 @@ async def _serve(
     from clawgym.engines import TokenEngine
     from clawgym.gateway.control import Control
     from clawgym.gateway.render import Renderer
+    from clawgym.gateway.request import SessionRequest
     from clawgym.gateway.server import Gateway
-    from clawgym.gateway.sessions import SessionRequest
     from clawgym.pool import Pool
     from clawgym.registry import engines
 

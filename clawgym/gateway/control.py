@@ -33,8 +33,8 @@ from clawgym.engines.protocol import Sampling
 from clawgym.errors import ClawGymError, GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
 from clawgym.gateway.dialects.errors import ApiFailure, envelope, failure_of
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn, continued, prompt_ids
 

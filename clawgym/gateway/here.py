@@ -16,8 +16,8 @@ from clawgym.engines.protocol import Completion, Sampling
 from clawgym.errors import EngineError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.dialects.chat import ChatDialect
+from clawgym.gateway.request import Opened
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import Opened
 
 __all__ = ["SessionEngine"]
 

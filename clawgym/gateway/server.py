@@ -35,7 +35,8 @@ from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import ApiFailure, failure_of
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
-from clawgym.gateway.sessions import Opened, Session, SessionRequest, Sessions
+from clawgym.gateway.request import Opened, SessionRequest
+from clawgym.gateway.sessions import Session, Sessions
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.registry import dialects as known_dialects
 

@@ -11,11 +11,9 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import secrets
-import uuid
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -23,53 +21,13 @@ from clawgym.bounds import HELD_BODIES
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
+from clawgym.gateway.request import Opened, SessionRequest, reserve
 from clawgym.gateway.roles import opening_of, system_of, told_by
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Role, Turn, Usage
 
-__all__ = ["Opened", "Session", "SessionRequest", "Sessions", "reserve"]
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What an agent needs to join: shown once, the secret is not kept."""
-
-    id: str
-    secret: str = field(repr=False)
-
-
-def reserve() -> Opened:
-    """Id and key of a session that may be opened later: until then it is an unknown one."""
-    return Opened(uuid.uuid4().hex, secrets.token_urlsafe(24))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SessionRequest:
-    """What a session of the gateway begins with, and its episode in the pool.
-
-    Whoever lets the library run an episode (:class:`~clawgym.rollout.EpisodeRequest`) gives ``channel``, ``group``,
-    ``sampling``, ``adapter`` and ``meta``; the rest is filled in.
-    """
-
-    channel: str = "train"
-    """What the episode is for: a trainer fetches from one channel."""
-    group: str | None = None
-    """A group of the pool (:meth:`~clawgym.pool.Pool.open_group`); ``None``: a group of one."""
-    sampling: Sampling | None = None
-    """Overrides what the requests of the agent ask for. ``None``: an agent with a gateway of its own chooses."""
-    adapter: str | None = None
-    """The LoRA adapter of the engine that samples."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    """Stored with the episode; anything that JSON can hold."""
-    task_id: str = ""
-    task_hash: str = ""
-    sample: int = 0
-    """0-based index of the episode among those of its task or group."""
-    seed: int = 0
-    agent: str = ""
-    most_turns: int | None = None
-    """Model calls; further ones are refused. ``None``: no limit."""
+__all__ = ["Session", "Sessions"]
 
 
 @dataclass(eq=False)

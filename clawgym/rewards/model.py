@@ -117,7 +117,7 @@ async def policy_engine(gateway: Gateway, *, channel: str = "judge") -> AsyncIte
     """
     if channel == "train":
         raise ValueError("channel 'train' is trained on: choose another one")
-    from clawgym.gateway.sessions import SessionRequest
+    from clawgym.gateway.request import SessionRequest
     from clawgym.pool import EpisodeEnd
 
     opened = await gateway.open_session(SessionRequest(channel=channel))

@@ -13,8 +13,8 @@ from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.engines.protocol import Engine
 from clawgym.errors import ClawGymError
 from clawgym.gateway.here import SessionEngine
+from clawgym.gateway.request import Opened, SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import Opened, SessionRequest
 from clawgym.pool import EpisodeEnd
 from clawgym.records import Outcome
 from clawgym.rollout import Graded, run_episode

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import EpisodeEnd
 from clawgym.records import Episode, Task, VerifierResult
 

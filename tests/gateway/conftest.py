@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 
 from .scripted import ScriptedEngine

@@ -13,8 +13,8 @@ from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
 from clawgym.gateway.here import SessionEngine
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.documents import conversations_of
 from clawgym.records import Episode, Outcome, VerifierResult

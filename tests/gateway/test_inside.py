@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from clawgym.bounds import LARGEST_BODY
 from clawgym.gateway.control import Control
+from clawgym.gateway.request import Opened
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import Opened
 from clawgym.pool import Pool
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 

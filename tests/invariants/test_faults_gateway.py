@@ -20,8 +20,8 @@ from aiohttp import web
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.gateway.calls import ChatCall
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import prompt_ids
 

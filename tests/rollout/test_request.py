@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym.agents.noop import NoopAgent
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.records import Episode, Outcome, VerifierResult
 from clawgym.rollout import EpisodeRequest, reward_of

@@ -22,8 +22,8 @@ from clawgym.agents.demonstrate import DemonstrationEngine, reference_calls
 from clawgym.agents.oracle import solution_name
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines.protocol import Engine
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.states import PooledEpisode
 from clawgym.records import Outcome, Task, ToolCall

@@ -19,8 +19,8 @@ from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import Sampling
 from clawgym.engines.protocol import Engine
 from clawgym.errors import PoolError, TrainingError
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Episode, Outcome, Task
 from clawgym.rewards.penalties import penalties

@@ -23,8 +23,8 @@ from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
 from clawgym.gateway.calls import Refusal
+from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
-from clawgym.gateway.sessions import SessionRequest
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec

@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.gateway.request import Opened, reserve
 from clawgym.gateway.server import Address, Gateway
-from clawgym.gateway.sessions import Opened, reserve
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
 __all__ = ["PORT", "BootedSandbox", "SandboxSource", "WarmSandboxes"]

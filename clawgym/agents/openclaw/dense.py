@@ -36,8 +36,8 @@ from clawgym.agents.openclaw._tools import AgentTools, OpenClawToolServer
 from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
+from clawgym.gateway.request import Opened, reserve
 from clawgym.gateway.server import Address, Gateway
-from clawgym.gateway.sessions import Opened, reserve
 from clawgym.records import Limits, TaskFile
 from clawgym.registry import agents
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec

@@ -10,7 +10,7 @@ import pytest
 from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.engines import ReplayEngine, Sampling
 from clawgym.errors import InfraError, SandboxError
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import sequences_of
 from clawgym.records import GradingMode, Outcome
 

@@ -18,7 +18,7 @@ import pytest
 from clawgym.agents.openclaw.claw import OpenClaw
 from clawgym.agents.openclaw.install import Installation
 from clawgym.errors import AgentError
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import sequences_of
 from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
 from clawgym.sandbox import Backend

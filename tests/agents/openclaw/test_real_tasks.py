@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from clawgym.agents.openclaw.install import Installation
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import Pool, sequences_of
 from clawgym.records import Episode, Outcome, Task, TaskFile, prompt_ids
 from clawgym.sandbox import backend as make_backend

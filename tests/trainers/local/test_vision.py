@@ -14,7 +14,7 @@ from clawgym.engines import Completion, GenerateRequest
 from clawgym.engines.protocol import Engine, Image, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
-from clawgym.gateway.sessions import SessionRequest
+from clawgym.gateway.request import SessionRequest
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.records import Desktop, Episode, Limits, Task, ToolCall, TrainingSequence
