@@ -1,4 +1,4 @@
-"""Fixtures that every room uses: real boxes, never stand-ins."""
+"""Fixtures for all tests. They use real sandboxes, never mocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, settings
 
 from clawgym.agents.openclaw.install import Installation, installed
 from clawgym.errors import AgentError, SandboxUnavailable
-from clawgym.sandbox import Backend, Sandbox, SandboxSpec
+from clawgym.sandbox import Backend
 from clawgym.sandbox import backend as make_backend
 
 from .gate import pytest_runtest_makereport, pytest_sessionfinish, pytest_sessionstart, pytest_terminal_summary
 
 __all__ = ["pytest_runtest_makereport", "pytest_sessionfinish", "pytest_sessionstart", "pytest_terminal_summary"]
 
-# A slow machine is no fault of a test.
+# Tests must not fail because the machine is slow.
 settings.register_profile("clawgym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # `make test` chooses it with --hypothesis-profile=quick. It also bounds tests that ask for more examples themselves.
 settings.register_profile("quick", settings.get_profile("clawgym"), max_examples=25)
@@ -83,11 +83,12 @@ CHECK = (
     "tasks/swe/test_make.py",
     "test_docs.py::test_python_examples_run",
     "test_examples.py",
-    "test_gate.py::test_a_",
+    "test_gate.py::test_broken_backend_",
+    "test_gate.py::test_skip_for_lack_",
     "test_gate.py::test_each_part_is_collected_once",
     "test_gate.py::test_too_many_skips_fail_the_run_and_are_listed",
     "test_pinned_hashes.py::test_hashes_do_not_depend_on_the_machine",
-    "test_stored_0_1.py::test_training_is_resumed",
+    "test_stored_0_1.py::test_new_run_starts_from_the_checkpoint",
     "test_wheel.py",
     "tools/test_real_server.py",
     "trainers/common/test_canary.py",
@@ -105,7 +106,8 @@ CHECK = (
 """Where the tests of `make check` are: the beginnings of their names, below ``tests/``. `make test` runs all others
 but those marked ``alone``. A test belongs here if it takes long, or needs more than Python and Linux."""
 CHECK_FIXTURES = frozenset({"docker_engine", "openclaw", "programs", "ray_cluster"})
-"""What uses one of these belongs to `make check` too. So does a test of a sandbox backend other than ``namespace``."""
+"""Tests that use one of these fixtures belong to `make check` too, as do tests of sandbox backends other than
+``namespace``."""
 
 
 def belongs_to_check(item: pytest.Item) -> bool:
@@ -123,7 +125,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _bound_examples(item: pytest.Item, most: int) -> None:
-    """Let a Hypothesis test draw at most so many examples, whatever its own settings say."""
+    """Limit the examples of a Hypothesis test to ``most``, whatever its own settings are."""
     test = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     own = getattr(test, "_hypothesis_internal_use_settings", None)
@@ -155,12 +157,12 @@ SLOW_MACHINE = (
     "tools/",
     "trainers/",
 )
-"""Tests on browsers, OpenClaw, trainings and other whole programs: on a slow machine one of thousands runs out of time.
-Such a test gets one second chance, which the summary shows with its cause."""
+"""Tests with browsers, OpenClaw, training and other whole programs. On a slow machine one in thousands times out, so
+these are run once more if they fail; the summary shows the cause."""
 SECURITY = re.compile(
     r"/tests/(invariants|verifiers|fuzz)/|attack|/test_(escape|exploits|inside|regrade|runs_verify|conformance_\w+|hostile_\w+)\.py$"
 )
-"""Of these, tests of what must never happen: not even once."""
+"""Security tests among these. They must never fail, so they are not run again."""
 
 LONGEST = (
     "envs/test_openclaw.py",
@@ -180,7 +182,7 @@ LONGEST = (
     "evaluation/test_regrade.py",
     "engines/test_transformers.py",
 )
-"""These begin first: what begins last is waited for alone."""
+"""The longest tests. They start first, so that no worker waits for one of them at the end."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -214,22 +216,14 @@ async def usable(name: str) -> AsyncIterator[Backend]:
 
 @pytest_asyncio.fixture(scope="module")
 async def backend() -> AsyncIterator[Backend]:
-    """The namespace backend, one for the tests of a module: each has boxes of its own."""
+    """The namespace backend, shared by the tests of a module. Each test makes its own sandboxes."""
     async with usable("namespace") as made:
         yield made
 
 
-@pytest_asyncio.fixture
-async def box(backend: Backend) -> AsyncIterator[Sandbox]:
-    """A fresh box."""
-    made = await backend.create(SandboxSpec())
-    yield made
-    await made.close()
-
-
 @contextlib.contextmanager
 def ray_nodes(count: int, head_cpus: int = 2) -> Iterator[Any]:
-    """A Ray cluster of so many nodes on this machine (:class:`ray.cluster_utils.Cluster`)."""
+    """A Ray cluster of ``count`` nodes on this machine (:class:`ray.cluster_utils.Cluster`)."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -253,7 +247,7 @@ def ray_nodes(count: int, head_cpus: int = 2) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
-    """Two nodes, to which this process is connected."""
+    """A Ray cluster of two nodes; this process is connected to it."""
     ray = pytest.importorskip("ray")
     with ray_nodes(2) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -270,7 +264,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def benchmark(name: str) -> ModuleType:
-    """A program of ``benchmarks/``, as a module."""
+    """Import a program of ``benchmarks/`` as a module."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -281,7 +275,7 @@ def benchmark(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def openclaw() -> Installation:
-    """The real OpenClaw, as `make check` installs it."""
+    """The real OpenClaw, as installed by `make openclaw`."""
     try:
         return installed()
     except AgentError as error:

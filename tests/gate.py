@@ -1,9 +1,9 @@
-"""What a gate asks of a whole run: nothing that it requires is skipped, few other tests are, and reruns are shown.
+"""Pytest hooks for continuous integration: fail on skipped requirements or too many skips, and list reruns.
 
-``CLAWGYM_REQUIRE=namespace,docker,...`` names what must be there (:data:`LACKS`): a test that is skipped for lack of it
-fails, and a sandbox backend that cannot start ends the run before its first test. ``CLAWGYM_MOST_SKIPS`` bounds the
-skips that are left. Where ``CLAWGYM_SKIPS_SO_FAR`` names a file, it bounds the skips of all runs with that file: each
-adds its own number to it. Every run shows what was missing here.
+``CLAWGYM_REQUIRE=namespace,docker,...`` names requirements (:data:`LACKS`). A test that is skipped for lack of one
+fails, and a required sandbox backend that cannot start ends the run before its first test. ``CLAWGYM_MOST_SKIPS`` is
+the largest number of other skips. If ``CLAWGYM_SKIPS_SO_FAR`` names a file, the limit holds for all runs together: each
+run adds its number to the file. The summary of every run lists the missing requirements.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LACKS: Mapping[str, re.Pattern[str]] = {
         "atheris": r"atheris",
     }.items()
 }
-"""What can be required, and how the reasons of skips for lack of it read."""
+"""Name of a requirement -> pattern of the skip reasons for lack of it."""
 BACKENDS = ("namespace", "chroot")
-"""Of these, the sandbox backends that need nothing to be started first."""
+"""The requirements that are sandbox backends and need no service."""
 
 
 def required() -> frozenset[str]:
-    """The names in ``CLAWGYM_REQUIRE``. Raises :class:`pytest.UsageError` for one that is none."""
+    """The names in ``CLAWGYM_REQUIRE``. Raises :class:`pytest.UsageError` for unknown names."""
     names = frozenset(filter(None, os.environ.get("CLAWGYM_REQUIRE", "").split(",")))
     if unknown := sorted(names - LACKS.keys()):
         raise pytest.UsageError(f"CLAWGYM_REQUIRE names {', '.join(unknown)}: choose of {', '.join(LACKS)}")
@@ -50,7 +50,7 @@ def required() -> frozenset[str]:
 
 
 def lacks(reason: str) -> str | None:
-    """What a test was skipped for lack of, by the reason it gave; None for another reason."""
+    """The requirement for lack of which a test was skipped, from its reason; None for other reasons."""
     return next((name for name, pattern in LACKS.items() if pattern.search(reason)), None)
 
 
@@ -75,7 +75,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     if (names := required()) and (missing := asyncio.run(_missing(names))):
-        raise pytest.UsageError(f"CLAWGYM_REQUIRE asks for what does not work here: {'; '.join(missing)}")
+        raise pytest.UsageError(f"CLAWGYM_REQUIRE names what does not work here: {'; '.join(missing)}")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -90,7 +90,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test was skipped."""
+    """The reason why a test was skipped."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
 
@@ -101,7 +101,7 @@ def _skips(config: pytest.Config) -> list[Any]:
 
 
 def _skips_before() -> int:
-    """The skips of earlier runs of the same gate."""
+    """The number of skips of earlier runs with the same file."""
     path = os.environ.get("CLAWGYM_SKIPS_SO_FAR")
     return sum(map(int, Path(path).read_text().split())) if path and Path(path).exists() else 0
 

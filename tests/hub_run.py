@@ -1,4 +1,4 @@
-"""Run folders of a training, as a trainer leaves them, with a tiny model."""
+"""Makes run folders of training runs with a tiny model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HASH = "5" * 64
 
 
 def train_run(folder: Path, model: Path, **config: Any) -> Path:
-    """Checkpoints of steps 2 and 4; the best is that of step 2, and evaluated."""
+    """Make a run with checkpoints at steps 2 and 4. The one at step 2 is the best, and was evaluated."""
     manifest = {
         "kind": "train",
         "task_set": {"name": "ClawGym-Train", "version": "abc", "hash": HASH, "size": 1},
@@ -45,7 +45,7 @@ def train_run(folder: Path, model: Path, **config: Any) -> Path:
 
 
 def lora_run(folder: Path, model: Path) -> Path:
-    """As :func:`train_run`, with LoRA adapters that change what the model says."""
+    """Like :func:`train_run`, with LoRA adapters that change the outputs of the model."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

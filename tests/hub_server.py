@@ -1,4 +1,4 @@
-"""A Hub in memory that speaks the Hub's protocol over loopback: repositories, LFS uploads, commits."""
+"""An in-memory server with the API of the Hugging Face Hub: repositories, LFS uploads and commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes for tests of every room."""
+"""Runs episodes for tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from clawgym.sandbox import Backend
 
 
 async def episode_of(task: Task, agent: Agent, backend: Backend, **request: Any) -> Episode:
-    """One episode of ``agent``; ``request``: fields of :class:`~clawgym.rollout.EpisodeRequest`, the seed is 0."""
+    """Run one episode of ``agent``; ``request``: fields of :class:`~clawgym.rollout.EpisodeRequest`, the seed is 0."""
     ended = await run_episode(EpisodeRequest(task=task, **{"seed": 0, **request}), agent, backend)
     return ended.episode

@@ -1,4 +1,4 @@
-"""The pages run: what they show is executed as it stands."""
+"""The code and the commands on the documentation pages run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_python_examples_run(code: str, tmp_path: Path, request: pytest.FixtureR
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_on_new_tasks_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_new_task_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "new-task.md").read_text()
     module, play, *_ = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     assert module == scaffold.PYTHON, "the page shows what `clawgym tasks new` writes"
@@ -54,7 +54,7 @@ def test_the_page_on_new_tasks_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert played.returncode == 0, played.stderr
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

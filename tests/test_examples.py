@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_example_runs(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if example.stem.startswith("openclaw"):
         request.getfixturevalue("openclaw")
     done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=170)

@@ -1,4 +1,4 @@
-"""A gate that names what it requires fails without it, and says how many tests were skipped."""
+"""A run with CLAWGYM_REQUIRE fails if a requirement is missing, and reports the skipped tests."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def _pytest(*argv: str, before: tuple[str, ...] = (), **env: str) -> subprocess.
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="a filter for the system calls of one processor")
 @pytest.mark.parametrize("required", ["namespace", ""])
-def test_a_broken_backend_fails_the_run_that_requires_it(required: str) -> None:
+def test_broken_backend_fails_a_run_that_requires_it(required: str) -> None:
     before = (sys.executable, "-c", NO_NETWORK_NAMESPACES)
     done = _pytest("tests/sandbox/test_install.py", before=before, CLAWGYM_REQUIRE=required)
     if required:
         assert done.returncode == pytest.ExitCode.USAGE_ERROR
-        assert "CLAWGYM_REQUIRE asks for what does not work here: namespace: " in done.stderr
+        assert "CLAWGYM_REQUIRE names what does not work here: namespace: " in done.stderr
     else:
         assert done.returncode == 0
         assert " skipped" in done.stdout
 
 
-def test_a_test_that_is_skipped_for_lack_of_what_is_required_fails() -> None:
+def test_skip_for_lack_of_a_requirement_fails() -> None:
     done = _pytest("tests/desktop/test_desktop.py", CLAWGYM_REQUIRE="desktop", PATH="/nowhere")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "desktop is required here (CLAWGYM_REQUIRE), and this test was skipped: no Xvfb" in done.stdout
@@ -112,7 +112,7 @@ def test_each_part_is_collected_once() -> None:
     assert sorted(itertools.chain(*parts)) == collected()
 
 
-def test_what_make_check_names_is_there() -> None:
+def test_names_in_check_exist() -> None:
     for entry in CHECK:
         place, _, name = entry.partition("::")
         found = [*(ROOT / "tests").glob(f"{place}*" if not place.endswith("/") else f"{place}*.py")]
@@ -125,18 +125,18 @@ DRAWN: list[int] = []
 
 @settings(max_examples=60)
 @given(st.integers())
-def test_the_quick_profile_bounds_a_test_of_its_own_settings(number: int) -> None:
+def test_quick_profile_bounds_examples_of_own_settings(number: int) -> None:
     DRAWN.append(number)
 
 
-def test_examples_that_were_drawn(request: pytest.FixtureRequest) -> None:
+def test_number_of_drawn_examples(request: pytest.FixtureRequest) -> None:
     if not DRAWN:
         pytest.skip("the test before was not run")
     quick = request.config.getoption("--hypothesis-profile") == "quick"
     assert (len(DRAWN) <= 25) == quick
 
 
-def test_an_unknown_requirement_is_refused() -> None:
+def test_unknown_requirement_is_refused() -> None:
     done = _pytest("tests/test_gate.py", "--collect-only", CLAWGYM_REQUIRE="namespaces")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "CLAWGYM_REQUIRE names namespaces: choose of namespace, " in done.stderr
@@ -153,6 +153,6 @@ def test_an_unknown_requirement_is_refused() -> None:
         ("with CLAWGYM_WHOLE=1: it starts a cluster of its own", None),
     ],
 )
-def test_reasons_of_skips_say_what_is_lacking(reason: str, name: str | None) -> None:
+def test_requirement_is_found_in_skip_reason(reason: str, name: str | None) -> None:
     assert lacks(reason) == name
     assert name is None or name in LACKS

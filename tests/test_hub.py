@@ -99,7 +99,7 @@ def test_card_names_base_model_and_training_data(run: Path, tmp_path: Path) -> N
     assert entry.notes == "held-out split, 95 % interval 0.525 to 0.725, 200 episodes, 1 samples, ClawGym 0.1.0"
 
 
-def test_card_says_what_was_trained_on_and_what_was_only_measured(run: Path, tmp_path: Path) -> None:
+def test_card_separates_training_data_from_evaluations(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     manifest = json.loads((copy / "receipt.json").read_text())
     manifest["task_set"]["name"] = "terminal-basic:heldout"
@@ -114,7 +114,7 @@ def test_card_says_what_was_trained_on_and_what_was_only_measured(run: Path, tmp
 
 
 @pytest.mark.parametrize(("model", "base"), [("team/tiny", "team/tiny"), ("models/tiny", None)])
-def test_a_folder_is_no_base_model(
+def test_local_folder_is_not_named_as_base_model(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, base: str | None
 ) -> None:
     (tmp_path / "models/tiny").mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_greedy_and_sampled_scores_are_distinguished(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ends", [{}, {"low": 0.4}, {"high": 0.6}, {"low": None, "high": 0.6}], ids=str)
-def test_an_interval_has_two_ends(run: Path, tmp_path: Path, ends: dict[str, Any]) -> None:
+def test_interval_needs_both_ends(run: Path, tmp_path: Path, ends: dict[str, Any]) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     rows = [json.loads(line) for line in (copy / "evaluations.jsonl").read_text().splitlines()]
     for row in rows:
@@ -172,7 +172,7 @@ def test_other_files_beside_the_model_are_not_uploaded(run: Path, tmp_path: Path
         assert names(plan) == WEIGHTS | MADE
 
 
-def test_an_adapter_comes_with_its_tokenizer_and_without_this_machines_paths(lora: Path, model_folder: Path) -> None:
+def test_adapter_has_its_tokenizer_and_no_local_paths(lora: Path, model_folder: Path) -> None:
     with plan_push(read_checkpoint(lora)) as plan:
         assert names(plan) == MADE | {
             *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -235,7 +235,7 @@ def test_merged_model_computes_the_same_as_the_adapted_one(lora: Path, model_fol
         {"s3": "AKIA" + "ABCDEFGH12345678"},
     ],
 )
-def test_nothing_secret_is_uploaded(config: dict, model_folder: Path, tmp_path: Path) -> None:
+def test_secrets_in_settings_are_not_uploaded(config: dict, model_folder: Path, tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", model_folder, **config)
     with pytest.raises(HubError, match="nothing was uploaded") as caught, plan_push(read_checkpoint(run)):
         pass
@@ -245,7 +245,7 @@ def test_nothing_secret_is_uploaded(config: dict, model_folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "model.safetensors", "chat_template.jinja"])
-def test_nothing_secret_in_model_files_is_uploaded(name: str, run: Path, tmp_path: Path) -> None:
+def test_secrets_in_model_files_are_not_uploaded(name: str, run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     copy = tmp_path / "run"

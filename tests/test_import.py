@@ -1,4 +1,4 @@
-"""``import clawgym``: light, and the same on every platform."""
+"""``import clawgym`` is fast and works on every platform."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ print(*sorted(m.partition(".")[0] for m in sys.modules))
     assert not set(run(code).split()) & extras
 
 
-def test_the_environment_is_registered() -> None:
+def test_environment_is_registered() -> None:
     assert run("import clawgym, gymnasium as g; print('ClawGym/terminal-v0' in g.registry)").strip() == "True"
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_elsewhere_it_imports_and_the_first_use_names_docker(platform: str) -> None:
+def test_import_works_on_other_platforms_and_first_use_names_docker(platform: str) -> None:
     """Without Linux's own modules; a stand-in for the other platforms' interpreters."""
     code = f"""
 import asyncio, gymnasium, multiprocessing, subprocess, sys

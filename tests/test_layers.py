@@ -1,4 +1,4 @@
-"""No two files of the library import each other, directly or in a circle."""
+"""The library has no import cycles."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
     return found
 
 
-def test_finds_a_circle() -> None:
+def test_import_cycle_is_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
     assert circles(graph) == [["b", "c"]]
 
 
-def test_no_circles_between_files() -> None:
+def test_no_import_cycles() -> None:
     known = modules()
     graph = {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
     assert len(graph) > 400
@@ -65,7 +65,7 @@ def room(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def test_private_modules_stay_in_their_room() -> None:
+def test_private_modules_are_imported_only_in_their_package() -> None:
     known = modules()
     found = [
         f"{name} imports {other}"

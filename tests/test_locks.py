@@ -1,4 +1,4 @@
-"""The lock files of the two commands of the README hold what pyproject.toml asks for, each file with its hash."""
+"""The lock files have all requirements of pyproject.toml, with hashes."""
 
 import re
 import tomllib
@@ -46,7 +46,7 @@ def asked(extra: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize(("extra", "name"), [("train", "demo.txt"), ("dev", "test.txt")])
-def test_lock_has_what_the_project_asks_for(extra: str, name: str) -> None:
+def test_lock_has_all_requirements(extra: str, name: str) -> None:
     packages = locked(name) | locked("torch.txt")
     for requirement in asked(extra):
         pin = packages.get(canonicalize_name(requirement.name))
@@ -55,14 +55,14 @@ def test_lock_has_what_the_project_asks_for(extra: str, name: str) -> None:
         assert requirement.specifier.contains(version, prereleases=True), f"{pin}, asked for {requirement}: make lock"
 
 
-def test_the_two_commands_install_the_same_versions() -> None:
+def test_both_commands_install_the_same_versions() -> None:
     demo, test = locked("demo.txt"), locked("test.txt")
     assert demo.keys() <= test.keys()
     assert all(str(test[name].specifier) == str(pin.specifier) for name, pin in demo.items())
     assert str(locked("build.txt")["setuptools"].specifier) == str(test["setuptools"].specifier)
 
 
-def test_both_builds_of_torch_are_of_one_version() -> None:
+def test_both_builds_of_torch_have_the_same_version() -> None:
     index, cpu = (locked(name)["torch"].specifier for name in ("torch.txt", "torch-cpu.txt"))
     assert SpecifierSet(str(cpu).split("+")[0]) == index
     assert "torch" not in locked("test.txt")

@@ -18,7 +18,7 @@ from .pin_hashes import PINS, PUBLIC, SEEDED, library_files, read_pins
 
 WHOLE = "CLAWGYM_WHOLE" in os.environ
 SHOWN = 10
-"""How many differences are shown."""
+"""Number of differences shown."""
 
 
 def check(name: str, found: Iterable[str]) -> None:

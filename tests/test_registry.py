@@ -454,7 +454,7 @@ def test_pack_is_loaded_by_name_and_by_path(name: str, installed: Path, tmp_path
     assert done.stdout.strip() == ("answers:train" if name.endswith("train") else "answers:heldout"), done.stderr
 
 
-def test_environment_plays_a_pack_of_a_package(installed: Path, tmp_path: Path) -> None:
+def test_environment_runs_a_pack_of_a_package(installed: Path, tmp_path: Path) -> None:
     made = "gymnasium.make('ClawGym/terminal-v0', tasks='answers')"
     code = f"import gymnasium, clawgym; env = {made}; print(env.reset()[0]); env.close()"
     assert "Write 42" in python(code, installed, tmp_path).stdout
@@ -783,7 +783,7 @@ def test_unknown_name_is_refused_with_a_hint(name: str, message: str) -> None:
     assert name not in sandboxes
 
 
-def test_looking_for_one_agent_does_not_import_the_others() -> None:
+def test_getting_one_agent_does_not_import_the_others() -> None:
     code = (
         "import sys; from clawgym.registry import sandboxes; sandboxes.get('namespace'); print('docker' in sys.modules)"
     )

@@ -23,7 +23,7 @@ pass_groups = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_siz
     ("df", "value"),
     [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814), (29, 2.04523), (199, 1.97196)],
 )
-def test_t_quantiles_match_the_tables(df: int, value: float):
+def test_t_quantiles_match_tables(df: int, value: float):
     assert student_t(0.975, df) == pytest.approx(value, rel=2e-3 if df < 5 else 1e-5)
     assert student_t(0.025, df) == pytest.approx(-value, rel=2e-3 if df < 5 else 1e-5)
 
@@ -36,13 +36,13 @@ def test_wilson_matches_published_values():
     assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
-def test_no_tasks_no_estimate():
+def test_no_estimate_without_tasks():
     assert rate([]) is None
     assert mean([[]]) is None
 
 
 @given(pass_groups)
-def test_a_rate_is_inside_its_interval(groups):
+def test_rate_is_inside_its_interval(groups):
     estimate = rate(groups)
     assert estimate is not None
     assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
@@ -51,7 +51,7 @@ def test_a_rate_is_inside_its_interval(groups):
 
 
 @given(score_groups)
-def test_a_mean_is_inside_its_interval(groups):
+def test_mean_is_inside_its_interval(groups):
     estimate = mean(groups)
     assert estimate is not None
     assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
@@ -59,7 +59,7 @@ def test_a_mean_is_inside_its_interval(groups):
 
 
 @given(pass_groups, st.randoms())
-def test_order_does_not_matter(groups, random):
+def test_estimates_do_not_depend_on_order(groups, random):
     shuffled = [list(group) for group in groups]
     random.shuffle(shuffled)
     for group in shuffled:
@@ -72,7 +72,7 @@ def test_order_does_not_matter(groups, random):
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
-def test_one_sample_per_task_gives_wilson(results):
+def test_one_sample_per_task_gives_wilson_interval(results):
     estimate = rate([[r] for r in results])
     assert estimate is not None
     assert (estimate.low, estimate.high) == wilson(sum(results) / len(results), len(results))
@@ -80,7 +80,7 @@ def test_one_sample_per_task_gives_wilson(results):
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=30), st.integers(2, 6))
-def test_repeating_identical_samples_adds_no_evidence(results, k):
+def test_identical_samples_do_not_narrow_the_interval(results, k):
     """Perfectly correlated samples: the interval must be that of the tasks alone."""
     once, repeated = rate([[r] for r in results]), rate([[r] * k for r in results])
     assert once is not None
@@ -116,7 +116,7 @@ def test_intervals_have_their_nominal_coverage(k: int, spread: float):
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_k_equals_counting_every_subset(case):
+def test_pass_k_equals_enumeration(case):
     n, c, k = case
     subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
@@ -136,7 +136,7 @@ def test_pass_k_is_monotonic_in_k(case):
 
 
 @pytest.mark.parametrize("bad", [(3, 4, 1), (3, 1, 0), (3, 1, 4), (0, 0, 1), (3, -1, 1)])
-def test_impossible_counts_are_refused(bad):
+def test_invalid_counts_are_refused(bad):
     with pytest.raises(ValueError, match="give 0 <= c <= n"):
         pass_at_k(*bad)
     with pytest.raises(ValueError, match="give 0 <= c <= n"):
@@ -159,7 +159,7 @@ def test_bootstrap_does_not_depend_on_the_order(values, random):
     assert min(values) - slack <= low <= high <= max(values) + slack
 
 
-def test_resampling_comes_close_to_the_interval_it_approximates():
+def test_bootstrap_is_close_to_the_t_interval():
     """For many values near the normal distribution, Student's t."""
     values = np.random.default_rng(0).normal(0.5, 0.1, 400)
     low, high = bootstrap(values.tolist())
@@ -183,12 +183,12 @@ def test_small_samples_get_wider_intervals_than_plain_percentiles():
 
 
 @pytest.mark.parametrize(("tasks", "k"), [(40, 1), (40, 4), (200, 1)])
-def test_wilson_intervals_hold_the_true_rate(tasks: int, k: int):
+def test_wilson_interval_coverage(tasks: int, k: int):
     assert 0.91 <= simulation.coverage_of_rates(400, tasks, k, 0.3) <= 0.985
 
 
 @pytest.mark.parametrize("tasks", [10, 40])
-def test_bootstrap_intervals_hold_the_true_mean(tasks: int):
+def test_bootstrap_interval_coverage(tasks: int):
     assert 0.91 <= simulation.coverage_of_means(400, tasks, simulation.partial_scores, 0.5) <= 0.985
 
 
@@ -206,6 +206,6 @@ def test_equal_runs_rarely_differ_significantly(tasks: int, k: int, spread: floa
     assert simulation.false_positives(400, tasks, k, 0.4, spread) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
-def test_a_difference_called_detectable_is_found_in_four_of_five_comparisons():
+def test_detectable_difference_is_found_with_80_percent_power():
     assert 0.70 <= simulation.power(300, 100, 0.3)[1] <= 0.88
     assert 0.70 <= simulation.power_partial(300, 40)[1] <= 0.88

@@ -1,4 +1,4 @@
-"""What is built and installed: the wheel, the source archive, and imports from outside the clone."""
+"""The built wheel and source archive, and imports from outside the clone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _without_the_clone(first: Path) -> str:
     return os.pathsep.join([str(first), *(path for path in sys.path if path.endswith("-packages"))])
 
 
-def test_the_wheel_has_every_file_of_the_library_once(built: Path) -> None:
+def test_wheel_has_every_file_once(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     wanted = [path if path.startswith("clawgym/") else f"clawgym/{path}" for path in _tracked(*PARTS)]
@@ -82,7 +82,7 @@ def test_the_wheel_has_every_file_of_the_library_once(built: Path) -> None:
     assert not {name for name in names if not (ROOT / name).is_file()}
 
 
-def test_the_source_archive_has_no_links_and_no_tests(built: Path) -> None:
+def test_source_archive_has_no_links_and_no_tests(built: Path) -> None:
     """The wheel beside it was built from it."""
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -101,7 +101,7 @@ def test_versions_agree(built: Path, installed: Path) -> None:
     assert said.split() == [clawgym.__version__] * 2
 
 
-def test_every_module_is_found_in_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+def test_every_module_is_importable_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     """And the folders of the clone are not importable under their short names."""
     code = """
 import importlib.util, json, pkgutil, clawgym
@@ -116,7 +116,7 @@ print(json.dumps([clawgym.__file__, found, short]))
     assert not short
 
 
-def test_first_steps_of_the_readme_with_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+def test_readme_first_steps_with_the_wheel(installed: Path, tmp_path: Path) -> None:
     program = (sys.executable, "-c", "from clawgym.cli import main; main()")
     env = {"PYTHONPATH": _without_the_clone(installed)}
     assert "Usage: " in _run(*program, "--help", cwd=tmp_path, **env)
@@ -128,7 +128,7 @@ def test_first_steps_of_the_readme_with_an_installed_wheel(installed: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["clawgym", "tasks", "verifiers", "trainers", "leaderboards"])
-def test_python_started_above_a_clone_called_clawgym(clone: Path, name: str) -> None:
+def test_import_from_above_a_clone_named_clawgym(clone: Path, name: str) -> None:
     """An editable install is a path in site-packages. A folder without ``__init__.py`` that comes first on the path, as
     the clone itself does, is a namespace package only where no real package is found."""
     path = _without_the_clone(clone / "src")
@@ -141,7 +141,7 @@ def test_python_started_above_a_clone_called_clawgym(clone: Path, name: str) -> 
         assert _run(sys.executable, "-c", code, name, cwd=clone.parent, PYTHONPATH=path).strip() == "None"
 
 
-def test_pyright_finds_every_part_from_outside_the_clone(tmp_path: Path) -> None:
+def test_pyright_resolves_every_package_from_outside(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("".join(f"import clawgym.{part}\n" for part in PARTS[1:]))
     try:
         _run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py", cwd=tmp_path)

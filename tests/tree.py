@@ -1,4 +1,4 @@
-"""The modules of the library, for tests of the whole tree."""
+"""Lists the modules of the library, for tests of all modules."""
 
 from __future__ import annotations
 

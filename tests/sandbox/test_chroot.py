@@ -123,7 +123,7 @@ def test_the_doctor_names_what_is_not_isolated(inside: Container) -> None:
     assert code == 0, text
     assert re.search(r"^NO  user namespaces .*\n.*fix: .*--sandbox chroot", text, re.M)
     assert re.search(r"^NO  sandbox: namespace .*\n.*fix: .*backend='chroot'", text, re.M)
-    assert re.search(r"^ok  sandbox: chroot +tier chroot; not: .*pid.*memory_limit", text, re.M)
+    assert re.search(r"^ok  sandbox: chroot +tier chroot; not isolated: .*pid.*memory_limit", text, re.M)
     assert re.search(r"^ +- processes: no pid namespace", text, re.M)
     assert re.search(r"^ +- cpu: not limited", text, re.M)
 
