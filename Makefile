@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint lock unit properties openclaw soak system clean
+.PHONY: demo test check lint lock unit properties openclaw site soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -52,6 +52,10 @@ lint: $(VENV)/.installed
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 
+# The documentation, with the pages that are made from the code; fails on any warning, such as a link that leads nowhere.
+site: $(VENV)/.installed
+	$(BIN)/properdocs build --strict --quiet
+
 openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
 
@@ -82,4 +86,4 @@ system:
 	  xvfb openbox chromium xfe fonts-dejavu-core
 
 clean:
-	rm -rf $(VENV) build runs *.egg-info
+	rm -rf $(VENV) build runs site *.egg-info

@@ -1,0 +1,240 @@
+"""Pages of the site that are made from the code: commands, settings, names, errors and the API.
+
+MkDocs runs this file (``make site``); nothing of it is kept in the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+import mkdocs_gen_files
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from typer.cli import get_docs_for_click
+
+from clawgym import registry
+from clawgym.cli import app
+from clawgym.trainers.config import TrainConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "clawgym": """
+        clawgym
+        clawgym.registry
+        clawgym.errors
+        clawgym.statistics
+    """,
+    "records": """
+        clawgym.records.task
+        clawgym.records.episode
+        clawgym.records.turn
+        clawgym.records.result
+        clawgym.records.judge
+        clawgym.records.grader
+        clawgym.records.manifest
+        clawgym.records.run_folder
+    """,
+    "environments": """
+        clawgym.envs
+        clawgym.envs.spaces
+        clawgym.envs.checker
+    """,
+    "sandboxes": """
+        clawgym.sandbox
+        clawgym.sandbox.protocol
+    """,
+    "agents": """
+        clawgym.agents
+        clawgym.agents.protocol
+        clawgym.agents.blackbox
+        clawgym.agents.tool_loop
+    """,
+    "engines": """
+        clawgym.engines.protocol
+        clawgym.engines.openai
+        clawgym.engines.transformers
+    """,
+    "gateway": """
+        clawgym.gateway.server
+        clawgym.gateway.dialects
+        clawgym.gateway.parsers
+    """,
+    "pool": """
+        clawgym.pool.pool
+        clawgym.pool.states
+        clawgym.pool.sequences
+        clawgym.pool.exchange
+    """,
+    "rollout": """
+        clawgym.rollout
+        clawgym.rollout.request
+        clawgym.rollout.collect
+    """,
+    "rewards": """
+        clawgym.rewards.integrated
+        clawgym.rewards.judge
+        clawgym.rewards.votes
+        clawgym.rewards.model
+        clawgym.rewards.rubric
+        clawgym.rewards.calibration
+        clawgym.rewards.hints
+    """,
+    "evaluation": """
+        clawgym.evaluation.runner
+        clawgym.evaluation.summary
+        clawgym.evaluation.compare
+        clawgym.evaluation.regrade
+        clawgym.evaluation.audit
+    """,
+    "tasks": """
+        clawgym.tasks.sets
+        clawgym.tasks.python
+        clawgym.tasks.formats
+        clawgym.tasks.packs
+    """,
+    "grading": """
+        clawgym.verifiers.grading
+        clawgym.verifiers.protocols.base
+        clawgym.verifiers.checks
+    """,
+    "training": """
+        clawgym.trainers.protocols
+        clawgym.trainers.algorithms
+        clawgym.trainers.credit
+    """,
+}
+"""Page -> the modules that it documents."""
+
+
+def main() -> None:
+    """Write all pages."""
+    pages = {
+        "reference/cli.md": commands(),
+        "reference/training-settings.md": settings(),
+        "reference/names.md": names(),
+        "reference/errors.md": errors(),
+    }
+    for room, modules in ROOMS.items():
+        pages[f"reference/api/{room}.md"] = (
+            f"# {room}\n\n" + "\n".join(f"::: {module}" for module in modules.split()) + "\n"
+        )
+    for path, text in pages.items():
+        with mkdocs_gen_files.open(path, "w") as file:
+            file.write(text)
+
+
+def commands() -> str:
+    """Every command with its options, from the command line itself."""
+    group = typer.main.get_command(app)
+    text = get_docs_for_click(obj=group, ctx=typer.Context(group, info_name="clawgym"), name="clawgym")
+    return re.sub(r"^# `clawgym`", "# Commands", text, count=1, flags=re.MULTILINE)
+
+
+def settings() -> str:
+    """Every setting of a training configuration, from the classes that check it."""
+    module = griffe.load("clawgym.trainers.config", search_paths=[str(ROOT / "src")])
+    lines = [
+        "# Settings of training",
+        "",
+        "A configuration is a YAML file (`--config`), and `--set KEY=VALUE` changes one setting. `clawgym train` "
+        "refuses settings that it does not know. "
+        "[Train a small model](../tutorials/train-a-model.md) shows how they are used.",
+        "",
+    ]
+    parts: list[tuple[str, type[BaseModel]]] = [("", TrainConfig)]
+    for prefix, part in parts:
+        doc = module[part.__name__]
+        lines += [f"## {prefix.rstrip('.') or 'At the top'}", "", doc.docstring.value if doc.docstring else "", ""]
+        lines += ["| setting | type | default | what it does |", "|---|---|---|---|"]
+        for name, field in part.model_fields.items():
+            inner = next((kind for kind in _models(field.annotation)), None)
+            told = doc.members[name].docstring if name in doc.members else None
+            text = " ".join(told.value.split()) if told else ""
+            if inner is not None:
+                parts.append((f"{prefix}{name}.", inner))
+                text += f" See [{prefix}{name}](#{_anchor(prefix + name)})."
+            default = "required" if field.is_required() else _default(field.get_default(call_default_factory=True))
+            shown = str(doc.members[name].annotation) if name in doc.members else ""
+            lines.append(f"| `{prefix}{name}` | `{_cell(shown)}` | {default} | {_cell(text.strip())} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield kind
+
+
+def _default(value: object) -> str:
+    if isinstance(value, BaseModel) or value is PydanticUndefined:
+        return ""
+    return f"`{_cell(repr(value))}`"
+
+
+def _anchor(text: str) -> str:
+    return re.sub(r"[^\w-]", "", text.lower())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def names() -> str:
+    """What has a name in the registry, with its options."""
+    lines = [
+        "# Names",
+        "",
+        "Everything that can be chosen by a name. `clawgym list` prints the same for your installation, with what "
+        "other packages add. [The registry](registry.md) says how to add a name.",
+        "",
+    ]
+    for plural, kind in registry.KINDS.items():
+        lines += [f"## {plural}", "", "| name | what it is |", "|---|---|"]
+        lines += [f"| `{entry.name}` | {_cell(entry.summary)} |" for entry in kind.entries()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def errors() -> str:
+    """Every message of the library that is raised with an error class of :mod:`clawgym.errors`, by class."""
+    found: dict[str, dict[str, str]] = {}
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                message = _message(node.exc.args[0]) if node.exc.args else ""
+                if ": " in message:
+                    found.setdefault(node.exc.func.id, {})[message] = path.relative_to(ROOT).as_posix()
+    lines = ["# Errors", "", "Each message says what is wrong and ends with what to do. Parts in `{}` vary.", ""]
+    for name in sorted(found):
+        if not name.endswith(("Error", "Exceeded", "Refused", "Died", "Unavailable", "NotFound", "Dependency", "Task")):
+            continue
+        lines += [f"## {name}", ""]
+        for message in sorted(found[name]):
+            anchor = _anchor(re.sub(r"\{[^}]*\}|\W+", "-", message))[:60].strip("-")
+            lines += [f'<a id="{name.lower()}-{anchor}"></a>', f"`{message.replace('`', chr(39))}`", "", ""]
+    return "\n".join(lines)
+
+
+def _sources() -> list[Path]:
+    folders = ("clawgym", "tasks", "verifiers", "trainers", "leaderboards")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path.is_file()]
+
+
+def _message(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part).strip("f'\"{}")[:30] + "}"
+            for part in node.values
+        )
+    return ""
+
+
+main()
