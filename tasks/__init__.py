@@ -1,4 +1,4 @@
-"""Tasks: readers and writers of their formats, named sets of them, and packs of our own."""
+"""Tasks: readers and writers of task formats, task sets by name, and the packs of this library."""
 
 from __future__ import annotations
 

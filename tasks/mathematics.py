@@ -1,4 +1,4 @@
-"""Questions whose answer is compared by a library: the layer it comes in, and the verifier that uses it."""
+"""Verifiers that compare an answer, with math-verify for mathematics; and the layer with that library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 __all__ = ["ANSWER_CHECK", "MATH_FOLDER", "checker", "math_layer", "math_verifier"]
 
 MATH_FOLDER = "/opt/layers/math"
-"""Where math-verify, and with it sympy, is in a box."""
+"""The folder in a sandbox with math-verify and its dependency sympy."""
 
 _CHECK_PY = '''\
 """Grades one instance of {name}: prints named checks in [0, 1] as one JSON object."""
@@ -47,8 +47,11 @@ def _():
 
 
 def checker(name: str, data: dict[str, Any], body: str, *, world: bool = False) -> VerifierSpec:
-    """A verifier of ``check.py`` with ``body``, which finds ``DATA``, ``checks`` and the helpers ``ca`` and ``cg``
-    (:mod:`clawgym.verifiers.answers`, ``checks``), with ``world`` also ``cs``."""
+    """A verifier whose ``check.py`` runs ``body``.
+
+    ``body`` can use ``DATA`` (``data`` from JSON), ``checks``, and the helpers ``ca``
+    (:mod:`clawgym.verifiers.answers`) and ``cg`` (:mod:`clawgym.verifiers.checks`); with ``world`` also ``cs``
+    (:mod:`clawgym.verifiers.state`)."""
     helpers = (checks, answers, state)
     imports = "import clawgym_state as cs\n" if world else ""
     text = json.dumps(data, sort_keys=True)
@@ -65,17 +68,18 @@ def checker(name: str, data: dict[str, Any], body: str, *, world: bool = False) 
 
 
 def math_verifier(name: str, answer: str) -> VerifierSpec:
-    """Compares the closing message's answer with ``answer``; the task needs the layer of :func:`math_layer`."""
+    """A verifier that compares the answer in the closing message with ``answer``. The task needs :func:`math_layer`."""
     return checker(name, {"answer": answer, "library": MATH_FOLDER}, ANSWER_CHECK)
 
 
 @cache
 def math_layer() -> tuple[Layer, str | None]:
-    """The layer, made at the first use; and why it cannot be had, or None. Its digest is the same either way."""
+    """The layer with math-verify, which is prepared at first use; and the reason if it cannot be prepared, or None. The
+    digest is the same in both cases."""
     lock = layers.read_lock(resources.files("clawgym.tasks").joinpath("math_lock.json").read_text("utf-8"))
     if layers.cached(lock) is None:
-        print("math-verify is made ready on this machine, once ...", file=sys.stderr)
+        print("preparing math-verify on this machine (once) ...", file=sys.stderr)
     try:
         return layers.prepare(lock), None
     except ClawGymError as error:
-        return Layer(lock.name, lock.digest, layers.place_of(lock)), f"math-verify is not here: {error}"
+        return Layer(lock.name, lock.digest, layers.layer_folder(lock)), f"math-verify is not available: {error}"

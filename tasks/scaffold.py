@@ -1,4 +1,5 @@
-"""A first task set to start from: small, complete, and sound as it is. In Python, or one task as a folder."""
+"""Templates of a first task: a Python file with a task set, or one task as a folder. Both pass ``clawgym tasks
+validate``."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def check(workspace, total):
     words = (workspace / "sum.txt").read_text().split()
     return {"sum": words[:1] == [str(total)], "nothing_else": words == [str(total)]}
 '''
-"""What ``clawgym tasks new`` writes."""
+"""The Python file that ``clawgym tasks new`` writes."""
 
 _INSTRUCTION = """\
 input/sales.csv lists sales as region,product,amount. Refunds are negative amounts.
@@ -129,7 +130,7 @@ echo '{}' > output/totals.json
 
 
 def starter(name: str) -> Task:
-    """The starter task under the id ``name``."""
+    """The example task, with the id ``name``."""
     return Task(
         id=name,
         instruction=_INSTRUCTION,
@@ -149,7 +150,8 @@ def starter(name: str) -> Task:
 
 
 def new_task(folder: Path) -> Task:
-    """Write the starter task as the new folder ``folder``, named after it, and return it as read back.
+    """Write the example task as the new folder ``folder``; the folder's name becomes its id. Returns the task as read
+    back.
 
     Raises :class:`TaskError` if the folder exists or its name cannot be a task id.
     """

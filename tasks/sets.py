@@ -1,7 +1,10 @@
-"""Task sets by name: the published ones, our packs, and paths.
+"""Task sets by name: published sets, packs, and paths.
 
-``load("ClawGym-Bench")``, ``load("terminal-basic@1:train")``, ``load("path/to/folder")``. A published set is looked
-for in ``$CLAWGYM_DATA``, then in the cache, then on the Hugging Face Hub.
+>>> load("ClawGym-Bench")  # doctest: +SKIP
+>>> load("terminal-basic@1:train")  # doctest: +SKIP
+>>> load("path/to/folder")  # doctest: +SKIP
+
+A published set is searched in ``$CLAWGYM_DATA``, then in the cache, then on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ DATA_VARIABLE = "CLAWGYM_DATA"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published task set and where it can be found."""
+    """A published task set and its locations."""
 
     local: str
     """Folder or file in ``$CLAWGYM_DATA``."""
     repo: str | None
-    """Data set on the Hub."""
+    """Data set on the Hub; ``None`` if it is not there."""
     filename: str | None
-    """Its JSONL file; ``None``: the only one."""
+    """Its JSONL file; ``None`` for the only one."""
     about: str
 
 
@@ -47,19 +50,19 @@ PUBLISHED: dict[str, Published] = {
     ),
 }
 
-SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "of ClawGym-Train, the tasks in which an audit found no flaw"}
-"""Subsets by a list that comes with the package (:mod:`clawgym.tasks.curation.clean`), and what each is."""
+SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "the tasks of ClawGym-Train in which an audit found no flaw"}
+"""Subset -> description. A list in the package names its tasks (:mod:`clawgym.tasks.curation.clean`)."""
 _SOURCES = ("ClawGym-Train", "ClawGym-Task")
-"""Where the tasks of a subset are taken from: the folders, or else the rows; by content, so either will do."""
+"""The sets that a subset's tasks are taken from. Tasks are matched by content, so either set works."""
 
 
 def names() -> tuple[str, ...]:
-    """Every name that :func:`load` knows, published sets first."""
+    """All names that :func:`load` accepts, published sets first."""
     return (*PUBLISHED, *SUBSETS, *packs.names())
 
 
 def about(name: str) -> str:
-    """What ``name`` (one of :func:`names`) is, in a line."""
+    """A one-line description of ``name`` (one of :func:`names`)."""
     if name in PUBLISHED:
         return PUBLISHED[name].about
     if name in SUBSETS:
@@ -81,9 +84,9 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
         ids: only these tasks, in this order.
 
     Raises:
-        TaskSetNotFound: there is no such set, version or task; the message says where it was looked for.
-        TaskError: there is something, but no readable task in it.
-        MissingDependency: it has to be downloaded, and huggingface_hub is not installed.
+        TaskSetNotFound: if there is no such set, version or task; the message lists where it was searched.
+        TaskError: if the set has no readable task.
+        MissingDependency: if the set must be downloaded and huggingface_hub is not installed.
     """
     wanted = None if ids is None else list(ids)
     stop = limit if wanted is None else None
@@ -111,7 +114,7 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
 
 
 def available(name: str) -> str:
-    """Where ``name`` would be loaded from, in a few words: ``not here: ...`` if from the Hub, or from nowhere."""
+    """Where ``name`` would be loaded from, in a few words; ``not here: ...`` if it is not on this machine."""
     if name in packs:
         return getattr(pack(name), "where", "built in")
     if name in SUBSETS:
@@ -154,7 +157,8 @@ def _of_pack(name: str, module: Pack, version: str, split: str) -> TaskSet:
 
 
 def _local(source: Published) -> Path | None:
-    """The set in ``$CLAWGYM_DATA``: a copy of the public repository, its ``RL/data``, or any folder that has it."""
+    """The path of a set in ``$CLAWGYM_DATA``, which may be a copy of the public repository, its ``RL/data``, or a
+    folder with the set."""
     if not (root := os.environ.get(DATA_VARIABLE)):
         return None
     folders = [Path(root).expanduser() / below for below in ("", "data", "RL/data")]
@@ -179,7 +183,7 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
     if path is None:
         tried.append(f"the cache {_hub.cache_folder(name)} does not have it")
         if source.repo is None:
-            tried.append("it is not on the Hub as such")
+            tried.append("it is not on the Hub")
             raise _not_found(name, version, tried)
         try:
             path = _hub.download(name, source.repo, source.filename, version or None)
@@ -189,7 +193,7 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
 
 
 def _source() -> str:
-    """The set that a subset is taken from: the first that is here, else the one on the Hub."""
+    """The set that a subset is taken from: the first on this machine, or the one on the Hub."""
     return next((n for n in _SOURCES if _local(PUBLISHED[n]) or _hub.cached(n, None)), _SOURCES[-1])
 
 

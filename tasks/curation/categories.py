@@ -1,10 +1,9 @@
-"""A category for tasks that come without one, by counting keywords.
+"""Assign a category to tasks without one, by counting keywords.
 
-The published ClawGym data leaves ``metadata.category`` empty, while ClawGym-Bench reports six categories. The
-rule: each keyword counts once per task if it occurs in the instruction as a whole word or, where it ends
-in ``*``, as the start of one; the category with the most hits wins, the earlier one in :data:`KEYWORDS` on a
-tie; with no hit at all it is the first. It is a rough guide for reports, not the authors' labels, and says
-so: ``category_source`` is ``clawgym-rule``.
+The published ClawGym data has an empty ``metadata.category``, while ClawGym-Bench reports six categories. A keyword
+counts once if it occurs in the instruction as a whole word or, if it ends in ``*``, as the start of a word. The
+category with the most hits wins; on a tie, or without hits, the first in :data:`KEYWORDS`. The result is a rough guide
+for reports, not the authors' label; it is marked by ``category_source: clawgym-rule``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _LENGTHS = sorted({len(prefix) for prefix in _PREFIX})
 
 
 def categorize(instruction: str) -> str:
-    """The category whose keywords occur most, each different word counted once.
+    """The category with the most different keywords in ``instruction``.
 
     >>> categorize("Refactor the module and add unit tests for each function")
     'Software Development'
@@ -53,7 +52,7 @@ def categorize(instruction: str) -> str:
 
 
 def with_category(metadata: Mapping[str, Any], instruction: str) -> dict[str, Any]:
-    """``metadata`` with an empty or missing category filled by the rule and marked as ours."""
+    """``metadata``, with an empty or missing category filled by :func:`categorize` and marked as such."""
     if metadata.get("category"):
         return dict(metadata)
     return {**metadata, "category": categorize(instruction), "category_source": RULE}

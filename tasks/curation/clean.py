@@ -1,8 +1,8 @@
-"""Cleaned subsets: which tasks of a set an audit keeps, and why it leaves the others out.
+"""Cleaned subsets: the tasks of a set that passed an audit.
 
-A list is a CSV file with the columns ``task``, ``hash`` (the first 24 digits of the content hash) and ``left_out``
-(names of flaws, separated by spaces; empty: kept), in the order of the set. ``clawgym tasks audit`` writes one as
-``clean.csv``; the one of the public training tasks comes with the package.
+The list of a subset is a CSV file in the order of the set, with the columns ``task``, ``hash`` (the first 24 digits of
+the content hash) and ``left_out`` (names of flaws, separated by spaces; empty for a task that is kept). ``clawgym tasks
+audit`` writes it as ``clean.csv``. The list for the public training tasks is part of the package.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _COLUMNS = ["task", "hash", "left_out"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit decided on one task content."""
+    """The result of an audit for one task."""
 
     task: str
     hash: str
     left_out: tuple[str, ...] = ()
-    """The flaws; empty: the task is kept."""
+    """Names of flaws; empty if the task is kept."""
 
 
 def to_csv(verdicts: Iterable[Verdict]) -> str:
-    """The list as text."""
+    """The list as CSV text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -43,7 +43,7 @@ def to_csv(verdicts: Iterable[Verdict]) -> str:
 
 
 def from_csv(text: str, where: str) -> tuple[Verdict, ...]:
-    """Read a list. Raises :class:`TaskError` naming ``where`` and the line."""
+    """Read a list. Raises :class:`TaskError`, naming ``where`` and the line, if it is invalid."""
     rows = csv.reader(io.StringIO(text))
     if next(rows, None) != _COLUMNS:
         raise TaskError(f"{where}: line 1 is not {','.join(_COLUMNS)!r}: give a list that `clawgym tasks audit` wrote")
@@ -56,16 +56,16 @@ def from_csv(text: str, where: str) -> tuple[Verdict, ...]:
 
 
 def shipped() -> tuple[Verdict, ...]:
-    """The list of the public training tasks."""
+    """The list for the public training tasks, from the package."""
     file = resources.files("clawgym.tasks.curation").joinpath("clean.csv")
     return from_csv(file.read_text(encoding="utf-8"), "clean.csv of the package")
 
 
 def select(tasks: TaskSet, verdicts: Iterable[Verdict], name: str) -> TaskSet:
-    """The kept tasks, in the list's order and with its ids; each is found by its content, whatever its id in ``tasks``.
+    """The kept tasks of ``tasks``, in the order of the list and with its ids. Tasks are matched by content hash.
 
-    A task that is in ``tasks`` with another content, or is not in it at all, is among the ``problems``.
-    Raises :class:`TaskSetNotFound` if not one is found.
+    A task that is missing in ``tasks``, or has another content, is in ``problems``. Raises :class:`TaskSetNotFound` if
+    no task matches.
     """
     verdicts = tuple(verdicts)
     by_hash = {task.content_hash[:HASH_DIGITS]: task for task in tasks.tasks}
@@ -80,7 +80,7 @@ def select(tasks: TaskSet, verdicts: Iterable[Verdict], name: str) -> TaskSet:
             problems[verdict.task] = tasks.problems[verdict.task]
         elif (other := tasks.by_id.get(verdict.task)) is not None:
             problems[verdict.task] = (
-                f"is not what was audited: its hash is {other.content_hash[:12]}, that of the audited task "
+                f"changed since the audit: its hash is {other.content_hash[:12]}, that of the audited task was "
                 f"{verdict.hash[:12]}: audit it again with `clawgym tasks audit`, or restore it"
             )
         else:

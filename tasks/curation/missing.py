@@ -1,12 +1,12 @@
-"""Does an instruction speak of an input that is not there? Read from its sentences; such work can only be made up.
+"""Find inputs that an instruction refers to but the task does not have. Such a task can only be solved by invention.
 
-Of the paths that the instruction names and that are no inputs, those that are
+A path in the instruction that is not an input is reported if
 
-* below ``input/`` or ``inputs/``, or logs (``.log``) outside of an output folder,
-* in a sentence that has them read ("parse logs/a.log", "derived from logs/a.log"), or in a list of inputs, and
-* in no sentence that has them made ("save the console output to logs/a.log"); the last verb before the path decides.
+* it is below ``input/`` or ``inputs/``, or is a log (``.log``) outside of an output folder,
+* a sentence says to read it ("parse logs/a.log", "derived from logs/a.log"), or it is in a list of inputs, and
+* no sentence says to create it ("save the console output to logs/a.log"). The last verb before the path decides.
 
-Patterns (``YYYY``) and beginnings of other names (``input/.env`` in ``input/.env.sample``) are none.
+Patterns (``YYYY``) and prefixes of other names (``input/.env`` of ``input/.env.sample``) are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OUTPUTS = re.compile(r"\b(?:out\w*|creat\w*|produc\w*|deliver\w*|results?|artif
 
 
 def missing_inputs(task: Task) -> tuple[str, ...]:
-    """The paths of inputs that the instruction speaks of and that the task does not have, in order."""
+    """The paths of missing inputs, in the order of the instruction."""
     have = [f.path for f in task.inputs]
     found = []
     for path in output_paths(task):
@@ -47,7 +47,7 @@ def missing_inputs(task: Task) -> tuple[str, ...]:
 
 
 def _uses(instruction: str, path: str) -> Iterator[str]:
-    """``read`` or ``made`` for each sentence that names the path and says; by the last such word before it."""
+    """``read`` or ``made`` for each sentence with the path and such a verb; the last verb before the path decides."""
     exactly = re.compile(rf"(?<![\w./-]){re.escape(path)}(?![\w/-]|\.\w)")
     heading = ""
     for line in instruction.splitlines():

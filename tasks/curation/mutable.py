@@ -1,24 +1,24 @@
-"""Which inputs a task asks to change, read from its instruction.
+"""Find the inputs that an instruction asks to change.
 
-Published ClawGym tasks do not say it, yet the strict grading restores every other input first. The rule: an
-input may change if, somewhere in the instruction,
+Strict grading first restores all other inputs, but published ClawGym tasks do not list the mutable ones. An input is
+mutable if, somewhere in the instruction,
 
-* a verb of change governs its name ("modify config/app.json", "append to docs/notes.md") or follows it ("open
+* a verb of change has it as its object ("modify config/app.json", "append to docs/notes.md") or follows it ("open
   docs/plan.md and edit it", "in config/app.json, set debug to false"), or
-* its name is called changed ("the updated config/app.json", "docs/plan.md (modified)", "docs/plan.md in place"),
+* it is described as changed ("the updated config/app.json", "docs/plan.md (modified)", "docs/plan.md in place"),
 
-unless that is negated, or the sentence goes on to write the result somewhere else. What holds for one name of a list
-holds for the others ("update a/b.py, a/c.py and d.md", "edit the pages in site/ (index.html, menu.html)").
+unless this is negated, or the sentence says to write the result elsewhere. A verb applies to all names of a list
+("update a/b.py, a/c.py and d.md", "edit the pages in site/ (index.html, menu.html)").
 
-Two cases are less certain: a verb that governs a thing in the file ("fix the logic in src/run.py") or a note beside its
-name ("to be modified"); and anything below ``input/`` and ``inputs/``, by custom read-only, where verbs that also fit
-the making of a copy ("rewrite", "complete") do not count. They need an instruction that protects no inputs and nowhere
-gives the result a name of its own. When in doubt an input stays protected; a task can always say it itself
-(``clawgym.mutable_inputs``).
+Two cases are less certain: a verb whose object is something in the file ("fix the logic in src/run.py") or a note
+beside the name ("to be modified"); and files below ``input/`` and ``inputs/``, which are read-only by convention. For
+the latter, verbs that may also mean making a copy ("rewrite", "complete") do not count. In both cases the input is
+mutable only if the instruction protects no inputs and gives the result no other name. In doubt, an input stays
+protected. A task can set ``clawgym.mutable_inputs`` itself.
 
-Measured on the 2,000 training tasks, on which the rule was also made: of the 57 inputs in 39 tasks that lists, things
-in files, notes and ``input/`` add, none is clearly wrong. Misses, by the sentences with a verb of change: none in 60
-random tasks without a match; in 70 of those that have inputs outside ``input/``, 7, mostly where the file is not named
+Evaluation on the 2,000 training tasks, which were also used to develop the rule: of the 57 inputs in 39 tasks that the
+less certain cases and lists add, none is clearly wrong. Misses, among sentences with a verb of change: none in 60
+random tasks without a match; 7 in 70 such tasks with inputs outside ``input/``, mostly where the file is not named
 ("fix the configuration").
 """
 
@@ -111,9 +111,9 @@ def _asks(instruction: str, sentences: list[str], path: str, inputs: set[str]) -
 
 
 def _mentions(sentence: str, path: str) -> Iterator[tuple[str, str]]:
-    """What stands before and after each mention of ``path`` that is not negated, without the names listed before it."""
+    """The text before and after each mention of ``path`` that is not negated, without other listed names before it."""
     folder, _, name = path.rpartition("/")
-    if name not in sentence:  # most do not, and a pattern is dear to compile
+    if name not in sentence:  # common; skips compiling a pattern, which is slow
         return
     spellings = [rf"(?:\./)?{re.escape(path)}"]
     if folder and f"{folder}/" in sentence and sentence.count(name) > sentence.count(path):
@@ -139,13 +139,13 @@ def _perhaps(before: str, after: str) -> bool:
 
 
 def _elsewhere(after: str, path: str) -> bool:
-    """Whether the sentence goes on to write the result to another place."""
+    """Whether the rest of the sentence says to write the result to another path."""
     other = _ELSEWHERE.search(_NAMES_AFTER.sub("", after))
     return other is not None and path not in other.groups()
 
 
 def _copied(instruction: str, path: str, inputs: set[str]) -> bool:
-    """Whether the inputs are protected, a changed copy is asked for, or a file that is no input is named alike."""
+    """Whether the instruction protects inputs, asks for a changed copy, or names an output with a similar name."""
     if _INPUTS_PROTECTED.search(instruction) or _COPY_WRITTEN.search(instruction):
         return True
     this = PurePosixPath(path)

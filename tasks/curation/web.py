@@ -1,16 +1,16 @@
-"""Does an instruction ask for the live internet? Read from its sentences; boxes have no network: such work is guessed.
+"""Find instructions that ask for the live internet. Sandboxes have no network, so such work can only be guessed.
 
-The rule: a sentence that, with no negation before it,
+A sentence counts if, without a negation before it, it
 
 * asks for a web search ("use a search engine to find ...", "perform at least one web search", "search online"),
-* has something fetched from the web ("download two PDFs from the internet", "scrape the vendor's website", "query the
+* asks to fetch something from the web ("download two PDFs from the internet", "scrape the vendor's website", "query the
   public API"),
-* has other hosts probed or listened to (pings, speed tests, DNS lookups, live HTTP requests, public relays), or
-* says that the internet is required,
+* asks to probe or listen to other hosts (pings, speed tests, DNS lookups, live HTTP requests, public relays), or
+* says that the internet is required.
 
-in an instruction that nowhere says that the internet is not to be used; two such sentences outweigh that, which is
-then said of one step ("the result must open without network access"). Sentences about a program that would fetch
-count as well: such a program cannot be tried here.
+If the instruction forbids the internet anywhere, at least two such sentences are needed: the ban then concerns one step
+("the result must open without network access"). Sentences about a program that would fetch something count too, since
+such a program cannot be tested.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _RULES = (_SEARCH, _FETCHES, _REQUIRED, _HOSTS)
 
 
 def asks_for_web(instruction: str) -> tuple[str, ...]:
-    """The sentences that ask for the live internet; none if the instruction forbids it.
+    """The sentences that ask for the live internet; empty if the instruction forbids it.
 
     >>> asks_for_web("Write a report. Use a web search engine to find two sources.")
     ('Use a web search engine to find two sources.',)

@@ -1,7 +1,7 @@
 """Task formats: readers and writers of task folders and files.
 
-:func:`read` finds out which format a path has; ``clawgym list formats`` lists them. One bad task never hides the
-others: what could not be read is in :attr:`~clawgym.records.TaskSet.problems`, by folder or line.
+:func:`read` detects the format of a path; ``clawgym list formats`` lists all formats. An unreadable task does not
+affect the others: its error is in :attr:`~clawgym.records.TaskSet.problems`, by folder or line.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ __all__ = ["TaskFormat", "collect", "read", "read_row", "read_task", "write", "w
 
 
 def _known(format: str | None) -> list[TaskFormat]:
-    """The format of that name, or all of them."""
+    """The format called ``format``, or all formats."""
     if format is not None:
         return [formats.make(format)]
     return [made() for _, made in formats.things()]
 
 
 def read_task(path: Path) -> Task:
-    """Read one task folder or file, of any format. Raises :class:`TaskError` if it is in none, or broken."""
+    """Read one task folder or file of any format. Raises :class:`TaskError` if it has no known format or is invalid."""
     return read_one(path, _known(None))
 
 
 def read(path: Path, *, name: str | None = None, limit: int | None = None, format: str | None = None) -> TaskSet:
-    """Read a task, or a set of tasks: a folder of task folders (of several formats, too), a file of rows (JSONL, a JSON
-    list, Parquet), or whatever a format holds.
+    """Read a task or a set of tasks.
+
+    A set is a folder of tasks (formats may be mixed), a file of rows (JSONL, a JSON list, Parquet), or another path
+    that a format recognizes. Hidden entries of a folder are skipped; other unknown entries are in ``problems``.
 
     Args:
         path: the file or folder.
-        name: of the set; that of the file or folder by default.
-        limit: stop after that many readable tasks.
-        format: one of ``clawgym list formats``, or ``package.module:Format``; found out by default.
+        name: the name of the set; by default that of the file or folder.
+        limit: stop after this many readable tasks.
+        format: one of ``clawgym list formats``, or ``package.module:Format``; detected by default.
 
-    Hidden entries of a folder are left out; any other stray entry is in ``problems``. Raises :class:`TaskError` if
-    there is nothing there that looks like a task.
+    Raises :class:`TaskError` if there is no readable task.
     """
     name = name or (path.stem if path.is_file() else path.resolve().name)
     if not path.exists():
@@ -65,9 +66,9 @@ def _set_of(path: Path, known: list[TaskFormat]) -> Iterator[tuple[str, Reader]]
 
 
 def collect(name: str, readers: Iterable[tuple[str, Reader]], *, limit: int | None = None) -> TaskSet:
-    """The tasks that the readers give, in order, and the problems of the others, by where they are.
+    """The tasks of all readers, in order; errors go to ``problems`` under the reader's location.
 
-    A second task with an id that is taken is a problem, as is an id that differs only in case: ids name folders.
+    A repeated id is a problem, and so is an id that differs only in case, because ids name folders.
     """
     tasks: list[Task] = []
     problems: dict[str, str] = {}
@@ -90,11 +91,10 @@ def collect(name: str, readers: Iterable[tuple[str, Reader]], *, limit: int | No
 def write(
     tasks: Iterable[Task], dest: Path, format: str = "clawgym", *, on_task: Callable[[Task], None] | None = None
 ) -> int:
-    """Write ``tasks`` as a new set in ``format`` (``clawgym list formats``, or ``package.module:Format``); return how
-    many.
+    """Write ``tasks`` as a new set in ``format`` (``clawgym list formats``, or ``package.module:Format``). Returns
+    their number.
 
-    ``dest`` appears whole or not at all. Raises :class:`TaskError` if it exists, or if a task cannot be put into this
-    format.
+    ``dest`` appears when it is complete. Raises :class:`TaskError` if it exists, or if the format cannot store a task.
     """
     made: TaskFormat = formats.make(format)
     count = 0

@@ -1,9 +1,10 @@
-"""What a plain Dockerfile would put into the box, without building it.
+"""Interpret a simple Dockerfile without building it: files, variables and working folder.
 
-Understood: one ``FROM`` of a plain Debian, Ubuntu or Python image, ``WORKDIR``, ``ENV``, ``ARG``, ``COPY`` and ``ADD``
-of files in the folder, and ``RUN`` of commands that change nothing else (``mkdir``, ``touch``, ``chmod``, installing
-what the default box has anyway). Everything else is refused with a reason: the invariant is that an understood
-Dockerfile gives the agent the same files, variables and working folder as the built image would.
+Supported: one ``FROM`` of a plain Debian, Ubuntu or Python image, ``WORKDIR``, ``ENV``, ``ARG``, ``COPY`` and ``ADD``
+of files in the folder, and ``RUN`` of simple commands (``mkdir``, ``touch``, ``chmod``, installing packages that the
+default sandbox has). Any other statement raises :class:`NeedsBuild` with the reason.
+
+Invariant: a supported Dockerfile gives the agent the same files, variables and working folder as the built image.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PRESENT = {
     *("bash", "ca-certificates", "coreutils", "diffutils", "findutils", "gawk", "grep", "gzip", "locales", "mawk"),
     *("passwd", "procps", "python3", "sed", "tar", "tzdata", "util-linux"),
 }
-"""Packages whose programs the default box has."""
+"""Packages whose programs the default sandbox has."""
 _HARBOR_FOLDERS = ("/logs", "/tests", "/solution", "/tmp")
 _SYSTEM = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/logs", "/proc"),
@@ -37,24 +38,24 @@ _SYSTEM = (
 )
 
 
-class NotUnderstood(Exception):
+class NeedsBuild(Exception):
     """This Dockerfile needs an image build; the message says why."""
 
 
 @dataclass
 class Build:
-    """The state of the image so far; paths are absolute in the box."""
+    """The state of the image so far; paths are absolute."""
 
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, TaskFile] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
-    """Made by ``mkdir``."""
+    """Folders created by ``mkdir`` and ``WORKDIR``."""
 
     def inputs(self, workspace: str) -> tuple[TaskFile, ...]:
-        """The files below ``workspace``; an empty folder is kept by an empty ``.gitkeep``.
+        """The files below ``workspace``; an empty folder has an empty file ``.gitkeep``.
 
-        Raises :class:`NotUnderstood` if anything lies elsewhere.
+        Raises :class:`NeedsBuild` if there are files elsewhere.
         """
         found = dict(self.files)
         for folder in self.folders - {workspace}:
@@ -64,15 +65,15 @@ class Build:
                 found[f"{folder}/.gitkeep"] = TaskFile(".gitkeep", b"")
         for path in found:
             if path == workspace:
-                raise NotUnderstood(f"makes its working folder {workspace} a file")
+                raise NeedsBuild(f"makes its working folder {workspace} a file")
             if not PurePosixPath(path).is_relative_to(workspace):
-                raise NotUnderstood(f"{path} lies outside the working folder {workspace}")
+                raise NeedsBuild(f"{path} lies outside the working folder {workspace}")
         below = {str(PurePosixPath(path).relative_to(workspace)): file for path, file in found.items()}
         return tuple(replace(below[path], path=path) for path in sorted(below))
 
 
 def is_plain_image(name: str) -> bool:
-    """Whether the default box can stand in for this image.
+    """Whether the default sandbox can replace this image.
 
     >>> is_plain_image("python:3.12-slim"), is_plain_image("python:3.12-alpine"), is_plain_image("node:22")
     (True, False, False)
@@ -82,7 +83,7 @@ def is_plain_image(name: str) -> bool:
 
 
 def system_folder(path: str) -> bool:
-    """Whether ``path`` cannot be a workspace, because the box needs it for itself."""
+    """Whether ``path`` is a system folder, which cannot be a workspace."""
     return path == "/" or _below(path, _SYSTEM)
 
 
@@ -91,9 +92,9 @@ def _below(path: str, folders: tuple[str, ...]) -> bool:
 
 
 def read_dockerfile(text: str, context: tuple[TaskFile, ...]) -> Build:
-    """The files, variables and working folder that ``text`` makes of ``context``.
+    """Interpret the Dockerfile ``text`` with the build context ``context``.
 
-    Raises :class:`NotUnderstood` with the line and the reason if only a real build could tell.
+    Raises :class:`NeedsBuild`, with the line and the reason, if only a real build could give the result.
     """
     build = Build()
     arguments: dict[str, str] = {}
@@ -120,26 +121,26 @@ def read_dockerfile(text: str, context: tuple[TaskFile, ...]) -> Build:
                 _run(build, rest)
             elif keyword == "USER":
                 if _unquoted(rest) not in ("root", "0", "root:root", "0:0"):
-                    raise NotUnderstood(f"runs as user {rest}")
+                    raise NeedsBuild(f"runs as user {rest}")
             elif keyword not in _IGNORED:
-                raise NotUnderstood(f"has {keyword}")
-        except NotUnderstood as error:
-            raise NotUnderstood(f"line {line} {error}") from None
+                raise NeedsBuild(f"has {keyword}")
+        except NeedsBuild as error:
+            raise NeedsBuild(f"line {line} {error}") from None
         except (ValueError, TypeError, RecursionError) as error:
-            raise NotUnderstood(f"line {line} cannot be parsed ({error})") from None
+            raise NeedsBuild(f"line {line} cannot be parsed ({error})") from None
     if not stages:
-        raise NotUnderstood("has no FROM")
+        raise NeedsBuild("has no FROM")
     return build
 
 
 def _statements(text: str) -> list[tuple[int, str]]:
-    """(line number, instruction) with comments removed and continued lines joined."""
+    """(line number, statement) pairs, without comments and with continued lines joined."""
     found: list[tuple[int, str]] = []
     start, parts = 0, []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if not found and not parts and re.match(r"#\s*escape\s*=", stripped, re.IGNORECASE):
-            raise NotUnderstood(f"line {number} changes the escape character")
+            raise NeedsBuild(f"line {number} changes the escape character")
         if not stripped or stripped.startswith("#"):
             continue
         start = start if parts else number
@@ -154,9 +155,9 @@ def _from(rest: str, arguments: Mapping[str, str], stages: int) -> None:
     image = next((word for word in rest.split() if not word.startswith("--")), "")
     image = _expand(image, arguments)
     if stages > 1:
-        raise NotUnderstood("starts a second build stage")
+        raise NeedsBuild("starts a second build stage")
     if not is_plain_image(image):
-        raise NotUnderstood(f"is built from {image or 'nothing'}, not from a plain Debian, Ubuntu or Python image")
+        raise NeedsBuild(f"is built from {image or 'nothing'}, not from a plain Debian, Ubuntu or Python image")
 
 
 def _unquoted(value: str) -> str:
@@ -167,27 +168,27 @@ def _expand(value: str, variables: Mapping[str, str]) -> str:
     if "$" not in value:
         return value
     if "'" in value or "\\$" in value:
-        raise NotUnderstood("mixes variables with quotes")
+        raise NeedsBuild("mixes variables with quotes")
 
     def replace(match: re.Match[str]) -> str:
         name, default = match["plain"] or match["name"], match["default"]
         if variables.get(name):
             return variables[name]
         if default is None:
-            raise NotUnderstood(f"uses the variable {name}, which the base image may set")
+            raise NeedsBuild(f"uses the variable {name}, which the base image may set")
         return default
 
     expanded = re.sub(r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::-(?P<default>[^{}]*))?\})", replace, value)
     if "$" in expanded:
-        raise NotUnderstood("uses a variable in a way that needs a build")
+        raise NeedsBuild("uses a variable in a way that needs a build")
     return expanded
 
 
 def _assignments(rest: str, variables: Mapping[str, str], default: str | None = None) -> dict[str, str]:
-    """``A=1 B="2 3"``, or the old ``A 1``; a name alone takes ``default``."""
+    """The pairs of ``A=1 B="2 3"`` or, in the old form, ``A 1``. A name without a value gets ``default``."""
     words = shlex.split(_expand(rest, variables))
     if not words:
-        raise NotUnderstood("sets nothing")
+        raise NeedsBuild("sets nothing")
     if "=" not in words[0]:
         if default is not None:
             return dict.fromkeys(words, default)
@@ -195,7 +196,7 @@ def _assignments(rest: str, variables: Mapping[str, str], default: str | None = 
         return {name: _expand(value.strip(), variables)}
     pairs = [word.partition("=") for word in words]
     if bad := [name for name, equals, _ in pairs if not equals or not name]:
-        raise NotUnderstood(f"has {bad[0]!r} where NAME=value belongs")
+        raise NeedsBuild(f"has {bad[0]!r} in place of NAME=value")
     return {name: value for name, _, value in pairs}
 
 
@@ -206,13 +207,13 @@ def _copy(build: Build, keyword: str, rest: str, files: Mapping[str, TaskFile]) 
         if flag == "chmod" and re.fullmatch("0?[0-7]{3}", value):
             executable = bool(int(value, 8) & 0o100)
         elif flag not in ("chown", "link"):
-            raise NotUnderstood(f"has {keyword} --{flag}")
+            raise NeedsBuild(f"has {keyword} --{flag}")
         rest = rest[match.end() :]
     if "<<" in rest:
-        raise NotUnderstood("has a here-document")
+        raise NeedsBuild("has a here-document")
     *sources, target = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     if not sources or not all(isinstance(word, str) for word in (*sources, target)):
-        raise NotUnderstood(f"has {keyword} without a source")
+        raise NeedsBuild(f"has {keyword} without a source")
     dest = posixpath.normpath(posixpath.join(build.workdir, target))
     taken = [(source, *_matches(source, files)) for source in sources]
     many = sum(len(found) for _, found, _ in taken) > 1 or len(sources) > 1
@@ -220,9 +221,9 @@ def _copy(build: Build, keyword: str, rest: str, files: Mapping[str, TaskFile]) 
         if keyword == "ADD" and (
             "://" in source or source.startswith("git@") or re.search(r"\.(tar(\.\w+)?|tgz|txz|tbz2?)$", source)
         ):
-            raise NotUnderstood(f"has ADD {source}, which is fetched or unpacked")
+            raise NeedsBuild(f"has ADD {source}, which is fetched or unpacked")
         if not found:
-            raise NotUnderstood(f"copies {source!r}, which is not in environment/")
+            raise NeedsBuild(f"copies {source!r}, which is not in environment/")
         for name, file in found.items():
             as_folder = is_folder or many or target.endswith("/") or target == "." or _is_folder(build, dest)
             path = posixpath.join(dest, name) if as_folder else dest
@@ -230,17 +231,17 @@ def _copy(build: Build, keyword: str, rest: str, files: Mapping[str, TaskFile]) 
 
 
 def _matches(source: str, files: Mapping[str, TaskFile]) -> tuple[dict[str, TaskFile], bool]:
-    """Name below the destination -> file, and whether ``source`` is a folder (whose content is copied)."""
+    """Path below the destination -> file; and whether ``source`` is a folder, whose content is copied."""
     plain = posixpath.normpath(source.lstrip("/")) if source.strip("/") else "."
     if plain == ".":
         return dict(files), True
     if plain.startswith(".."):
-        raise NotUnderstood(f"copies {source!r} from outside environment/")
+        raise NeedsBuild(f"copies {source!r} from outside environment/")
     if plain in files:
         return {PurePosixPath(plain).name: files[plain]}, False
     if any(char in plain for char in "*?["):
         if "/" in plain or any("/" in path and fnmatch.fnmatchcase(path.split("/")[0], plain) for path in files):
-            raise NotUnderstood(f"copies the pattern {source!r}, which may match folders")
+            raise NeedsBuild(f"copies the pattern {source!r}, which may match folders")
         return {
             path: file for path, file in files.items() if "/" not in path and fnmatch.fnmatchcase(path, plain)
         }, False
@@ -255,18 +256,18 @@ def _is_folder(build: Build, path: str) -> bool:
 
 def _run(build: Build, rest: str) -> None:
     if "<<" in rest or rest.startswith("--"):
-        raise NotUnderstood("has RUN with a here-document or a mount")
+        raise NeedsBuild("has RUN with a here-document or a mount")
     commands = [json.loads(rest)] if rest.startswith("[") else [shlex.split(c) for c in re.split(r"&&|;", rest)]
     for words in commands:
         if not words:
             continue
         text = " ".join(words)
         if re.search(r"[|<>$`(){}&]", text) or not _harmless(build, words):
-            raise NotUnderstood(f"needs an image build: RUN {text[:80]}")
+            raise NeedsBuild(f"needs an image build: RUN {text[:80]}")
 
 
 def _harmless(build: Build, words: list[str]) -> bool:
-    """Apply a command that the model of the image can follow; ``False`` for any other."""
+    """Apply a supported command. Returns ``False`` for any other command."""
     name, arguments = words[0], [word for word in words[1:] if not word.startswith("-")]
     paths = [posixpath.normpath(posixpath.join(build.workdir, path)) for path in arguments]
     flags = "".join(word for word in words[1:] if word.startswith("-")).replace("-", "")

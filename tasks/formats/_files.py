@@ -1,8 +1,8 @@
-"""Files in and out of task folders: no links out, no surprises, nothing half-written.
+"""Safe reading and writing of task folders.
 
-Invariants: reading never opens an input (a :class:`~clawgym.records.TaskFile` keeps its path); a path that
-a reader returns stays below the folder it was asked about, links resolved; what a writer makes appears
-whole under its final name or not at all, and never replaces what is there.
+Invariants: reading never opens an input (a :class:`~clawgym.records.TaskFile` keeps its path). Returned paths, with
+links resolved, are below the given folder. Written files and folders appear under their final name when they are
+complete, and never replace existing ones.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ __all__ = [
     "parse_json",
     "read_text",
     "walk",
-    "with_tools_of_the_agent",
+    "flag_agent_tools",
     "write_files",
 ]
 
 _CHECK_HELPER = "clawgym_checks.py"
 _LIBRARIES = {"cryptography": "python3-cryptography", "yaml": "python3-yaml"}
-"""Module -> its package. Some public checkers, and programs that checkers run, try one of them, and score differently
-if they cannot."""
+"""Module -> Debian package. Some public checkers, and programs that they run, import one of these if it is installed,
+and score differently without it."""
 
 
 DEEPEST = 64
-"""Folders within folders of a task."""
+"""Most levels of nested folders in a task."""
 MOST_FILES = 20_000
-"""Files and folders of one part of a task."""
+"""Most files and folders in one part of a task."""
 LARGEST_PART = 2**30
-"""Bytes of one part of a task: its inputs, its verifier, its solution."""
+"""Most bytes of one part of a task: inputs, verifier or solution."""
 
 
 def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
-    """Every file below ``folder``, sorted by path, contents unread.
+    """All files below ``folder``, sorted by path, without their contents.
 
-    A link is read as the regular file it points at, if that file is below ``within`` (default: ``folder``); a file that
-    has become a link by the time it is read is refused. Raises :class:`TaskError` for any other link, for devices and
+    A link to a regular file below ``within`` (default: ``folder``) is read as that file. A file that is replaced by a
+    link before it is read raises an error at that time. Raises :class:`TaskError` for any other link, for devices and
     FIFOs, for names that are not UTF-8, and beyond ``DEEPEST``, ``MOST_FILES`` and ``LARGEST_PART``.
     """
     top = within or folder
@@ -77,7 +77,7 @@ def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
             raise TaskError(f"{folder}: holds more than {MOST_FILES} files and folders: split the task")
         if entry.is_dir(follow_symlinks=False):
             if len(waiting) > DEEPEST:
-                raise TaskError(f"{folder}: is more than {DEEPEST} folders deep: put its files higher")
+                raise TaskError(f"{folder}: is more than {DEEPEST} folders deep: reduce the nesting")
             waiting.append(_listed(Path(entry.path), f"{path}/"))
             continue
         source, below = Path(entry.path), top
@@ -97,7 +97,7 @@ def walk(folder: Path, *, within: Path | None = None) -> tuple[TaskFile, ...]:
 
 
 def _listed(folder: Path, prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """The entries of a folder with their paths, the first by name at the end."""
+    """The entries of a folder with their paths, in reverse order of names."""
     try:
         with os.scandir(folder) as found:
             entries = list(islice(found, MOST_FILES + 1))
@@ -113,11 +113,11 @@ def _inside(link: Path, root: Path) -> Path:
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise TaskError(f"{link}: is a link that leads nowhere: remove it from the task") from error
+        raise TaskError(f"{link}: is a broken link: remove it from the task") from error
     if not target.is_relative_to(root):
-        raise TaskError(f"{link}: is a link out of {root}: put a copy of the file there instead")
+        raise TaskError(f"{link}: is a link out of {root}: replace it by a copy of the file")
     if not target.is_file():
-        raise TaskError(f"{link}: is a link to a folder: put the files there instead")
+        raise TaskError(f"{link}: is a link to a folder: replace it by a copy of the folder")
     return target
 
 
@@ -130,7 +130,8 @@ def _is_text(value: str) -> bool:
 
 
 def decode(data: bytes, where: str, *, keep_bom: bool = False) -> str:
-    """``data`` as UTF-8 text, a byte order mark removed. Raises :class:`TaskError` naming ``where``."""
+    """``data`` as UTF-8 text, without a byte order mark. Raises :class:`TaskError`, naming ``where``, if it is not
+    UTF-8."""
     try:
         return data.decode("utf-8" if keep_bom else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,13 +139,13 @@ def decode(data: bytes, where: str, *, keep_bom: bool = False) -> str:
 
 
 LONGEST_TEXT = 64 * 2**20
-"""Bytes of a task's own description, instruction or Dockerfile."""
+"""Most bytes of a configuration file, an instruction or a Dockerfile of a task."""
 
 
 def read_text(folder: Path, name: str, *, keep_bom: bool = False) -> str:
     """The UTF-8 text of the file ``name`` below ``folder``.
 
-    Raises :class:`TaskError` if it is missing, a link or behind one, longer than ``LONGEST_TEXT``, or not text.
+    Raises :class:`TaskError` if it is missing, reached through a link, longer than ``LONGEST_TEXT``, or not text.
     """
     path = folder / name
     try:
@@ -156,7 +157,7 @@ def read_text(folder: Path, name: str, *, keep_bom: bool = False) -> str:
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:
-    """The JSON object in ``text``. Raises :class:`TaskError` for anything else, NaN and lone surrogates included."""
+    """The JSON object in ``text``. Raises :class:`TaskError` for anything else, including NaN and lone surrogates."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -164,7 +165,7 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TaskError(f"{where}: holds a JSON {type(value).__name__}, not an object: correct it")
     if re.search(r"\\u[dD][89a-fA-F]", text) and not _is_text(json.dumps(value, ensure_ascii=False)):
-        raise TaskError(f"{where}: holds half of a surrogate pair, which is not text: correct it")
+        raise TaskError(f"{where}: has a lone surrogate, which is not text: correct it")
     return value
 
 
@@ -173,7 +174,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def check_task_id(task_id: str, where: str) -> str:
-    """Return an id that can name a folder on every system, else raise :class:`TaskError`."""
+    """Return ``task_id`` if it can name a folder on every system. Raises :class:`TaskError` otherwise."""
     bad = not task_id or len(task_id) > 128 or task_id[0] in ".-" or task_id[-1] in ". "
     if bad or any(c in '/\\#:*?"<>|' or not c.isprintable() for c in task_id):
         raise TaskError(
@@ -184,7 +185,7 @@ def check_task_id(task_id: str, where: str) -> str:
 
 
 def check_files(files: Iterable[TaskFile], where: str) -> tuple[TaskFile, ...]:
-    """Return ``files``, or raise :class:`TaskError` if two share a path or one lies below another."""
+    """Return ``files``. Raises :class:`TaskError` if two share a path, or if one is a folder of another."""
     kept = tuple(files)
     paths: set[str] = set()
     for file in kept:
@@ -199,7 +200,7 @@ def check_files(files: Iterable[TaskFile], where: str) -> tuple[TaskFile, ...]:
 
 
 def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | None:
-    """The worst of :func:`scan_checker` over a verifier's Python files.
+    """How a verifier's Python files execute the agent's code, by :func:`scan_checker`; the least safe way of all files.
 
     Raises :class:`TaskError` if one of them is not text.
     """
@@ -214,8 +215,7 @@ def executes_agent_code(files: Iterable[TaskFile], where: str) -> Execution | No
 
 
 def packages_for(files: Iterable[TaskFile]) -> tuple[str, ...]:
-    """The packages of Debian that the Python files of a verifier, or of the inputs, which it may run, try to import:
-    of those that public tasks use."""
+    """The Debian packages of :data:`_LIBRARIES` that Python files of a verifier, or inputs that it may run, import."""
     found: set[str] = set()
     for file in files:
         if file.path.endswith(".py"):
@@ -226,10 +226,11 @@ def packages_for(files: Iterable[TaskFile]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:
-    """``spec``, flagged if it is a script that runs over the agent's whole layer, whose programs the agent can replace.
+def flag_agent_tools(spec: VerifierSpec) -> VerifierSpec:
+    """``spec``, with ``executes_agent_code`` set if it is a script in ``fork`` mode: the agent may have replaced the
+    programs that it calls.
 
-    The standard ``reward.sh`` is not run: an untouched interpreter runs its checker.
+    The standard ``reward.sh`` is not affected: its checker is run by an interpreter from outside the agent's files.
     """
     if spec.mode is not GradingMode.FORK or spec.executes_agent_code or protocol_of(spec).own_interpreter:
         return spec
@@ -237,15 +238,15 @@ def with_tools_of_the_agent(spec: VerifierSpec) -> VerifierSpec:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a new folder. Raises :class:`TaskError` if it exists or cannot be made."""
+    """Create a new folder. Raises :class:`TaskError` if it exists or cannot be created."""
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise TaskError(f"{folder}: cannot be made ({error.strerror}): choose another name") from error
+        raise TaskError(f"{folder}: cannot be created ({error.strerror}): choose another name") from error
 
 
 def write_files(folder: Path, files: Iterable[TaskFile]) -> None:
-    """Write ``files`` below ``folder``. Raises :class:`TaskError` if they collide or cannot be read."""
+    """Write ``files`` below ``folder``. Raises :class:`TaskError` if their paths collide or they cannot be read."""
     for file in check_files(files, str(folder)):
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -255,12 +256,12 @@ def write_files(folder: Path, files: Iterable[TaskFile]) -> None:
 
 @contextmanager
 def atomic_target(dest: Path) -> Iterator[Path]:
-    """A path to write to that becomes ``dest`` at the end, or vanishes on any exception.
+    """Context manager: a temporary path that is renamed to ``dest`` at the end, or removed on an exception.
 
     Raises :class:`TaskError` if ``dest`` exists or its parent cannot be written.
     """
     if dest.exists() or dest.is_symlink():
-        raise TaskError(f"{dest}: is already there: choose another name, or move it away")
+        raise TaskError(f"{dest}: already exists: choose another name, or move it away")
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))

@@ -1,7 +1,7 @@
-"""The parts of Harbor's ``task.toml`` that decide whether and how a task runs here.
+"""The fields of Harbor's ``task.toml`` that this library uses.
 
-Deprecated spellings (``version``, ``memory``, ``storage``, ``allow_internet``) are understood; unknown keys are
-ignored, as Harbor ignores them.
+Deprecated names (``version``, ``memory``, ``storage``, ``allow_internet``) are accepted. Unknown keys are ignored, as
+in Harbor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _megabytes(value: Any) -> Any:
-    """``"2G"`` -> 2048, as Harbor's deprecated ``memory`` and ``storage`` spell it."""
+    """``"2G"`` -> 2048, the form of Harbor's deprecated ``memory`` and ``storage``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])\s*", value, re.IGNORECASE) if isinstance(value, str) else None
     if not match:
         raise ValueError("must be a size like '512M' or '2G'")
@@ -48,7 +48,8 @@ class _Network(_Section):
 
 
 def _resolved(env: dict[str, str], where: str) -> tuple[dict[str, str], list[str]]:
-    """Variables with ``${NAME:-default}`` replaced by the default, and the ones that only a host could fill."""
+    """Variables, with ``${NAME:-default}`` replaced by the default; and reasons for those that need the host's
+    environment."""
     found, missing = {}, []
     for name, value in env.items():
         match = re.fullmatch(r"\$\{([^}:]+)(?::-(.*))?\}", value)
@@ -144,7 +145,7 @@ class HarborConfig(_Section):
             raise ValueError(f"schema_version {version!r} is not one of {', '.join(VERSIONS)}")
 
     def unsupported(self) -> list[str]:
-        """Why this task cannot run here, as far as ``task.toml`` says."""
+        """Reasons in ``task.toml`` why this task is not supported."""
         reasons = self.environment.needs()
         if self.steps:
             reasons.append(f"has {len(self.steps)} steps")
@@ -161,7 +162,7 @@ class HarborConfig(_Section):
         return reasons + self.environment.variables()[1] + self.verifier.variables()[1]
 
     def limits(self, where: str) -> Limits:
-        """The limits given here over the defaults. Raises :class:`TaskError` for one that is not positive."""
+        """The default limits, changed by those in the file. Raises :class:`TaskError` for one that is not positive."""
         environment, given = self.environment, {}
         for name, values in {
             "cpus": (environment.cpus,),
@@ -178,7 +179,7 @@ class HarborConfig(_Section):
             raise TaskError(f"{where}: [environment] {error}") from error
 
     def package(self) -> dict[str, Any]:
-        """What is known about the task, for :attr:`~clawgym.records.Task.metadata`."""
+        """Name, description, tags and level, for :attr:`~clawgym.records.Task.metadata`."""
         known: dict[str, Any] = {}
         if self.task:
             known = {"harbor_name": self.task.name, "description": self.task.description, "tags": self.task.keywords}
@@ -188,7 +189,7 @@ class HarborConfig(_Section):
 
 
 def jsonable(value: Any) -> Any:
-    """TOML dates as ISO text, at any depth: everything else in TOML is JSON."""
+    """``value`` with TOML dates, at any depth, as ISO text. All other TOML values are JSON values."""
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""What the ``config`` of a task of OSWorld puts on the desktop, without running it: files, folders and programs.
+"""Interpret the ``config`` of an OSWorld task: the files, folders and programs that it puts on the desktop.
 
-Invariant: what is understood leaves the same files as running it would; all else is :class:`NotHere`, which names it.
+Invariant: an interpreted step gives the same files as running it. Any other step raises :class:`NotSupported`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from clawgym.errors import TaskError
 from clawgym.records import TaskFile
 
-__all__ = ["HOME", "NotHere", "Setup", "check_reading", "command_text", "is_text", "text_field"]
+__all__ = ["HOME", "NotSupported", "Setup", "check_reading", "command_text", "is_text", "text_field"]
 
 HOME = "/home/user"
 _EDITORS = {"gedit", "mousepad", "xfwrite"}
@@ -33,33 +33,34 @@ _READERS = {
 }
 _WORDS = {"if", "then", "else", "elif", "fi", "while", "until", "do", "done", "!", "{", "}"}
 _ENDS = {";", "&&", "||", "|"}
-# Clicks that only give the focus to the desktop, and pauses.
+# Pauses, and clicks that only focus the desktop.
 _IDLE = re.compile(r"(?:\s|;|import \w+|time\.sleep\([\d.]+\)|pyautogui\.click\([\d., ]*\))*")
 
 
-class NotHere(Exception):
-    """This cannot be had here; the message says what."""
+class NotSupported(Exception):
+    """The task needs something that is not supported; the message names it."""
 
 
 @dataclass
 class Setup:
-    """What there is so far; paths are below :data:`HOME`."""
+    """The state of the desktop so far. Paths are relative to :data:`HOME`."""
 
     beside: Path
-    """The folder with the files that are downloaded."""
+    """The local folder with the files that the task downloads."""
     files: dict[str, TaskFile] = field(default_factory=dict)
     folders: set[str] = field(default_factory=lambda: {"Desktop"})
     programs: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
     def inputs(self) -> tuple[TaskFile, ...]:
-        """The files; an empty folder is kept by an empty ``.gitkeep``."""
+        """The files; an empty folder has an empty file ``.gitkeep``."""
         filled = {str(parent) for path in (*self.files, *self.folders) for parent in PurePosixPath(path).parents}
         kept = (TaskFile(f"{folder}/.gitkeep", b"") for folder in self.folders - filled)
         return tuple(sorted((*self.files.values(), *kept), key=lambda file: file.path))
 
     def step(self, kind: str, given: Mapping[str, Any], where: str) -> None:
-        """Carry out one step. Raises :class:`NotHere`, and :class:`TaskError` naming ``where`` for a broken one."""
+        """Interpret one step. Raises :class:`NotSupported`, and :class:`TaskError` naming ``where`` if it is
+        invalid."""
         match kind:
             case "sleep":
                 pass
@@ -72,27 +73,27 @@ class Setup:
             case "launch":
                 self._launch(given.get("command"), f"{where}.command")
             case _:
-                raise NotHere(f"its config has a step {kind!r}")
+                raise NotSupported(f"its config has a step {kind!r}")
 
     def local(self, url: str, name: str) -> Path:
-        """The file that stands for ``url``. Raises :class:`NotHere` if it is not there."""
-        with contextlib.suppress(ValueError, OSError):  # no address, or a name that no file can have
+        """The local file for ``url``. Raises :class:`NotSupported` if it is missing."""
+        with contextlib.suppress(ValueError, OSError):  # an invalid URL, or an invalid file name
             names = dict.fromkeys((posixpath.basename(name), posixpath.basename(urlsplit(url).path)))
             for candidate in (self.beside / found for found in names if found not in ("", ".", "..")):
                 if candidate.is_file() and not candidate.is_symlink():
                     return candidate
-        raise NotHere(f"it downloads {posixpath.basename(name)!r}: put the file into {self.beside}")
+        raise NotSupported(f"it downloads {posixpath.basename(name)!r}: put the file into {self.beside}")
 
     def place(self, path: str, cwd: str = "") -> str:
-        """``path`` below the home folder. Raises :class:`NotHere` if it is elsewhere."""
+        """``path`` relative to the home folder. Raises :class:`NotSupported` if it is outside."""
         full = posixpath.normpath(posixpath.join(HOME, cwd, HOME + path[1:] if path[:2] in ("~", "~/") else path))
         if full != HOME and not full.startswith(f"{HOME}/"):
-            raise NotHere(f"it needs {path}, which is outside of {HOME}")
+            raise NotSupported(f"it needs {path}, which is outside of {HOME}")
         return full[len(HOME) + 1 :]
 
     def _download(self, files: Any, where: str) -> None:
         if not isinstance(files, list):
-            raise TaskError(f"{where}.files: is no list of url and path: correct it")
+            raise TaskError(f"{where}.files: is not a list of url and path: correct it")
         for number, file in enumerate(files):
             at = f"{where}.files.{number}"
             url, path = text_field(file, "url", at), text_field(file, "path", at)
@@ -106,9 +107,9 @@ class Setup:
         if place in ("", *self.folders):
             self.programs.append(("xfe", place or "."))
         elif not is_text(place):
-            raise NotHere(f"it opens a file {posixpath.splitext(place)[1]}")
+            raise NotSupported(f"it opens a file {posixpath.splitext(place)[1]}")
         elif place not in self.files:
-            raise NotHere(f"it opens {place!r}, which its config does not make")
+            raise NotSupported(f"it opens {place!r}, which its config does not make")
         else:
             self.programs.append(("xfwrite", place))
 
@@ -116,7 +117,7 @@ class Setup:
         name, *rest = _split(command_text(command, where))
         name, paths = posixpath.basename(name), [word for word in rest if not word.startswith("-")]
         if name not in _EDITORS | _MANAGERS or len(paths) > 1:
-            raise NotHere(f"it starts the program {name!r}")
+            raise NotSupported(f"it starts the program {name!r}")
         place = self.place(paths[0]) if paths else ""
         editor = name in _EDITORS
         self.programs.append(("xfwrite", *([place] if place else [])) if editor else ("xfe", place or "."))
@@ -126,22 +127,22 @@ class Setup:
         idle = re.fullmatch(r"python3? -c (.*)", text, re.DOTALL)
         if idle and "pyautogui" in text:
             if not _IDLE.fullmatch("".join(_split(idle[1]))):
-                raise NotHere("its config presses keys by pyautogui")
+                raise NotSupported("its config presses keys by pyautogui")
             return
         cwd = ""
         for words, ended in _simple_commands(text):
             if ended not in ("", ";", "&&"):
-                raise NotHere(f"its config joins commands by {ended!r}")
+                raise NotSupported(f"its config joins commands by {ended!r}")
             cwd = self._command(words, cwd)
 
     def _command(self, words: list[str], cwd: str) -> str:
-        """Carry out one simple command; the folder that the next one is in."""
+        """Interpret one simple command. Returns the working folder of the next one."""
         name, *rest = words
         options, paths = [w for w in rest if w.startswith("-")], [w for w in rest if not w.startswith("-")]
         if any(c in word for word in rest for c in "$`*?{["):
-            raise NotHere(f"its config has {name!r} with variables or patterns")
+            raise NotSupported(f"its config has {name!r} with variables or patterns")
         if name != "echo" and any(">" in word for word in rest):
-            raise NotHere(f"its config has {name!r} with a redirection")
+            raise NotSupported(f"its config has {name!r} with a redirection")
         match name:
             case "cd" if len(paths) == 1 and not options:
                 return self.place(paths[0], cwd)
@@ -153,58 +154,59 @@ class Setup:
             case "chmod" if set(options) <= {"-R"} and paths:
                 for place in (self.place(path, cwd) for path in paths[1:]):
                     if place not in self.files and place not in self.folders:
-                        raise NotHere(f"its config changes the mode of {place}")
+                        raise NotSupported(f"its config changes the mode of {place}")
             case "echo" if len(rest) >= 2 and rest[-2] in (">", ">>") and not set(options) - {"-n"}:
                 body = " ".join(word for word in rest[:-2] if word != "-n") + ("" if "-n" in options else "\n")
                 place = self.place(rest[-1], cwd)
                 before = self.files[place].read() if rest[-2] == ">>" and place in self.files else b""
                 self.files[place] = TaskFile(place, before + body.encode())
             case _:
-                raise NotHere(f"its config runs {name!r}")
+                raise NotSupported(f"its config runs {name!r}")
         return cwd
 
 
 def is_text(path: str) -> bool:
-    """Whether the editor shows such a file."""
+    """Whether the text editor can open this file."""
     return posixpath.splitext(path)[1].lower() in _TEXTS
 
 
 def text_field(given: Any, name: str, where: str) -> str:
-    """The text at ``name``. Raises :class:`TaskError` for anything else."""
+    """The non-empty text at ``name``. Raises :class:`TaskError` for anything else."""
     value = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(value, str) or not value or "\0" in value:
-        raise TaskError(f"{where}.{name}: is not a text that says something: correct it")
+        raise TaskError(f"{where}.{name}: must be a non-empty text: correct it")
     return value
 
 
 def command_text(command: Any, where: str) -> str:
-    """A command as one text for a shell. Raises :class:`TaskError` for anything but a text or a list of texts."""
+    """A command as shell code. Raises :class:`TaskError` if it is not a text or a list of texts."""
     if isinstance(command, str) and command.strip() and "\0" not in command:
         return command
     if isinstance(command, Sequence) and command and all(isinstance(w, str) and "\0" not in w for w in command):
         if len(command) == 3 and posixpath.basename(command[0]) in ("bash", "sh") and command[1] == "-c":
             return command[2] or "true"
         return shlex.join(command)
-    raise TaskError(f"{where}: is neither a command nor a list of its words: correct it")
+    raise TaskError(f"{where}: must be a command or a list of its words: correct it")
 
 
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
-        raise NotHere("its config has a command that is not simple") from None
+        raise NotSupported("its config has a command that is not simple") from None
 
 
 def _simple_commands(text: str) -> list[tuple[list[str], str]]:
-    """The simple commands of ``text``, each with what ends it. Raises :class:`NotHere` where that is not sure."""
+    """The simple commands of ``text``, each with the operator after it. Raises :class:`NotSupported` for any other
+    syntax."""
     if re.search(r"""(["'])[;&|<>()]+\1|\\\n|<<""", text):
-        raise NotHere("its config has a command that is not simple")
+        raise NotSupported("its config has a command that is not simple")
     lexer = shlex.shlex(text.strip().replace("\n", " ; "), posix=True, punctuation_chars=True)
     lexer.commenters, lexer.whitespace_split = "", True
     try:
         tokens = list(lexer)
     except ValueError:
-        raise NotHere("its config has a command that is not simple") from None
+        raise NotSupported("its config has a command that is not simple") from None
     found: list[tuple[list[str], str]] = []
     words: list[str] = []
     for token in [*tokens, None]:
@@ -213,10 +215,10 @@ def _simple_commands(text: str) -> list[tuple[list[str], str]]:
                 found.append((words, token or ""))
             words = []
         elif re.fullmatch(r"[&()<|;]+", token):
-            raise NotHere(f"its config has a command with {token!r}")
+            raise NotSupported(f"its config has a command with {token!r}")
         else:
             words.append(token)
-    # The password of the format's machine: `echo password | sudo -S command`.
+    # OSWorld passes the password of its machine: `echo password | sudo -S command`.
     plain = [n for n, (words, end) in enumerate(found) if not (words[0] == "echo" and end == "|" and _sudo(found, n))]
     return [(_without_sudo(found[n][0]), found[n][1]) for n in plain]
 
@@ -230,22 +232,22 @@ def _without_sudo(words: list[str]) -> list[str]:
 
 
 def check_reading(text: str) -> None:
-    """Raise :class:`NotHere` unless ``text`` is a command that only reads files below :data:`HOME`."""
+    """Raise :class:`NotSupported` if ``text`` might do more than read files below :data:`HOME`."""
     if re.search(r"\$\(|`|-exec|-delete", text):
-        raise NotHere("its evaluator runs commands inside of a command")
+        raise NotSupported("its evaluator runs commands inside of a command")
     if other := re.search(r"\$\{?(?!HOME\b)([A-Z][A-Z_]*)", text):
-        raise NotHere(f"its evaluator reads the variable {other[1]}")
+        raise NotSupported(f"its evaluator reads the variable {other[1]}")
     try:
         commands = _simple_commands(re.sub(r"[12]?>(?:&[12]|\s*/dev/null)", " ", text))
-    except NotHere as error:
-        raise NotHere(str(error).replace("config", "evaluator")) from None
+    except NotSupported as error:
+        raise NotSupported(str(error).replace("config", "evaluator")) from None
     for words, _ in commands:
         while words and words[0] in _WORDS:
             words = words[1:]
         if words and posixpath.basename(words[0]) not in _READERS and words[0] != "for":
-            raise NotHere(f"its evaluator runs {posixpath.basename(words[0])!r}")
+            raise NotSupported(f"its evaluator runs {posixpath.basename(words[0])!r}")
         for word in words[1:]:
             if re.fullmatch(r"[<>&]+", word):
-                raise NotHere("its evaluator writes files")
+                raise NotSupported("its evaluator writes files")
             if word.startswith("/") and word != HOME and not word.startswith(f"{HOME}/"):
-                raise NotHere(f"its evaluator reads {word}, which is outside of {HOME}")
+                raise NotSupported(f"its evaluator reads {word}, which is outside of {HOME}")

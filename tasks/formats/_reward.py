@@ -1,4 +1,4 @@
-"""The entry scripts of verifiers: ClawGym's standard ``reward.sh``, and the bridges between the two protocols."""
+"""Entry scripts of verifiers: the standard ``reward.sh``, and scripts that run a verifier of the other protocol."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ENTRY = {"reward_sh": "reward.sh", "harbor": "test.sh"}
 
 
 def hook_of(script: bytes) -> str | None:
-    """The hook that :func:`standard_reward_sh` would make ``script`` of, or ``None`` for any other script."""
+    """The hook of a ``script`` that :func:`standard_reward_sh` wrote, or ``None`` for any other script."""
     hook = hook_in(script)
     return hook if hook is not None and normal_hook(hook) == hook else None
 
 
 def normal_hook(hook: str | None) -> str:
-    """A row's ``hook_code`` as published folders have it: the checker is ``check.py``, by absolute path."""
+    """A row's ``hook_code`` in the form of published folders, with the absolute path of ``check.py``."""
     if not hook or not hook.strip():
         return STANDARD_HOOK
     reward = rf"(?:{re.escape(DEFAULT_WORKSPACE)}/|(?<![\w./-])(?:\./)?)reward/(?:test|check)\.py(?![\w.])"
@@ -31,16 +31,14 @@ def normal_hook(hook: str | None) -> str:
 
 def _bridge(task: Task, entry: str, script: str) -> tuple[TaskFile, ...]:
     if any(file.path == entry for file in task.verifier.files):
-        raise TaskError(
-            f"task {task.id}: its verifier already has a file {entry}, which this format needs for itself: rename it"
-        )
+        raise TaskError(f"task {task.id}: its verifier has a file {entry}, a name that this format reserves: rename it")
     return (*task.verifier.files, TaskFile(entry, script.encode(), executable=True))
 
 
 def harbor_files(task: Task) -> tuple[TaskFile, ...]:
-    """The files of Harbor's ``tests/``: a ``reward_sh`` verifier gets a ``test.sh`` that runs it.
+    """The files of Harbor's ``tests/``. For a ``reward_sh`` verifier a ``test.sh`` that runs it is added.
 
-    Raises :class:`TaskError` if the verifier has a ``test.sh`` of its own.
+    Raises :class:`TaskError` if a ``reward_sh`` verifier already has a file ``test.sh``.
     """
     if task.verifier.protocol == "harbor":
         return task.verifier.files
@@ -70,9 +68,9 @@ print(score if math.isfinite(score) else 0.0)
 
 
 def reward_sh_files(task: Task) -> tuple[TaskFile, ...]:
-    """The files of ClawGym's ``reward/``: a ``harbor`` verifier gets a ``reward.sh`` that runs it.
+    """The files of ClawGym's ``reward/``. For a ``harbor`` verifier a ``reward.sh`` that runs it is added.
 
-    Raises :class:`TaskError` if the verifier has a ``reward.sh`` of its own.
+    Raises :class:`TaskError` if a ``harbor`` verifier already has a file ``reward.sh``.
     """
     if task.verifier.protocol == "reward_sh":
         return task.verifier.files

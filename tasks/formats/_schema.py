@@ -1,7 +1,7 @@
-"""What ``data_entry.json``, a Hub row and our additions may hold, as pydantic models.
+"""Pydantic models of ``data_entry.json``, of Hub rows, and of the ``clawgym`` object in both.
 
-Imported only when a task is read or written. Unknown keys of the published formats are ignored, as their own
-harness ignores them; an unknown key among *our* additions is an error, because it is a misspelling.
+This module is imported only when a task is read or written. Unknown keys of the published formats are ignored, as in
+their original harness. An unknown key in the ``clawgym`` object is an error, since it is probably a typo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clawgym.records import (
 )
 from clawgym.registry import graders
 from clawgym.tasks.curation.mutable import inputs_to_change
-from clawgym.tasks.formats._files import packages_for, with_tools_of_the_agent
+from clawgym.tasks.formats._files import flag_agent_tools, packages_for
 
 __all__ = ["TaskEntry", "Extras", "Row", "validated"]
 
@@ -42,7 +42,7 @@ class _Strict(BaseModel):
 
 
 class ServerEntry(_Strict):
-    """A tool server; its files are in ``tools/<name>/``."""
+    """A tool server. Its files are in ``tools/<name>/``."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class ServerEntry(_Strict):
 
 
 class SiteServer(_Strict):
-    """The web server of a desktop; its files are in ``site/``."""
+    """The web server of a desktop. Its files are in ``site/``."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -72,35 +72,36 @@ class Screen(_Strict):
 
 
 class Extras(_Strict):
-    """The ``clawgym`` object: what a task needs beyond the published formats. Absent means the default."""
+    """The ``clawgym`` object: fields of a task that the published formats lack. A missing key means the default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     protocol: Literal["reward_sh", "harbor"] | None = None
-    """Of the verifier, where it is not the format's own; its entry script was then added by the writer."""
+    """The verifier's protocol, if it is not that of the format. Its entry script was then added by the writer."""
     workspace: str = DEFAULT_WORKSPACE
     image: str = "default"
     mode: Literal["clean", "fork", "live"] | None = None
     mutable_inputs: list[str] | None = None
-    """``None``: found by the rule of :mod:`clawgym.tasks.curation.mutable`."""
+    """``None``: derived from the instruction by :mod:`clawgym.tasks.curation.mutable`."""
     env: dict[str, str] = {}
     verifier_env: dict[str, str] = {}
     limits: dict[str, int | float] = {}
     unsupported: str | None = None
     grader: str = ""
-    """A registered grader in place of a verifier; never ``module:thing``, which would import what a file names."""
+    """A registered grader in place of a verifier. ``module:thing`` is not allowed: a task file must not choose what is
+    imported."""
     grader_options: dict[str, Any] = {}
     protected: list[str] = []
-    """Of the verifier."""
+    """Protected files of the verifier (:attr:`~clawgym.records.VerifierSpec.protected`)."""
     layers: dict[str, dict[str, Any]] = {}
-    """Folder in the box -> the lock of what is mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
+    """Folder in the sandbox -> lock of the layer mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
     tools: list[ServerEntry] = []
     desktop: Screen | None = None
     metadata: dict[str, Any] | None = None
-    """Rows only: they have no other place for it."""
+    """For rows only; folders have metadata in ``data_entry.json``."""
 
     def read_grader(self, where: str) -> VerifierSpec:
-        """The grader given here. Raises :class:`TaskError` if no grader of this name is registered."""
+        """The verifier with this grader. Raises :class:`TaskError` if no grader of this name is registered."""
         if self.grader not in graders:
             raise TaskError(
                 f"{where}: field clawgym.grader: no grader {self.grader!r} is registered: install the package that has "
@@ -109,7 +110,7 @@ class Extras(_Strict):
         return VerifierSpec("grader", grader=self.grader, grader_options=self.grader_options)
 
     def read_limits(self, where: str, base: Limits | None = None) -> Limits:
-        """``base`` with the limits given here. Raises :class:`TaskError` naming the bad one."""
+        """``base`` changed by these limits. Raises :class:`TaskError` naming an invalid limit."""
         if not self.limits and base is None:
             return Limits()
         known = {field.name for field in dataclasses.fields(Limits)}
@@ -122,34 +123,36 @@ class Extras(_Strict):
             raise _task_error(error, f"{where}: limits") from error
 
     def read_mutable(self, instruction: str, inputs: Iterable[TaskFile]) -> tuple[str, ...]:
-        """The patterns given here, or else what the instruction asks for."""
+        """These patterns, or those derived from the instruction."""
         if self.mutable_inputs is not None:
             return tuple(self.mutable_inputs)
         return inputs_to_change(instruction, [file.path for file in inputs])
 
     def read_layers(self, where: str) -> dict[str, Layer]:
-        """The layers given here, made on this machine or not. Raises :class:`TaskError` for a bad folder or lock."""
+        """These layers, prepared on this machine or not. Raises :class:`TaskError` for an invalid folder or lock."""
         if not self.layers:
             return {}
-        from clawgym.tasks.layers import lock_of, place_of
+        from clawgym.tasks.layers import layer_folder, lock_of
 
         found: dict[str, Layer] = {}
         for target, body in self.layers.items():
             check_workspace(target, f"{where}: clawgym.layers")
             lock = lock_of(body, f"{where}: clawgym.layers[{target!r}]")
-            found[target] = Layer(lock.name, lock.digest, place_of(lock))
+            found[target] = Layer(lock.name, lock.digest, layer_folder(lock))
         return found
 
     def read_tools(self, where: str, files: Iterable[TaskFile]) -> tuple[ToolServer, ...]:
-        """The servers given here, with their part of ``files`` (``<name>/<path>``). Raises :class:`TaskError`."""
+        """These servers, each with its ``files`` (``<name>/<path>``). Raises :class:`TaskError` for duplicate names and
+        files without a server."""
         parts: dict[str, list[TaskFile]] = {server.name: [] for server in self.tools}
         if len(parts) < len(self.tools):
-            raise TaskError(f"{where}: clawgym.tools: two servers have one name: rename one")
+            raise TaskError(f"{where}: clawgym.tools: two servers have the same name: rename one")
         for file in files:
             name, _, path = file.path.partition("/")
             if name not in parts or not path:
                 raise TaskError(
-                    f"{where}: tools/{file.path} belongs to no server of clawgym.tools: name one, or move it"
+                    f"{where}: tools/{file.path} belongs to no server in clawgym.tools: add the server, or "
+                    "move the file"
                 )
             parts[name].append(dataclasses.replace(file, path=path))
         try:
@@ -158,16 +161,14 @@ class Extras(_Strict):
             raise TaskError(f"{where}: clawgym.tools: {error}") from error
 
     def read_desktop(self, where: str, files: tuple[TaskFile, ...]) -> Desktop | None:
-        """The desktop given here, with the ``files`` of its site. Raises :class:`TaskError`."""
+        """This desktop, with the ``files`` of its site. Raises :class:`TaskError` if it is invalid."""
         spec = self.desktop
         if files and (spec is None or spec.site is None):
-            raise TaskError(
-                f"{where}: site/{files[0].path} belongs to no clawgym.desktop.site: name it, or move the file"
-            )
+            raise TaskError(f"{where}: site/{files[0].path} needs clawgym.desktop.site: set that, or move the file")
         if spec is None:
             return None
         if self.tools:
-            raise TaskError(f"{where}: clawgym has both tools and a desktop: an agent acts with one of them")
+            raise TaskError(f"{where}: clawgym has both tools and desktop: remove one of them")
         site = Site(tuple(spec.site.argv), files) if spec.site else None
         try:
             return Desktop(spec.width, spec.height, tuple(map(tuple, spec.programs)), site, spec.page)
@@ -183,7 +184,7 @@ class Extras(_Strict):
         site_files: tuple[TaskFile, ...] = (),
         **fields: Any,
     ) -> Task:
-        """A task with these additions. Raises :class:`TaskError` for a bad limit, workspace, layer, tool server or
+        """A task with these fields. Raises :class:`TaskError` for an invalid limit, workspace, layer, tool server or
         desktop."""
         check_workspace(self.workspace, where)
         verifier = dataclasses.replace(
@@ -198,13 +199,13 @@ class Extras(_Strict):
         given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
         given["desktop"] = self.read_desktop(where, site_files)
         given["packages"] = packages_for((*verifier.files, *fields["inputs"]))
-        given["unsupported"] = self.unsupported or missing_layer(layers)
-        verifier = with_tools_of_the_agent(verifier)
+        given["unsupported"] = self.unsupported or unprepared_layer(layers)
+        verifier = flag_agent_tools(verifier)
         return Task(**{**given, "limits": self.read_limits(where), "verifier": verifier, **fields})
 
     @classmethod
     def of(cls, task: Task, protocol: Literal["reward_sh", "harbor"]) -> dict[str, Any]:
-        """The additions of ``task`` as JSON, defaults left out. ``protocol`` is the format's own."""
+        """The ``clawgym`` object of ``task`` as JSON values, without defaults. ``protocol`` is that of the format."""
         default = dataclasses.asdict(Limits())
         found = inputs_to_change(task.instruction, [file.path for file in task.inputs])
         extras = cls(
@@ -227,8 +228,8 @@ class Extras(_Strict):
         return extras.model_dump(exclude_defaults=True)
 
 
-def refuse_boxes(what: Extras | Task, where: str, format: str) -> None:
-    """Raise :class:`TaskError` for what only ClawGym folders hold."""
+def check_folders_only(what: Extras | Task, where: str, format: str) -> None:
+    """Raise :class:`TaskError` for layers, tools, a desktop or a grader, which only ClawGym folders can store."""
     grader = what.verifier.grader if isinstance(what, Task) else what.grader
     if what.layers or what.tools or what.desktop or grader:
         kind = "layers" if what.layers else "tools" if what.tools else "a desktop" if what.desktop else "a grader"
@@ -238,15 +239,15 @@ def refuse_boxes(what: Extras | Task, where: str, format: str) -> None:
 def _other_protocol(
     verifier: VerifierSpec, own: Literal["reward_sh", "harbor"]
 ) -> Literal["reward_sh", "harbor"] | None:
-    """The protocol of ``verifier``, where it has one and it is not the format's ``own``."""
+    """The protocol of ``verifier``, or None if it is ``own`` or a grader."""
     return None if verifier.protocol in ("grader", own) else verifier.protocol
 
 
-def missing_layer(layers: Mapping[str, Layer]) -> str | None:
-    """Why a task with ``layers`` cannot run here, if one was not made yet."""
+def unprepared_layer(layers: Mapping[str, Layer]) -> str | None:
+    """Why a task with ``layers`` cannot run on this machine, or None if all are prepared."""
     for layer in layers.values():
         if not layer.folder.is_dir():
-            return f"its layer {layer.name} is not made here yet: clawgym tasks prepare FOLDER"
+            return f"its layer {layer.name} is not prepared on this machine: run clawgym tasks prepare FOLDER"
     return None
 
 
@@ -261,11 +262,11 @@ def _screen(desktop: Desktop | None) -> Screen | None:
 def _locks(task: Task) -> dict[str, dict[str, Any]]:
     if not task.layers:
         return {}
-    if why := missing_layer(task.layers):
+    if why := unprepared_layer(task.layers):
         raise TaskError(f"task {task.id} cannot be written: {why}")
-    from clawgym.tasks.layers import lock_behind
+    from clawgym.tasks.layers import lock_of_layer
 
-    return {target: lock_behind(layer).as_dict() for target, layer in task.layers.items()}
+    return {target: lock_of_layer(layer).as_dict() for target, layer in task.layers.items()}
 
 
 class TaskEntry(_Strict):
@@ -279,7 +280,7 @@ class TaskEntry(_Strict):
 
 
 class RowFile(_Strict):
-    """One entry of a row's ``input_files``; ``executable`` is ours."""
+    """One entry of a row's ``input_files``. This library adds ``executable``."""
 
     file_path: str
     content: str
@@ -290,7 +291,7 @@ class RowFile(_Strict):
 
 
 class Row(_Strict):
-    """One line of the Hub's JSONL; ``clawgym``, ``solution`` and ``wrong`` are ours."""
+    """One line of the Hub's JSONL. This library adds ``clawgym``, ``solution`` and ``wrong``."""
 
     prompt: Text
     hook_code: str | None = None
@@ -320,7 +321,8 @@ def _task_error(error: ValidationError | RecursionError, where: str) -> TaskErro
 
 
 def check_workspace(path: str, where: str) -> str:
-    """Return an absolute, plain POSIX folder other than ``/``, else raise :class:`TaskError`."""
+    """Return ``path`` if it is an absolute, normalized POSIX path other than ``/``. Raises :class:`TaskError`
+    otherwise."""
     pure = PurePosixPath(path)
     if (
         not pure.is_absolute()

@@ -1,4 +1,4 @@
-"""Files of rows: JSON lines, a JSON list (``.json``), Parquet."""
+"""Read files of rows: JSON lines, a JSON list (``.json``), Parquet."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["iter_values"]
 
 Value = Callable[[], dict[str, Any]]
 LARGEST_ROW = 256 * 2**20
-"""Bytes of one line, and of a whole file that is one JSON list."""
+"""Most bytes of one line, and of a file that is one JSON list."""
 MOST_VALUES, LARGEST_GROUP = 2**24, 2**30
-"""Values, and bytes without compression, of one row group of Parquet, as the file says: a few bytes may stand for a
-billion of them."""
+"""Most values, and uncompressed bytes, of one Parquet row group, by the file's metadata. A few compressed bytes may
+expand to billions of values."""
 
 
 def iter_values(path: Path) -> Iterator[tuple[str, Value]]:
-    """The rows of a file as (``<file>:<number>``, reader), in order; empty lines are left out.
+    """The rows of a file as (``<file>:<number>``, reader), in order; empty lines are skipped.
 
-    Raises :class:`TaskError` if the file cannot be opened or goes beyond ``LARGEST_ROW``, :class:`MissingDependency`
-    for Parquet without pyarrow; a reader raises TaskError for its own row.
+    Raises :class:`TaskError` if the file cannot be opened or exceeds ``LARGEST_ROW``, and :class:`MissingDependency`
+    for Parquet without pyarrow. A reader raises TaskError for an invalid row.
     """
     if path.suffix == ".parquet":
         yield from _parquet(path)
@@ -75,8 +75,8 @@ def _check_groups(metadata: Any, path: Path) -> None:
         size = sum(column.total_uncompressed_size for column in columns)
         if values > MOST_VALUES or size > LARGEST_GROUP:
             raise TaskError(
-                f"{path}: a row group of {values} values and {size} bytes is more than a task set has ({MOST_VALUES} "
-                f"values, {LARGEST_GROUP} bytes): write it with smaller row groups"
+                f"{path}: a row group of {values} values and {size} bytes exceeds the limits ({MOST_VALUES} values, "
+                f"{LARGEST_GROUP} bytes): write it with smaller row groups"
             )
 
 
@@ -95,4 +95,4 @@ def _parquet(path: Path) -> Iterator[tuple[str, Value]]:
                     number += 1
                     yield f"{path.name}:{number}", partial(_object, row, path.name)
     except (pyarrow.ArrowException, OSError) as error:
-        raise TaskError(f"{path}: is not a Parquet file that can be read ({error}): restore the file") from error
+        raise TaskError(f"{path}: is not a readable Parquet file ({error}): restore the file") from error

@@ -1,4 +1,4 @@
-"""Write JSON-like values as TOML (the standard library only reads it)."""
+"""Write JSON-like values as TOML (the standard library can only read TOML)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["dumps"]
 
 
 def dumps(document: Mapping[str, Any]) -> str:
-    """``document`` as TOML 1.0 that :mod:`tomllib` reads back equal, except that ``None`` values are left out.
+    """``document`` as TOML 1.0. :mod:`tomllib` reads it back equal, without ``None`` values.
 
-    Raises :class:`ValueError` for what TOML cannot say (text with half a surrogate pair, other types).
+    Raises :class:`ValueError` for values without a TOML form (lone surrogates, other types).
 
     >>> print(dumps({"a": 1, "b": {"c": ["x", {"d": True}]}}))
     a = 1

@@ -1,11 +1,10 @@
-"""The ClawGym folder layout, in and out.
+"""Reader and writer of ClawGym task folders.
 
-A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs), ``reward/`` with its entry
-``reward.sh``, and, as our additions, ``solution/solve.sh`` and ``wrong/*.sh``; for a task with tool servers
-``tools/<server>/``, for one with a desktop ``site/``, and for both ``solution/solve.json`` and ``wrong/*.json``. What
-the published layout cannot say (limits, another workspace, ...) goes into one object, ``clawgym``, in
-``data_entry.json``; the original harness ignores it. ``docs/tasks.md`` lists every oddity of the published data and
-what is done about it.
+A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs) and ``reward/`` with its entry script
+``reward.sh``. This library adds ``solution/solve.sh`` and ``wrong/*.sh``. A task with tool servers has
+``tools/<server>/``, a task with a desktop has ``site/``; both have ``solution/solve.json`` and ``wrong/*.json``. Fields
+that the published layout lacks (limits, workspace, ...) are in one object, ``clawgym``, in ``data_entry.json``; the
+original harness ignores it. docs/tasks.md lists irregularities of the published data and how they are handled.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ AGENT_SEES = ("input_files", "environment")
 
 
 def is_task(folder: Path) -> bool:
-    """Whether ``folder`` looks like a task in this layout."""
+    """Whether ``folder`` looks like a ClawGym task."""
     return (folder / ENTRY_FILE).is_file()
 
 
 def read_task(folder: Path) -> Task:
-    """Read one task folder; input contents stay unread.
+    """Read one task folder, without the contents of its inputs.
 
-    Raises :class:`TaskError`, naming file and field, for anything the layout does not allow.
+    Raises :class:`TaskError`, naming file and field, if it is invalid.
     """
     from clawgym.tasks.formats._schema import TaskEntry, validated
 
@@ -85,9 +84,9 @@ def read_task(folder: Path) -> Task:
 
 
 def write_task(task: Task, folder: Path) -> None:
-    """Write ``task`` as a new folder; reading it back gives the same content hash.
+    """Write ``task`` as a new folder. Reading it back gives the same content hash.
 
-    Raises :class:`TaskError` if the folder exists or the task cannot be put into this layout.
+    Raises :class:`TaskError` if the folder exists or this format cannot store the task.
     """
     from clawgym.tasks.formats._schema import Extras
 
@@ -119,7 +118,7 @@ def write_task(task: Task, folder: Path) -> None:
 
 
 def read_locks(folder: Path) -> list[Lock]:
-    """What the layers of the task in ``folder`` are made from. Raises :class:`TaskError` as :func:`read_task` does."""
+    """The locks of the layers of the task in ``folder``. Raises :class:`TaskError` as :func:`read_task` does."""
     from clawgym.tasks.formats._schema import TaskEntry, validated
     from clawgym.tasks.layers import lock_of
 
@@ -129,7 +128,7 @@ def read_locks(folder: Path) -> list[Lock]:
 
 
 def to_json(value: Mapping[str, Any], where: str, indent: int | None = None) -> bytes:
-    """``value`` as one JSON document with a final newline. Raises :class:`TaskError` if it is not JSON."""
+    """``value`` as a JSON document with a final newline. Raises :class:`TaskError` if it has no JSON form."""
     try:
         return (json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -137,26 +136,26 @@ def to_json(value: Mapping[str, Any], where: str, indent: int | None = None) -> 
 
 
 def walk_part(folder: Path, name: str) -> tuple[TaskFile, ...]:
-    """The files of one part of a task folder; empty if it is missing.
+    """The files of the part ``name`` of a task folder; empty if it is missing.
 
-    Raises :class:`TaskError` for links that leave the task folder; inputs may not even link to its other parts.
+    Raises :class:`TaskError` for links out of the task folder. Inputs may not link to other parts of it either.
     """
     part = folder / name
     if part.is_symlink():
-        raise TaskError(f"{part}: is a link: put the folder itself there")
+        raise TaskError(f"{part}: is a link: replace it by the folder itself")
     if part.exists() and not part.is_dir():
         raise TaskError(f"{part}: is not a folder: move the file away")
     return walk(part, within=None if name in AGENT_SEES else folder) if part.is_dir() else ()
 
 
 def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None) -> VerifierSpec:
-    """The ``reward_sh`` verifier made of ``files``, or the ``harbor`` one that a writer wrapped in a ``reward.sh``.
+    """The ``reward_sh`` verifier of ``files``, or the ``harbor`` verifier that a writer wrapped in a ``reward.sh``.
 
-    Raises :class:`TaskError` if the entry script is missing, cannot be run by bash, or runs a missing ``check.py``.
+    Raises :class:`TaskError` if the entry script is missing, cannot be run by bash, or needs a missing ``check.py``.
     """
     entry = next((file for file in files if file.path == "reward.sh"), None)
     if entry is None:
-        raise TaskError(f"{where}/reward.sh: is missing: every task needs this entry of its verifier")
+        raise TaskError(f"{where}/reward.sh: is missing: every verifier needs this entry script")
     if protocol == "harbor":
         files = tuple(file for file in files if file is not entry)
         entry = next((file for file in files if file.path == ENTRY["harbor"]), None)
@@ -175,7 +174,7 @@ def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None)
 
 
 def check_script(script: bytes, where: str) -> None:
-    """Raise :class:`TaskError` if bash cannot run ``script``: empty, or with Windows line ends."""
+    """Raise :class:`TaskError` if ``script`` is empty or has Windows line ends, which bash cannot run."""
     if not script.strip():
         raise TaskError(f"{where}: is empty: write the script")
     if b"\r\n" in script:
@@ -183,20 +182,20 @@ def check_script(script: bytes, where: str) -> None:
 
 
 def check_solution(files: tuple[TaskFile, ...], where: str, *, tools: bool = False) -> tuple[TaskFile, ...]:
-    """Return a reference solution's files. Raises :class:`TaskError` if ``solve.sh`` (or ``solve.json``, for a task
-    that brings ``tools``) is missing or cannot run."""
+    """Return the files of a reference solution. Raises :class:`TaskError` if its entry (``solve.sh``, or ``solve.json``
+    for a task with ``tools``) is missing or invalid."""
     if files:
         name, check = ("solve.json", read_calls) if tools else ("solve.sh", check_script)
         entry = next((file for file in files if file.path == name), None)
         if entry is None:
-            raise TaskError(f"{where}/{name}: is missing: it is the entry of the solution")
+            raise TaskError(f"{where}/{name}: is missing: every solution needs this entry")
         check(entry.read(), f"{where}/{name}")
     return files
 
 
 def check_wrong(files: tuple[TaskFile, ...], where: str, *, tools: bool = False) -> tuple[TaskFile, ...]:
-    """Return the scripts (or lists of calls, for a task with ``tools``) that must not pass. Raises :class:`TaskError`
-    for anything else."""
+    """Return the files of wrong solutions: scripts, or lists of calls for a task with ``tools``. Raises
+    :class:`TaskError` for other files."""
     ending, kind, check = (".json", "lists of calls", read_calls) if tools else (".sh", "scripts", check_script)
     for file in files:
         if not file.path.endswith(ending) or "/" in file.path:
@@ -206,7 +205,7 @@ def check_wrong(files: tuple[TaskFile, ...], where: str, *, tools: bool = False)
 
 
 def _read_inputs(folder: Path, mount: str | None, workspace: str, where: str) -> tuple[TaskFile, ...]:
-    """The inputs, below the workspace. The mount folder is compared by path component, never as a string prefix."""
+    """The inputs with their paths below the workspace. Paths are compared by component, not as string prefixes."""
     files = walk_part(folder, "input_files")
     if mount is None:
         if files:

@@ -1,9 +1,10 @@
-"""Harbor task folders (``task.toml`` schema 1.0 to 1.4), in and out.
+"""Reader and writer of Harbor task folders (``task.toml`` schema 1.0 to 1.4).
 
 A folder holds ``task.toml``, ``instruction.md``, ``environment/``, ``tests/test.sh`` and usually ``solution/solve.sh``.
-Invariant: a task that needs what a ClawGym box cannot give (network, an image build, services, a graphics card) is
-read with ``unsupported`` set to the first reason and never scored; it is an error only if it breaks Harbor's own rules.
-Verifiers run in ``fork`` mode, since a Harbor test may look anywhere in the container.
+Verifiers run in ``fork`` mode, since a Harbor test may read any file of the container.
+
+Invariant: a task that needs features that ClawGym's sandboxes lack (network, an image build, services, a GPU) is read
+with ``unsupported`` set to the first reason, and never scored. Only a folder that is invalid in Harbor is an error.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from clawgym.errors import TaskError
 from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_of
 from clawgym.registry import formats
 from clawgym.tasks.formats import _toml
-from clawgym.tasks.formats._dockerfile import NotUnderstood, is_plain_image, read_dockerfile, system_folder
+from clawgym.tasks.formats._dockerfile import NeedsBuild, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
     check_task_id,
     executes_agent_code,
+    flag_agent_tools,
     make_folder,
     read_text,
-    with_tools_of_the_agent,
     write_files,
 )
 from clawgym.tasks.formats._reward import harbor_files
@@ -55,12 +56,12 @@ def is_task(folder: Path) -> bool:
 
 
 def read_task(folder: Path) -> Task:
-    """Read one Harbor task folder; its id is the folder's name.
+    """Read one Harbor task folder. Its id is the name of the folder.
 
-    Raises :class:`TaskError`, naming file and field, for a folder that Harbor would not accept either.
+    Raises :class:`TaskError`, naming file and field, for a folder that is invalid in Harbor too.
     """
     from clawgym.tasks.formats._harbor_schema import HarborConfig, jsonable
-    from clawgym.tasks.formats._schema import Extras, refuse_boxes, validated
+    from clawgym.tasks.formats._schema import Extras, check_folders_only, validated
 
     where = str(folder / CONFIG)
     try:
@@ -72,7 +73,7 @@ def read_task(folder: Path) -> Task:
     ours = metadata.pop("clawgym", None)
     extras = validated(Extras, ours, f"{where}: metadata.clawgym") if isinstance(ours, dict) else None
     if extras:
-        refuse_boxes(extras, f"{where}: metadata.clawgym", "Harbor folders")
+        check_folders_only(extras, f"{where}: metadata.clawgym", "Harbor folders")
     limits = config.limits(where)
     reasons: list[str] = []
     box = _ours(folder, config, extras) if extras else None
@@ -84,7 +85,7 @@ def read_task(folder: Path) -> Task:
         reasons = [extras.unsupported] if extras.unsupported else reasons
     instruction = _instruction(folder, config, exact=extras is not None)
     verifier = _verifier(walk_part(folder, "tests"), config, extras, folder)
-    # Harbor does not know inputs from outputs: its tests expect whatever the agent left.
+    # Harbor does not distinguish inputs from outputs: its tests expect the files as the agent left them.
     mutable = extras.read_mutable(instruction, box.get("inputs", ())) if extras else ("*",)
     return Task(
         id=check_task_id(folder.name, str(folder)),
@@ -101,17 +102,17 @@ def read_task(folder: Path) -> Task:
 
 
 def write_task(task: Task, folder: Path) -> None:
-    """Write ``task`` as a new Harbor folder; reading it back gives the same content hash.
+    """Write ``task`` as a new Harbor folder. Reading it back gives the same content hash.
 
-    Raises :class:`TaskError` if the folder exists or the task cannot be put into this layout.
+    Raises :class:`TaskError` if the folder exists or this format cannot store the task.
     """
-    from clawgym.tasks.formats._schema import refuse_boxes
+    from clawgym.tasks.formats._schema import check_folders_only
 
     where = f"task {task.id}"
     check_task_id(task.id, where)
-    refuse_boxes(task, where, "Harbor folders")
+    check_folders_only(task, where, "Harbor folders")
     if task.verifier.protected:
-        raise TaskError(f"{where}: protects files from its agent, which Harbor would not: use ClawGym folders")
+        raise TaskError(f"{where}: has protected files, which Harbor does not support: use ClawGym folders")
     for name, value in (*task.env.items(), *task.verifier.env.items()):
         if re.fullmatch(r"\$\{.*\}", value, re.DOTALL):
             raise TaskError(f"{where}: variable {name} is {value!r}, which Harbor would fill from its host: change it")
@@ -172,7 +173,7 @@ def _dockerfile_text(image: str, workspace: str, inputs: bool) -> str:
 
 
 def _ours(folder: Path, config: HarborConfig, extras: Extras) -> dict[str, Any] | None:
-    """The box of a folder that :func:`write_task` made, or ``None`` if its Dockerfile was changed since."""
+    """The sandbox of a folder that :func:`write_task` wrote, or ``None`` if its Dockerfile was changed since."""
     inputs = tuple(
         dataclasses.replace(file, path=file.path.removeprefix("inputs/"))
         for file in walk_part(folder, "environment")
@@ -189,7 +190,7 @@ def _ours(folder: Path, config: HarborConfig, extras: Extras) -> dict[str, Any] 
 
 
 def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[str, Any], list[str]]:
-    """Inputs, workspace, image and variables of the agent's box, and what it needs that we lack."""
+    """Inputs, workspace, image and variables of the sandbox; and the reasons why it is not supported."""
     from clawgym.tasks.formats._schema import check_workspace
 
     environment = config.environment
@@ -214,10 +215,10 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
         else:
             raise TaskError(f"{folder}/environment/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
         if system_folder(workspace):
-            raise NotUnderstood(f"works in {workspace}, which belongs to the box")
+            raise NeedsBuild(f"works in {workspace}, a system folder of the sandbox")
         box["workspace"] = check_workspace(workspace, f"{where}: working folder")
         box["inputs"] = build.inputs(workspace) if build else context
-    except NotUnderstood as error:
+    except NeedsBuild as error:
         reasons.append(f"environment/Dockerfile {error}")
     return box, reasons
 
@@ -228,14 +229,14 @@ def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras 
     if entry is not None:
         check_script(entry.read(), f"{where}/test.sh")
     elif not config.unsupported():
-        raise TaskError(f"{where}/test.sh: is missing: it is the entry of the verifier")
+        raise TaskError(f"{where}/test.sh: is missing: every verifier needs this entry script")
     if extras and extras.protocol == "reward_sh":
         spec = read_verifier(tuple(file for file in files if file is not entry), where, None)
     else:
         runnable = tuple(dataclasses.replace(f, executable=f.executable or f is entry) for f in files)
         spec = VerifierSpec("harbor", runnable, GradingMode.FORK, executes_agent_code(files, where))
     mode = GradingMode(extras.mode) if extras and extras.mode else spec.mode
-    return with_tools_of_the_agent(dataclasses.replace(spec, mode=mode, env=config.verifier.variables()[0]))
+    return flag_agent_tools(dataclasses.replace(spec, mode=mode, env=config.verifier.variables()[0]))
 
 
 def _instruction(folder: Path, config: HarborConfig, *, exact: bool) -> str:
@@ -243,16 +244,16 @@ def _instruction(folder: Path, config: HarborConfig, *, exact: bool) -> str:
     if exact:
         path = folder / "instruction.md"
         if not path.is_file():
-            raise TaskError(f"{path}: is missing: it is what the agent is asked")
+            raise TaskError(f"{path}: is missing: add the instruction")
         return read_text(folder, "instruction.md", keep_bom=True)
     text = "\n\n".join(_without_canary(read_text(folder, name)) for name in names or ["instruction.md"])
     if not text.strip():
-        raise TaskError(f"{folder}/instruction.md: is empty: write what the agent is asked")
+        raise TaskError(f"{folder}/instruction.md: is empty: write the instruction")
     return text
 
 
 def _without_canary(text: str) -> str:
-    """The instruction as Harbor shows it: line ends are LF, leading canary lines and blank lines are gone."""
+    """The instruction as Harbor shows it: with LF line ends, without leading canary lines and blank lines."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     start = 0
     while start < len(lines) and _CANARY.fullmatch(lines[start].strip()):
@@ -263,7 +264,7 @@ def _without_canary(text: str) -> str:
 
 
 def _script_reasons(folder: Path) -> list[str]:
-    """Why the scripts of this task cannot run without network."""
+    """Reasons why the scripts of this task are not supported."""
     reasons = []
     for name in ("tests/test.sh", "solution/solve.sh"):
         path = folder / name

@@ -1,7 +1,7 @@
-"""Rows of mathematics: DAPO-Math-17k and its like (``prompt``, ``reward_model``), AIME (``Problem``, ``Answer``).
+"""Rows of mathematics: DAPO-Math-17k and similar sets (``prompt``, ``reward_model``), AIME (``Problem``, ``Answer``).
 
-A row becomes a task with the code interpreter; its answer is read from the closing message (``Answer: \\boxed{...}``)
-and compared by math-verify, which comes as a layer, and with it sympy for the agent.
+A row becomes a task with the code interpreter. The answer is read from the closing message (``Answer: \\boxed{...}``)
+and compared by math-verify. A layer provides math-verify, and sympy for the agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORM = "\n\nEnd with a line `Answer: \\boxed{...}`."
 
 
 def is_row(value: Mapping[str, Any]) -> bool:
-    """Whether ``value`` is a row of this kind."""
+    """Whether ``value`` is a row of mathematics."""
     keys = {key.lower() for key in value}
     if "prompt" in keys:
         return bool(keys & {"reward_model", "label"}) and not keys & {"hook_code", "input_files", "clawgym"}
@@ -32,7 +32,7 @@ def is_row(value: Mapping[str, Any]) -> bool:
 
 
 def read_row(value: Mapping[str, Any], where: str = "row", default_id: str = "") -> Task:
-    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
+    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for an invalid row."""
     fields = {key.lower(): item for key, item in value.items()}
     if "prompt" in fields:
         instruction = _prompt(fields["prompt"], where)
@@ -60,11 +60,11 @@ def read_row(value: Mapping[str, Any], where: str = "row", default_id: str = "")
 
 
 def _prompt(value: Any, where: str) -> str:
-    """A text, or the texts of a list of messages."""
+    """The text of a prompt: a text, or the joined texts of a list of messages."""
     if isinstance(value, str):
         return _text(value, f"{where}: field prompt")
     if not isinstance(value, list) or not value:
-        raise TaskError(f"{where}: field prompt: is neither a text nor a list of messages: correct it")
+        raise TaskError(f"{where}: field prompt: must be a text or a list of messages: correct it")
     texts = []
     for index, message in enumerate(value):
         field = f"{where}: field prompt[{index}].content"
@@ -85,7 +85,7 @@ def _truth(fields: Mapping[str, Any], where: str) -> tuple[Any, str]:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise TaskError(f"{field}: is not a text that says something: correct it")
+        raise TaskError(f"{field}: must be a non-empty text: correct it")
     return value.strip()
 
 
@@ -94,12 +94,12 @@ def _answer(value: Any, field: str) -> str:
         value = str(value)
     text = _text(value, field).strip("$ ")
     if len(text) > _LONGEST_ANSWER:
-        raise TaskError(f"{field}: has more than {_LONGEST_ANSWER} characters, so it is no final answer: leave it out")
+        raise TaskError(f"{field}: has more than {_LONGEST_ANSWER} characters, too long for an answer: leave it out")
     return text
 
 
 def _number(fields: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """What the row is called, and by which field; empty where it has no name."""
+    """The name of the row and the field it is from; an empty name if there is none."""
     extra = fields.get("extra_info")
     index = extra.get("index") if isinstance(extra, dict) else None
     for value, field in ((index, "extra_info.index"), (fields.get("id"), "id")):

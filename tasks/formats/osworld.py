@@ -1,10 +1,15 @@
-"""Tasks of OSWorld and its like, one JSON file each, as far as the programs of our desktops go.
+"""Reader of tasks of OSWorld, one JSON file each, within the limits of ClawGym's desktops.
 
-A task is carried where its files can be made without a network (commands that make files are understood, not run;
-downloads come from a folder beside the JSON file, named like it), where it needs no other program than a file manager
-and a text editor, and where its evaluator is one of ours: about files, about what a command that only reads prints, or
-``infeasible``, which is paid for the agent's own ``fail`` alone. Any other task is ``unsupported``, with the name of
-what it needs. The home folder ``/home/user`` is the workspace; nothing outside of it is ever graded.
+A task is supported if
+
+- its files can be made without a network: commands that create files are interpreted, not run, and downloads are read
+  from a folder beside the JSON file with the same name;
+- it needs no other program than a file manager and a text editor;
+- its evaluator compares files or the output of a command that only reads, or is ``infeasible`` (the task is solved by
+  the agent's ``fail``).
+
+Any other task is ``unsupported``, with the reason. The workspace is the home folder ``/home/user``; files outside of it
+are not graded.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from clawgym.records import Desktop, Limits, Task, TaskFile, VerifierSpec
 from clawgym.registry import formats
 from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
 from clawgym.tasks.formats._osworld_checks import METRICS, OPTIONS
-from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading, command_text, text_field
+from clawgym.tasks.formats._osworld_setup import HOME, NotSupported, Setup, check_reading, command_text, text_field
 from clawgym.tasks.formats._schema import validated
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.tasks.mathematics import checker
@@ -97,7 +102,7 @@ class _Example(_Strict):
 
 
 def is_file(path: Path) -> bool:
-    """Whether ``path`` is a task of this format."""
+    """Whether ``path`` is an OSWorld task."""
     if path.suffix != ".json" or path.name == "data_entry.json" or not path.is_file():
         return False
     try:
@@ -107,7 +112,7 @@ def is_file(path: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """JSON files in ``folder``, in its folders, and in those of its ``examples``."""
+    """JSON files in ``folder`` and its subfolders; in those of ``folder/examples`` if that exists."""
     examples = folder / "examples"
     for root in (examples if examples.is_dir() else folder,):
         for entry in sorted(root.iterdir()):
@@ -118,7 +123,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def holds(path: Path) -> bool:
-    """Whether ``path`` is a folder of such tasks, which may be in folders of their own."""
+    """Whether ``path`` is a folder of OSWorld tasks, possibly in subfolders."""
     try:
         return any(map(is_file, islice(_files(path), 5)))
     except OSError:
@@ -126,19 +131,19 @@ def holds(path: Path) -> bool:
 
 
 def iter_folder(path: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
-    """The tasks of the folder ``path`` as (path below it, reader). A JSON file with other contents is a problem."""
+    """The tasks of the folder ``path`` as (relative path, reader). A reader raises for a JSON file that is no task."""
     for file in _files(path):
         yield str(file.relative_to(path)), partial(read_task, file)
 
 
 def read_task(path: Path) -> Task:
-    """The task in the JSON file ``path``; its downloads are looked for in the folder of the same name, without
-    ``.json``. Raises :class:`TaskError`, naming file and field, for a broken one."""
+    """Read the task in the JSON file ``path``. Its downloads are read from the folder of the same name without
+    ``.json``. Raises :class:`TaskError`, naming file and field, for an invalid task."""
     where = str(path)
     value = parse_json(read_text(path.parent, path.name), where)
     if not value.keys() >= _KEYS:
         missing = ", ".join(sorted(_KEYS - value.keys()))
-        raise TaskError(f"{where}: has no {missing}, so it is no task: move it away")
+        raise TaskError(f"{where}: is not a task, it lacks {missing}: move it away")
     example = validated(_Example, value, where)
     setup = Setup(path.with_suffix(""))
     data: dict[str, Any] = {"infeasible": False, "conj": "and", "tests": []}
@@ -146,11 +151,11 @@ def read_task(path: Path) -> Task:
     try:
         for app in example.related_apps:
             if app.lower() not in _APPS:
-                raise NotHere(f"it needs the app {app!r}")
+                raise NotSupported(f"it needs the app {app!r}")
         for number, step in enumerate(example.config):
             setup.step(step.type, step.parameters, f"{where}: field config.{number}.parameters")
         data = _plan(example.evaluator, setup, f"{where}: field evaluator")
-    except NotHere as error:
+    except NotSupported as error:
         missing = str(error)
     inputs = check_files(setup.inputs, where) if missing is None else ()
     programs = tuple(setup.programs) or (("xfe", "Desktop"),)
@@ -175,12 +180,12 @@ def _verifier(data: dict[str, Any]) -> VerifierSpec:
 
 
 def _plan(evaluator: _Evaluator, setup: Setup, where: str) -> dict[str, Any]:
-    """What the checker is told. Raises :class:`NotHere` and :class:`TaskError`."""
+    """The data of the checker. Raises :class:`NotSupported` and :class:`TaskError`."""
     if evaluator.func == ["infeasible"]:
         return {"infeasible": True, "conj": "and", "tests": []}
     for step in evaluator.postconfig:
         if step.type != "sleep":
-            raise NotHere(f"its evaluator begins with a step {step.type!r}")
+            raise NotSupported(f"its evaluator begins with a step {step.type!r}")
     count = len(evaluator.func)
     parts = {"result": evaluator.result, "expected": evaluator.expected, "options": evaluator.options}
     for name, part in parts.items():
@@ -189,11 +194,11 @@ def _plan(evaluator: _Evaluator, setup: Setup, where: str) -> dict[str, Any]:
     tests = []
     for number, func in enumerate(evaluator.func):
         if func not in METRICS:
-            raise NotHere(f"its evaluator is {func!r}")
+            raise NotSupported(f"its evaluator is {func!r}")
         result, expected, options = (part[number] if len(part) == count else None for part in parts.values())
         options = _mapping(options or {}, f"{where}.options")
         if unknown := sorted(set(options) - set(OPTIONS.get(func, ()))):
-            raise NotHere(f"its evaluator has the option {unknown[0]!r}")
+            raise NotSupported(f"its evaluator has the option {unknown[0]!r}")
         tests.append(
             {
                 "func": func,
@@ -207,7 +212,7 @@ def _plan(evaluator: _Evaluator, setup: Setup, where: str) -> dict[str, Any]:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TaskError(f"{where}: is no object: correct it")
+        raise TaskError(f"{where}: is not an object: correct it")
     return value
 
 
@@ -221,40 +226,40 @@ def _result(given: Mapping[str, Any], setup: Setup, where: str) -> dict[str, Any
             text = command_text(given.get("command"), f"{where}.command")
             check_reading(text)
             return {"kind": "command", "path": "", "command": text}
-    raise NotHere(f"its evaluator looks at {given.get('type')!r}")
+    raise NotSupported(f"its evaluator looks at {given.get('type')!r}")
 
 
 def _expected(func: str, given: Mapping[str, Any], setup: Setup, where: str) -> Any:
     kind = given.get("type")
     if func == "compare_text_file":
         if kind != "cloud_file" or given.get("multi"):
-            raise NotHere(f"its evaluator expects {kind!r}")
+            raise NotSupported(f"its evaluator expects {kind!r}")
         name = given.get("dest") or given.get("path")
         path = setup.local(text_field(given, "path", where), text_field({"dest": name}, "dest", where))
         if path.stat().st_size > _LONGEST:
-            raise TaskError(f"{path}: is longer than {_LONGEST} bytes: a text to compare with is shorter")
+            raise TaskError(f"{path}: is longer than {_LONGEST} bytes: use a shorter text to compare with")
         return read_text(path.parent, path.name)
     if kind != "rule":
-        raise NotHere(f"its evaluator expects {kind!r}")
+        raise NotSupported(f"its evaluator expects {kind!r}")
     rules = _mapping(given.get("rules"), f"{where}.rules")
     if func in ("check_include_exclude", "check_list"):
         for name in ("include", "exclude", "expect", "unexpect"):
             texts = rules.get(name, [])
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise TaskError(f"{where}.rules.{name}: is no list of texts: correct it")
+                raise TaskError(f"{where}.rules.{name}: is not a list of texts: correct it")
         for pattern in (*rules.get("expect", ()), *rules.get("unexpect", ())):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise TaskError(f"{where}.rules: {pattern!r} is no pattern ({error}): correct it") from error
+                raise TaskError(f"{where}.rules: {pattern!r} is not a valid pattern ({error}): correct it") from error
     elif "expected" not in rules:
-        raise TaskError(f"{where}.rules.expected: is missing: add what is right")
+        raise TaskError(f"{where}.rules.expected: is missing: add the expected value")
     return dict(rules)
 
 
 @formats.register("osworld")
 class OsworldFormat(TaskFormat):
-    """OSWorld's JSON files, read only: a file, or a folder of them."""
+    """OSWorld's JSON files, a file or a folder of files. Cannot be written."""
 
     def is_task(self, path: Path) -> bool:
         return is_file(path)

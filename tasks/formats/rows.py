@@ -1,9 +1,9 @@
-"""ClawGym rows: one task per JSON line, as the Hub data sets are published.
+"""ClawGym rows: one task per JSON line, as in the data sets on the Hub.
 
-A row has ``prompt``, ``hook_code``, ``input_files`` (the verifier among them, below ``reward/``), ``rule`` and
-``origin_template``, whose front matter holds the id. The checker is called ``reward/test.py`` there and ``check.py``
-in folders, and the hook becomes ``reward.sh``: the same task has the same content hash from either. Our
-additions are the keys ``clawgym``, ``solution`` and ``wrong``, and ``executable`` on a file.
+A row has ``prompt``, ``hook_code``, ``input_files`` (including the verifier, below ``reward/``), ``rule`` and
+``origin_template``, whose front matter holds the id. The checker ``reward/test.py`` of a row is ``check.py`` of a
+folder, and the hook becomes ``reward.sh``, so that a task has the same content hash in both formats. This library adds
+the keys ``clawgym``, ``solution`` and ``wrong``, and ``executable`` of a file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RowsFormat", "iter_rows", "read_row", "write_row"]
 
-_STOCK_METADATA = {"category": "", "grading_type": "automated"}
+_DEFAULT_METADATA = {"category": "", "grading_type": "automated"}
 
 
 def iter_rows(path: Path) -> Iterator[tuple[str, Callable[[], Task]]]:
-    """The tasks of a file of rows as (``<file>:<number>``, reader), in order; empty lines are left out.
+    """The tasks of a file of rows as (``<file>:<number>``, reader), in order; empty lines are skipped.
 
-    A row without an id is called ``task_00042`` after its place among the lines that hold JSON, as the published
-    converter does. Raises :class:`TaskError` if the file cannot be opened; a reader raises it for its own line.
+    A row without an id gets the id ``task_00042`` by its index among the JSON lines, as the published converter does.
+    Raises :class:`TaskError` if the file cannot be opened; a reader raises it for an invalid row.
     """
     index = 0
     for where, value in iter_values(path):
@@ -54,10 +54,10 @@ def _refuse(error: TaskError) -> Task:
 
 
 def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") -> Task:
-    """The task in one row, of ours or another kind. Raises :class:`TaskError`, naming ``where`` and the field, for
-    anything not allowed."""
+    """The task in one row of ClawGym, SWE-bench or mathematics. Raises :class:`TaskError`, naming ``where`` and the
+    field, for an invalid row."""
     from clawgym.tasks.formats import math_rows, swe_rows
-    from clawgym.tasks.formats._schema import Row, refuse_boxes, validated
+    from clawgym.tasks.formats._schema import Row, check_folders_only, validated
 
     if swe_rows.is_row(value):
         return swe_rows.read_row(value, where)
@@ -65,12 +65,12 @@ def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") ->
         return math_rows.read_row(value, where, default_id)
 
     row = validated(Row, value, where)
-    refuse_boxes(row.clawgym, where, "rows")
+    check_folders_only(row.clawgym, where, "rows")
     task_id = check_task_id(_id_in(row.origin_template) or default_id, f"{where}: field origin_template (id)")
     verifier_files, inputs = _split(row, where)
     metadata = row.clawgym.metadata
     if metadata is None:
-        metadata = {**_STOCK_METADATA, **({"rule": row.rule} if row.rule else {})}
+        metadata = {**_DEFAULT_METADATA, **({"rule": row.rule} if row.rule else {})}
     return row.clawgym.task(
         where,
         read_verifier(verifier_files, f"{where}: reward", row.clawgym.protocol),
@@ -85,7 +85,7 @@ def read_row(value: dict[str, Any], where: str = "row", default_id: str = "") ->
 
 
 def _id_in(template: str | None) -> str:
-    """The value of the first ``id:`` line of the front matter; empty if there is none."""
+    """The value of the first ``id:`` line of the front matter, or an empty text."""
     for line in (template or "").splitlines():
         key, colon, value = line.strip().partition(":")
         if colon and key == "id":
@@ -107,7 +107,7 @@ def _split(row: Row, where: str) -> tuple[tuple[TaskFile, ...], tuple[TaskFile, 
         else:
             inputs.append(_task_file(file, path, field))
     if not verifier:
-        raise TaskError(f"{where}: field input_files: has no file below reward/, so nothing grades the task: add it")
+        raise TaskError(f"{where}: field input_files: has no verifier (files below reward/): add it")
     if not any(file.path == "reward.sh" for file in verifier):
         verifier.append(TaskFile("reward.sh", standard_reward_sh(normal_hook(row.hook_code)), executable=True))
     field = f"{where}: field input_files"
@@ -126,16 +126,16 @@ def _files(files: Iterable[RowFile], where: str) -> tuple[TaskFile, ...]:
 
 
 def write_row(task: Task) -> bytes:
-    """``task`` as one JSON line; reading it back gives the same content hash.
+    """``task`` as one JSON line. Reading it back gives the same content hash.
 
-    Raises :class:`TaskError` for a task with layers or tools, if a file is not UTF-8 text, or an input lies below
-    ``reward/`` (rows keep the verifier there).
+    Raises :class:`TaskError` for a task with layers, tools, a desktop or a grader, for files that are not UTF-8 text,
+    and for inputs below ``reward/`` (rows keep the verifier there).
     """
-    from clawgym.tasks.formats._schema import Extras, refuse_boxes
+    from clawgym.tasks.formats._schema import Extras, check_folders_only
 
     where = f"task {task.id}"
     check_task_id(task.id, where)
-    refuse_boxes(task, where, "rows")
+    check_folders_only(task, where, "rows")
     files = [_row_file(file, file.path, where) for file in task.inputs]
     if any(file["file_path"].startswith("reward/") for file in files):
         raise TaskError(f"{where}: has an input below reward/, where rows keep the verifier: write folders instead")
@@ -159,7 +159,7 @@ def write_row(task: Task) -> bytes:
         "origin_template": f"---\nid: {task.id}\n---\n",
     }
     extras = Extras.of(task, "reward_sh")
-    if metadata != {**_STOCK_METADATA, **({"rule": rule} if rule else {})}:
+    if metadata != {**_DEFAULT_METADATA, **({"rule": rule} if rule else {})}:
         extras["metadata"] = metadata
     parts = {"clawgym": extras, "solution": task.solution, "wrong": task.wrong_solutions}
     row.update({k: v if k == "clawgym" else [_row_file(f, f.path, where) for f in v] for k, v in parts.items() if v})
@@ -173,8 +173,7 @@ def _row_file(file: TaskFile, path: str, where: str) -> dict[str, Any]:
 
 @formats.register("rows")
 class RowsFormat(TaskFormat):
-    """Rows, one task each: JSONL, a JSON list or Parquet. Written as JSONL. Files that no other format knows are read
-    as this."""
+    """Rows, one task each: JSONL, a JSON list or Parquet; written as JSONL. The default format of files."""
 
     def iter_tasks(self, path: Path) -> Iterator[tuple[str, Reader]]:
         return iter_rows(path)

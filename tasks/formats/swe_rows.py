@@ -1,9 +1,9 @@
 """Rows of SWE-bench and SWE-Gym: a repository at a commit, an issue, tests.
 
-A row names its repository, and brings neither its files nor what they need: the first come from a clone below
-``$CLAWGYM_REPOS`` (:mod:`clawgym.tasks.swe.repository`), the second from a folder of installed packages beside it,
-``<owner>/<name>.site`` (or ``<name>@<version>.site``), which becomes a layer. What cannot be had makes the task
-``unsupported``, with what is missing and how to get it. ``docs/swe.md`` has the commands.
+A row names its repository, but has neither its files nor its dependencies. The files come from a clone below
+``$CLAWGYM_REPOS`` (:mod:`clawgym.tasks.swe.repository`). The dependencies come from a folder of installed packages
+beside the clone, ``<owner>/<name>.site`` or ``<name>@<version>.site``, which becomes a layer. If one is missing, the
+task is ``unsupported``, with a message on how to get it. docs/swe.md has the commands.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class _Row(BaseModel):
 
 
 def is_row(value: Mapping[str, Any]) -> bool:
-    """Whether ``value`` is a row of this kind."""
+    """Whether ``value`` is a row of SWE-bench or SWE-Gym."""
     return value.keys() >= _KEYS
 
 
 def read_row(value: Mapping[str, Any], where: str = "row") -> Task:
-    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for anything not allowed."""
+    """The task in one row. Raises :class:`TaskError`, naming ``where`` and the field, for an invalid row."""
     row = validated(_Row, dict(value), where)
     workspace = f"/workspace/{row.repo.rpartition('/')[2]}"
     task = Task(
@@ -99,12 +99,13 @@ def _instruction(row: _Row, workspace: str) -> str:
 
 
 def _with_repository(task: Task, row: _Row) -> Task:
-    """``task`` with what its row only names. Raises :class:`UnsupportedTask` where that cannot be had."""
+    """``task`` with the files and dependencies of its repository. Raises :class:`UnsupportedTask` if they are
+    missing."""
     if row.repo in _NOT_PYTEST:
-        raise UnsupportedTask(f"{row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is run here: leave the row out")
+        raise UnsupportedTask(f"{row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is supported: leave the row out")
     odd = [test for test in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS) if "::" not in test]
     if odd:
-        raise UnsupportedTask(f"{row.repo}: {odd[0]!r} is no pytest id (FILE::NAME): leave the row out")
+        raise UnsupportedTask(f"{row.repo}: {odd[0]!r} is not a pytest id (FILE::NAME): leave the row out")
     inputs = files_at(row.repo, row.base_commit)
     by_path = {file.path: file for file in inputs}
     overlay = _hidden(row, by_path)
@@ -125,7 +126,7 @@ def _with_repository(task: Task, row: _Row) -> Task:
 
 
 def _hidden(row: _Row, files: Mapping[str, TaskFile]) -> list[TaskFile]:
-    """The files that the test patch makes or changes."""
+    """The files that the test patch creates or changes."""
 
     def read(path: str) -> bytes | None:
         return files[path].read() if path in files else None
@@ -150,7 +151,8 @@ def _touched(patch: str) -> set[str]:
 
 
 def _protected(solution: Iterable[str]) -> tuple[str, ...]:
-    """What is protected: no pattern that would undo the reference solution. The tests' own files are in any case."""
+    """Patterns of protected files, without those that would revert the reference solution. Files of the tests are
+    always protected."""
     paths = [part for path in solution for part in _with_folders(path)]
     return tuple(glob for glob in verifier.PROTECTED if not any(fnmatchcase(path, glob) for path in paths))
 
@@ -168,15 +170,16 @@ def _layer(repo: str, version: str | None) -> Layer:
         if folder.is_dir():
             return Layer(f"swe/{repo}", _site_digest(folder.resolve()), folder.resolve())
     raise UnsupportedTask(
-        f"{tried[-1]} is not there: pip install --target {tried[-1]} pytest and what {repo} needs, then try again"
+        f"{tried[-1]} is missing: pip install --target {tried[-1]} pytest and the dependencies of {repo}, "
+        "then try again"
     )
 
 
 @cache
 def _site_digest(folder: Path) -> str:
-    """Of what is installed in ``folder``: its packages' lists of files with their hashes, but for compiled ones.
+    """SHA-256 over the file lists, with hashes, of the packages installed in ``folder``, without byte code.
 
-    Raises :class:`UnsupportedTask` where no package says what belongs to it.
+    Raises :class:`UnsupportedTask` if there is no such list (``*.dist-info/RECORD``).
     """
     lists = sorted(folder.glob("*.dist-info/RECORD"))
     if not lists:

@@ -1,4 +1,4 @@
-"""Task sets that are made by code: our own packs, and those of installed packages."""
+"""Packs: task sets made by code. Some are built in; installed packages may register others."""
 
 from __future__ import annotations
 
@@ -19,25 +19,36 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 @runtime_checkable
 class Pack(Protocol):
-    """A task set made by code, registered as ``clawgym.registry.packs`` says.
+    """A task set made by code, registered in ``clawgym.registry.packs``.
 
-    A pack may also have ``where``, a few words on where its files come from, and ``make(generator, seed)`` with
-    ``generators`` if its tasks are made from integer seeds (:class:`~clawgym.tasks.packs.seeded.SeededPack`).
+    >>> from clawgym.registry import packs
+    >>> @packs.register("hello")  # doctest: +SKIP
+    ... class HelloPack:
+    ...     \"\"\"One task.\"\"\"
+    ...
+    ...     version = "1"
+    ...
+    ...     def load(self, split="heldout", seeds=None):
+    ...         return TaskSet("hello", (make_hello_task(),), self.version)
+
+    A pack may also have ``where``, a few words on where its files come from. If its tasks are made from integer seeds,
+    it may have ``generators`` and ``make(generator, seed)`` (:class:`~clawgym.tasks.packs.seeded.SeededPack`).
     """
 
     @property
     def version(self) -> str:
-        """Changes with the tasks."""
+        """The version; it must change when a task changes."""
         ...
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        """The tasks of a split; without ``seeds``, the pack's own choice of them."""
+        """The tasks of a split. ``seeds`` replaces the pack's default seeds."""
         ...
 
 
 @lru_cache(maxsize=32)
 def pack(name: str) -> Pack:
-    """The pack called ``name``, or at ``package.module:thing``. Raises :class:`TaskSetNotFound` if there is none."""
+    """The pack called ``name``, or the one at ``package.module:thing``. Raises :class:`TaskSetNotFound` if there is
+    none."""
     found = packs.get(name)
     if isinstance(found, ModuleType):
         from clawgym.tasks.python import tasks_of
@@ -46,7 +57,7 @@ def pack(name: str) -> Pack:
     made = found if isinstance(found, Pack) and not isinstance(found, type) else packs.make(name)
     if not isinstance(made, Pack):
         raise TaskSetNotFound(
-            f"pack {name!r} is no pack, but {type(made).__name__}: give it version and load(split, seeds) "
+            f"pack {name!r} is {type(made).__name__}, which is not a pack: a pack has version and load(split, seeds) "
             "(docs/new-task.md)"
         )
     return made

@@ -1,11 +1,11 @@
-"""Task sets written in Python: one function makes the tasks, one checks what an agent left.
+"""Task sets written in Python: one function makes tasks, another checks the agent's workspace.
 
-``docs/new-task.md`` starts with a whole one. The module of a task set is imported on the host, as any module that its
-user names. To grade, its source is shipped to the grading sandbox, where :mod:`~clawgym.tasks.python._check` imports it
-beside a stand-in for ClawGym (:mod:`~clawgym.tasks.python._stub`) and calls the check function.
+docs/new-task.md starts with a complete example. The module of a task set is imported on the host. For grading, its
+source is copied to the grading sandbox, where :mod:`~clawgym.tasks.python._check` imports it with a stub of ClawGym
+(:mod:`~clawgym.tasks.python._stub`) and calls the check function.
 
-Invariants: the verifier of a task is made of the module's text, the name of its check function and the expected values,
-so the content hash changes with each of them and with nothing else of the host; no check runs outside a sandbox.
+Invariants: a task's verifier consists of the module's text, the name of the check function and the expected values, so
+its content hash depends on these and on nothing else of the host. Checks run only in a sandbox.
 """
 
 from clawgym.tasks.python.authoring import PythonTasks, TaskDraft, task

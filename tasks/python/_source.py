@@ -1,4 +1,4 @@
-"""The text of a task set's module: what it may import, and what of it goes into a sandbox."""
+"""The source of a task set's module: checks of its imports, and the files that are copied into a sandbox."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clawgym.errors import TaskError
 __all__ = ["CHECK", "HELPER", "call_script", "check_source", "sandbox_files"]
 
 MODULE = "task_module"
-"""What the module is called in a sandbox."""
+"""The name of the module in a sandbox."""
 CHECK = "check.py"
 _HELPERS = "clawgym.verifiers.checks"
 HELPER = "clawgym_checks"
-"""What the helpers of checkers are called in a sandbox; :data:`_HELPERS` leads to them."""
+"""The name of the checkers' helpers in a sandbox; :data:`_HELPERS` is an alias of it there."""
 _OFFERED = {"clawgym": {"TaskDraft", "task"}, "clawgym.verifiers": {"checks"}}
-"""Module -> what may be imported of it."""
+"""Module -> names that may be imported from it."""
 _FORWARD = f"import sys\n\nimport {HELPER}\n\nsys.modules[__name__] = {HELPER}\n"
 
 
@@ -32,44 +32,44 @@ def _text(name: str) -> str:
 
 
 def check_source(source: bytes, where: str) -> str:
-    """The text of a module. Raises :class:`TaskError` if it imports at its top level what a sandbox does not have."""
+    """The text of a module. Raises :class:`TaskError` if its top level imports a module that a sandbox lacks."""
     try:
         text = source.decode()
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{where}: is not a Python module ({error}): correct it") from error
-    for node in _at_import(tree.body):
+    for node in _statements_at_import(tree.body):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                _allow(alias.name, None, f"{where}:{node.lineno}")
+                _check_import(alias.name, None, f"{where}:{node.lineno}")
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise TaskError(
-                    f"{where}:{node.lineno}: a relative import: the module goes into the sandbox alone, so put what it "
-                    "needs into it"
+                    f"{where}:{node.lineno}: a relative import: only this file is copied into the sandbox, so move the "
+                    "imported code into it"
                 )
             for alias in node.names:
-                _allow(node.module or "", alias.name, f"{where}:{node.lineno}")
+                _check_import(node.module or "", alias.name, f"{where}:{node.lineno}")
     return text
 
 
-def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _statements_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements that run when the module is imported in a sandbox."""
     for node in body:
         yield node
         if isinstance(node, ast.If):
             # ``if TYPE_CHECKING`` and ``if __name__ == "__main__"`` do not run there.
             if not {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)} & {"TYPE_CHECKING", "__name__"}:
-                yield from _at_import(node.body)
-            yield from _at_import(node.orelse)
+                yield from _statements_at_import(node.body)
+            yield from _statements_at_import(node.orelse)
         elif isinstance(node, ast.Try):
             if not any(_catches_imports(handler.type) for handler in node.handlers):
-                yield from _at_import(node.body)
+                yield from _statements_at_import(node.body)
             for handler in node.handlers:
-                yield from _at_import(handler.body)
-            yield from _at_import([*node.orelse, *node.finalbody])
+                yield from _statements_at_import(handler.body)
+            yield from _statements_at_import([*node.orelse, *node.finalbody])
         elif isinstance(node, ast.ClassDef | ast.With | ast.For | ast.While):
-            yield from _at_import(node.body)
+            yield from _statements_at_import(node.body)
 
 
 def _catches_imports(kind: ast.expr | None) -> bool:
@@ -77,7 +77,7 @@ def _catches_imports(kind: ast.expr | None) -> bool:
     return bool(named & {"ImportError", "ModuleNotFoundError", "Exception"})
 
 
-def _allow(module: str, name: str | None, where: str) -> None:
+def _check_import(module: str, name: str | None, where: str) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names or module == _HELPERS:
         return
     if name is not None and name in _OFFERED.get(module, ()):
@@ -85,18 +85,18 @@ def _allow(module: str, name: str | None, where: str) -> None:
     if module.partition(".")[0] == "clawgym":
         what = f"{module}.{name}" if name else module
         raise TaskError(
-            f"{where}: imports {what}, which the sandbox of the check does not have: at the top of the module import "
-            "TaskDraft and task from clawgym, and checks from clawgym.verifiers; import anything else in the function "
-            "that makes the tasks"
+            f"{where}: imports {what}, which the grading sandbox lacks: at the top of the module import only TaskDraft "
+            "and task from clawgym, and checks from clawgym.verifiers; import anything else in the function that makes "
+            "the tasks"
         )
     raise TaskError(
-        f"{where}: imports {module}, which is not in Python's standard library, so the sandbox of the check lacks it: "
-        "import it in the function that makes the tasks, which runs on this machine"
+        f"{where}: imports {module}, which is not in Python's standard library, so the grading sandbox lacks it: "
+        "import it in the function that makes the tasks, which runs on the host"
     )
 
 
 def sandbox_files(text: str) -> Mapping[str, str | Path]:
-    """Path -> text, or the file that has it: a module and what it imports of ClawGym, as they lie in a sandbox."""
+    """Path in the sandbox -> text, or the file with the text: a module and what it imports from ClawGym."""
     files: dict[str, str | Path] = {f"{MODULE}.py": text, "clawgym/__init__.py": _text("_stub.py")}
     if _HELPERS in text or "clawgym.verifiers" in text:
         files |= {"clawgym/verifiers/__init__.py": "", "clawgym/verifiers/checks.py": _FORWARD}
@@ -128,7 +128,8 @@ END_OF_PROGRAM
 
 
 def call_script(text: str, function: str, expected: str) -> str:
-    """Bash that calls ``function(workspace, **expected)`` of the module ``text`` in the current folder."""
+    """A bash script that calls ``function(workspace, **expected)`` of the module ``text``, with the current folder as
+    workspace. ``expected`` is a JSON object."""
     sources = {
         path: content if isinstance(content, str) else content.read_text("utf-8")
         for path, content in sandbox_files(text).items()
@@ -137,6 +138,6 @@ def call_script(text: str, function: str, expected: str) -> str:
 
 
 def check_files(text: str, function: Callable[..., Any], expected: str) -> Mapping[str, str | Path]:
-    """Path -> text, or the file that has it, of the verifier that calls ``function``."""
+    """The files of the verifier that calls ``function``: path -> text, or the file with the text."""
     call = f'{{"check": "{function.__name__}", "expected": {expected}}}\n'
     return {CHECK: _text("_check.py"), "call.json": call, **sandbox_files(text)}

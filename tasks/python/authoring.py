@@ -1,4 +1,4 @@
-"""What an author writes: :func:`task` on a function that returns a :class:`TaskDraft`."""
+"""The API for authors of tasks: :func:`task`, a decorator of functions that return a :class:`TaskDraft`."""
 
 from __future__ import annotations
 
@@ -25,37 +25,45 @@ from clawgym.verifiers.scan import scan_checker
 __all__ = ["Maker", "PythonTasks", "TaskDraft", "task"]
 
 Work = str | Callable[..., Any]
-"""Bash that runs in the workspace, or a function of the module that is called there."""
+"""Bash code that runs in the workspace, or a function of the module that is called there."""
 
 
 @dataclass(frozen=True)
 class TaskDraft:
     """One task, as its author writes it.
 
-    ``check``, and a ``solution`` or wrong solution that is a function, are functions at the top level of the same
-    module. Each is called in a sandbox as ``function(workspace, **expected)``, where ``workspace`` is a
-    :class:`pathlib.Path`, and may use the standard library, the module's other functions and constants, and
-    ``clawgym.verifiers.checks``.
+    ``check``, and solutions that are functions, must be top-level functions of the same module. They are called in a
+    sandbox as ``function(workspace, **expected)``, where ``workspace`` is a :class:`pathlib.Path`. They may use the
+    standard library, other functions and constants of the module, and ``clawgym.verifiers.checks``.
+
+    >>> TaskDraft(
+    ...     "Write the sum of numbers.txt to sum.txt.",
+    ...     check,
+    ...     files={"numbers.txt": "1\\n2\\n"},
+    ...     expected={"total": 3},
+    ...     solution="awk '{s += $1} END {print s}' numbers.txt > sum.txt",
+    ...     wrong={"counts lines": "wc -l < numbers.txt > sum.txt", "writes nothing": "touch sum.txt"},
+    ... )  # doctest: +SKIP
     """
 
     instruction: str
     check: Callable[..., Mapping[str, float]] | None = None
-    """Returns name -> score from 0 to 1. The task is solved if all are 1; their mean is the partial score. An exception
-    scores 0."""
+    """Returns name -> score from 0 to 1. The task is solved if all scores are 1; their mean is the partial score. An
+    exception scores 0."""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    """Path below the workspace -> content: what the agent finds."""
+    """Input files: path below the workspace -> content."""
     expected: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of ``check``; JSON values. The agent never sees them."""
+    """Keyword arguments of ``check``, as JSON values. The agent never sees them."""
     solution: Work | None = None
-    """The reference solution: must score 1."""
+    """The reference solution; it must score 1."""
     wrong: Mapping[str, Work] = field(default_factory=dict)
-    """What is wrong -> how: plausible mistakes that must not pass, two at least."""
+    """Wrong solutions by name: at least two plausible mistakes. They must not pass."""
     may_change: Sequence[str] = ()
-    """Patterns of the input files that the task asks to change; the others are restored before grading."""
+    """Patterns of input files that the task asks to change. The others are restored before grading."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """``category`` and ``level`` are shown in reports."""
+    """Metadata; reports show ``category`` and ``level``."""
     grader: str = ""
-    """A grader on the host instead of ``check``, such as ``rubric`` (``docs/grading.md``)."""
+    """A grader on the host in place of ``check``, such as ``rubric`` (docs/grading.md)."""
     grader_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,7 +74,7 @@ class Maker:
     function: Callable[..., TaskDraft]
     seeds: tuple[int, ...] | None
     where: str
-    """The file, for messages."""
+    """The path of the module, for messages."""
     source: bytes
 
     @property
@@ -79,7 +87,7 @@ class Maker:
         return tuple(seed for seed in self.seeds if split in (None, split_of(seed)))
 
     def make(self, seed: int | None) -> Task:
-        """The task for ``seed``. Raises :class:`TaskError`, naming the file and the function."""
+        """The task for ``seed``. Raises :class:`TaskError`, naming file and function, if it cannot be made."""
         call = f"{self.where}: {self.function.__name__}({'' if seed is None else seed})"
         try:
             draft = self.function() if seed is None else self.function(seed)
@@ -95,7 +103,7 @@ class Maker:
 
     def _built(self, draft: TaskDraft, id: str, seed: int | None, call: str) -> Task:
         if not isinstance(draft.instruction, str) or not draft.instruction.strip():
-            raise TaskError(f"{call}: its instruction is empty: say what to do")
+            raise TaskError(f"{call}: its instruction is empty: write one")
         text = check_source(self.source, self.where)
         expected = _json(draft.expected, call)
         wrong = {f"{_slug(what, call)}.sh": work for what, work in draft.wrong.items()}
@@ -122,7 +130,7 @@ class Maker:
 
     def _verifier(self, draft: TaskDraft, text: str, expected: str, call: str) -> VerifierSpec:
         if (draft.check is None) is not bool(draft.grader):
-            raise TaskError(f"{call}: give check=, a function of this module, or grader=, the name of a grader")
+            raise TaskError(f"{call}: set either check=, a function of this module, or grader=, the name of a grader")
         may_change = tuple(draft.may_change)
         if draft.check is None:
             options = json.loads(_json(draft.grader_options, call))
@@ -140,18 +148,18 @@ class Maker:
         )
 
     def _named(self, function: Any, call: str) -> str:
-        """The name by which the module has ``function`` in a sandbox, too."""
+        """The name of ``function`` in the module. Raises :class:`TaskError` if a sandbox would not find it."""
         name = getattr(function, "__name__", "")
         own = self.function.__globals__ if isinstance(self.function, FunctionType) else {}
         if not isinstance(function, FunctionType) or own.get(name) is not function:
             raise TaskError(
-                f"{call}: {name or type(function).__name__!r} is no function at the top level of this module, so the "
-                "sandbox would not find it: define it there with def, under its own name"
+                f"{call}: {name or type(function).__name__!r} is not a top-level function of this module, so the "
+                "sandbox would not find it: define it there with def"
             )
         if function.__module__ != self.function.__module__:
             raise TaskError(
-                f"{call}: {name}() is of the module {function.__module__}: only this file goes into the sandbox, so "
-                "define it here"
+                f"{call}: {name}() is in the module {function.__module__}, but only this file is copied into the "
+                "sandbox: define it here"
             )
         return name
 
@@ -171,9 +179,9 @@ class PythonTasks:
     def load(self, split: Split | None = None, seeds: Sequence[int] | None = None) -> TaskSet:
         """The tasks, one for each function and seed.
 
-        ``train`` has the even seeds and the functions without seeds, ``heldout`` the odd ones; without a split, all.
-        ``seeds`` replaces the author's choice of seeds. Raises :class:`TaskError` for a task that cannot be made and
-        :class:`TaskSetNotFound` if there is none.
+        The split ``train`` has the even seeds and the functions without seeds; ``heldout`` has the odd seeds. Without a
+        split, all tasks are loaded. ``seeds`` replaces the author's seeds. Raises :class:`TaskError` for a task that
+        cannot be made, and :class:`TaskSetNotFound` if there is no task.
         """
         tasks: dict[str, Task] = {}
         for maker in self.makers:
@@ -183,7 +191,7 @@ class PythonTasks:
                     raise TaskError(f"{made.origin}: the id {made.id!r} is taken: rename one of the functions")
         name = f"{self.name}:{split}" if split else self.name
         if not tasks:
-            raise TaskSetNotFound(f"{name} has no task: give its functions seeds, odd ones for the held-out split")
+            raise TaskSetNotFound(f"{name} has no task: give its functions seeds; odd ones are the held-out split")
         return TaskSet(name, tuple(tasks.values()), self.version)
 
 
@@ -196,10 +204,10 @@ def task(*, seeds: Iterable[int]) -> Callable[[Callable[..., TaskDraft]], Python
 
 
 def task(function: Any = None, /, *, seeds: Iterable[int] | None = None) -> Any:
-    """Decorator: make a function that returns a :class:`TaskDraft` a task set.
+    """Decorator: turn a function that returns a :class:`TaskDraft` into a task set.
 
-    With ``seeds`` the function is called with each of these integers, and makes one task for each; without, it is
-    called without an argument. It has to give the same task for the same seed everywhere: draw from
+    With ``seeds``, the function is called with each of these integers and makes one task for each. Otherwise it is
+    called without an argument. It must return the same task for the same seed on every machine: draw from
     ``random.Random(seed)``.
 
     Example:
@@ -219,20 +227,20 @@ def task(function: Any = None, /, *, seeds: Iterable[int] | None = None) -> Any:
 
 def _made(function: Any, seeds: Iterable[int] | None) -> PythonTasks:
     if not isinstance(function, FunctionType):
-        raise TaskError(f"@task is for functions, not for {type(function).__name__}: put it on a def")
+        raise TaskError(f"@task is for functions, not for {type(function).__name__}: use it on a def")
     chosen = None if seeds is None else tuple(seeds)
     if chosen is not None and (
         not all(isinstance(seed, int) and seed >= 0 for seed in chosen) or len(set(chosen)) < len(chosen)
     ):
-        raise TaskError(f"@task of {function.__name__}: seeds are integers from 0 on, each once: correct them")
+        raise TaskError(f"@task of {function.__name__}: seeds must be distinct integers of at least 0: correct them")
     where = function.__globals__.get("__file__")
     loader = function.__globals__.get("__source__")
     try:
         source = loader if isinstance(loader, bytes) else Path(where or "").read_bytes()
     except OSError as error:
         raise TaskError(
-            f"@task of {function.__name__}: its module has no file that can be read, and its check is shipped to a "
-            "sandbox as a file: write the module to a file (in a notebook: %%writefile my_tasks.py) and load that"
+            f"@task of {function.__name__}: the source file of its module cannot be read, but it is copied to the "
+            "grading sandbox: write the module to a file (in a notebook: %%writefile my_tasks.py) and load that"
         ) from error
     maker = Maker(function, chosen, str(where), source)
     return PythonTasks(maker.name, (maker,))
@@ -254,10 +262,10 @@ def _json(value: Mapping[str, Any], call: str) -> str:
         text = json.dumps(dict(value), sort_keys=True, allow_nan=False)
         same = json.loads(text) == dict(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"{call}: its expected values are no JSON ({error}): give texts, numbers and lists") from error
+        raise TaskError(f"{call}: its expected values are not JSON ({error}): use texts, numbers and lists") from error
     if not same:
         raise TaskError(
-            f"{call}: its expected values change on their way as JSON: give lists, not tuples, and dicts with text keys"
+            f"{call}: its expected values change when stored as JSON: use lists, not tuples, and dicts with text keys"
         )
     return text
 
@@ -265,5 +273,5 @@ def _json(value: Mapping[str, Any], call: str) -> str:
 def _slug(what: str, call: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")
     if not slug:
-        raise TaskError(f"{call}: a wrong solution is called {what!r}: say what is wrong in words")
+        raise TaskError(f"{call}: a wrong solution is named {what!r}: use letters or digits")
     return slug

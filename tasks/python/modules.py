@@ -1,6 +1,6 @@
-"""Modules with task sets: a file that a user names, or a module that Python has imported.
+"""Load task sets from Python: a file named by the user, or an imported module.
 
-Invariant: only a file that the user named itself is executed here, never one that was found in a folder of tasks.
+Invariant: only a file that the user named is executed on the host, never a file found in a folder of tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["load_file", "tasks_of"]
 def load_file(path: Path) -> PythonTasks:
     """Import the Python file ``path`` and return the tasks of all its functions with ``@task``.
 
-    The same text is executed once in a process. Raises :class:`TaskSetNotFound` if there is no such file, and
+    The same text is executed only once in a process. Raises :class:`TaskSetNotFound` if the file cannot be read, and
     :class:`TaskError`, naming the line, if it cannot be imported.
     """
     path = path.expanduser().absolute()
@@ -47,7 +47,8 @@ def load_file(path: Path) -> PythonTasks:
 
 
 def tasks_of(module: ModuleType, name: str | None = None) -> PythonTasks:
-    """The tasks of every function of ``module`` with ``@task``, in order. Raises :class:`TaskError` if it has none."""
+    """The tasks of all functions of ``module`` with ``@task``, in order. Raises :class:`TaskError` if there are
+    none."""
     sets = [one for one in vars(module).values() if isinstance(one, PythonTasks)]
     makers = [maker for one in sets for maker in one.makers if maker.function.__module__ == module.__name__]
     if not makers:

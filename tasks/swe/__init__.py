@@ -1,1 +1,1 @@
-"""Tasks in real repositories: made out of source packages, or read from rows of published sets."""
+"""Software engineering tasks in real repositories, made from source packages or read from published sets."""

@@ -1,7 +1,6 @@
-"""A pytest plugin, for trials in a box: what became of each test, and how the failures look from the tests.
+"""A pytest plugin for trials in a sandbox (``-p clawgym_trial``): records the result of each test and its failure.
 
-Standard library and pytest only; it is put into the box beside pytest (``-p clawgym_trial``). Writes one JSON object to
-the file that ``CLAWGYM_TRIAL`` names.
+It uses only the standard library and pytest. It writes one JSON object to the file named by ``CLAWGYM_TRIAL``.
 """
 
 import json

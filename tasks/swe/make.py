@@ -1,8 +1,10 @@
-"""Making instances: bugs of a package, chosen by a seed, tried in boxes, kept if the suite tells them.
+"""Make instances: try mutations of a package in sandboxes and keep those that its test suite detects.
 
-A bug is kept if some tests break and most go on passing, if the suite is still collected whole and does not hang, if
-two runs agree, and if the failures can be told in words that do not give it away. Invariant: which bugs are kept
-depends on package, version, lock and seed; an interrupted run goes on with the same command (:class:`Journal`).
+A mutation is kept if some tests fail and most still pass, if the suite is collected completely and does not hang, if
+two runs agree, and if an issue can be written from the failures without revealing it.
+
+Invariant: the kept mutations depend on package, version, lock and seed. The same command resumes an interrupted run
+(:class:`Journal`).
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from clawgym.tasks.swe.recipes import Instance, Place, Recipe, ShownFiles
 from clawgym.tasks.swe.sources import Source
 from clawgym.tasks.swe.trial import Suite, run_suite
 from clawgym.tasks.swe.verifier import PROTECTED
-from clawgym.tasks.swe.words import clean_message, statement_at, tells
+from clawgym.tasks.swe.words import clean_message, reveals, statement_at
 
 __all__ = ["ARGUMENTS", "Baseline", "Candidate", "Journal", "baseline", "candidates", "make", "try_candidate"]
 
 ARGUMENTS = ("-o", "addopts=")
 _LEAST_SECONDS = 10.0
-"""A suite is given this long, or four times what it takes without a bug."""
+"""Least time limit of a suite; the limit is four times its duration without a bug, if that is more."""
 _MOST_BROKEN = 0.3
-"""Of the tests."""
-_DEEP = ("RecursionError", "MemoryError")
-"""How deep a program may go differs from one Python to another."""
+"""Largest share of tests that an instance may break."""
+_RECURSION_ERRORS = ("RecursionError", "MemoryError")
+"""Errors that depend on the recursion limit, which differs between versions of Python."""
 _SHOWN = 2
 _OTHERS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One bug that could be."""
+    """A mutation to try."""
 
     path: str
     edit: Edit
@@ -53,18 +55,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The suite without a bug."""
+    """The results of the suite without a bug."""
 
     tests: tuple[str, ...]
-    """Those that pass every time, sorted."""
+    """Tests that always pass, sorted."""
     seconds: float
+    """Duration of the slower run."""
     dropped: int
-    """How many fail, vary or do not run."""
+    """The number of tests that fail, vary or do not run."""
 
 
 @dataclass
 class Journal:
-    """What was tried, by candidate; on disk, so that an interrupted run goes on."""
+    """The results of tried candidates, on disk, so that an interrupted run can be resumed."""
 
     path: Path | None
     head: dict[str, Any]
@@ -72,7 +75,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, head: dict[str, Any]) -> Journal:
-        """Read or begin a journal. Raises :class:`TaskError` if it belongs to another command."""
+        """Read or create a journal. Raises :class:`TaskError` if it was written by another command."""
         journal = cls(path, head)
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -80,7 +83,7 @@ class Journal:
             if found and found[0] != head:
                 changed = [key for key in head if found[0].get(key) != head[key]]
                 raise TaskError(
-                    f"{path}: was begun with another {', '.join(changed)}: give the same command, or another folder"
+                    f"{path}: was started with another {', '.join(changed)}: use the same command, or another folder"
                 )
             journal.rows = {row["key"]: row for row in found[1:]}
             path.write_text("".join(json.dumps(row) + "\n" for row in [head, *journal.rows.values()]))
@@ -100,36 +103,38 @@ def _row(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
     except ValueError:
-        return None  # cut off
+        return None  # an incomplete line of an interrupted run
     return found if isinstance(found, dict) else None
 
 
 async def baseline(backend: Backend, source: Source, site: Layer) -> Baseline:
-    """Run the suite twice as it is. Raises :class:`TaskError` if it is of no use."""
+    """Run the unchanged suite twice. Raises :class:`TaskError` if it does not run, or has fewer than 10 passing
+    tests."""
     arguments = (*ARGUMENTS, "--tb=short")
     runs = [await run_suite(backend, source.files, source.root, site, arguments, seconds=120.0) for _ in range(2)]
     name = f"{source.sdist.project} {source.sdist.version}"
     for run in runs:
         if run.fault is not None:
             raise TaskError(
-                f"{name}: its suite does not run in a box ({run.fault}): name what its tests import with --with, or "
-                f"choose another package. It said:\n{run.log[-1500:]}"
+                f"{name}: its suite does not run in a sandbox ({run.fault}): add packages that its tests import with "
+                f"--with, or choose another package. Its output:\n{run.log[-1500:]}"
             )
     passed = runs[0].named("passed") & runs[1].named("passed")
     if len(passed) < 10:
-        raise TaskError(f"{name}: only {len(passed)} tests pass here: choose a package with a suite in its archive")
+        raise TaskError(f"{name}: only {len(passed)} tests pass: choose a package with a test suite in its archive")
     ids = {test for run in runs for test in run.tests}
     usual = [test for test in sorted(passed) if test.isprintable()]
     return Baseline(tuple(usual), max(run.seconds for run in runs), len(ids) - len(usual))
 
 
 def candidates(source: Source, seed: int) -> Iterator[Candidate]:
-    """Every usable bug of a package, in the order to try them: operators take turns, by a seed."""
+    """All usable mutations of a package in the order to try them. Operators take turns, in an order given by
+    ``seed``."""
     by_operator: dict[str, list[Candidate]] = defaultdict(list)
     texts: dict[str, bytes] = {}
     for path in source.library:
         if any(fnmatchcase(path, pattern) for pattern in PROTECTED):
-            continue  # an agent could not mend it
+            continue  # the agent could not fix it, since changes of protected files are reverted
         texts[path] = source.by_path[path].read()
         for edit in edits(texts[path]):
             by_operator[edit.operator].append(Candidate(path, edit))
@@ -161,7 +166,8 @@ async def make(
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> Recipe:
-    """Try bugs until ``number`` are kept, and write the recipe. Raises :class:`TaskError` if there are not so many."""
+    """Try mutations until ``number`` are kept, at most 40 for each, and return the recipe. Raises :class:`TaskError` if
+    none is kept."""
     tell = progress or (lambda what, done, total: None)
     tell("running the suite", 0, number)
     if "baseline" not in journal.rows:
@@ -183,7 +189,7 @@ async def make(
         if len(kept) == number or tried >= 40 * number:
             break
     if not kept:
-        raise TaskError(f"{source.sdist.project}: of {tried} bugs not one is told by its suite: choose another package")
+        raise TaskError(f"{source.sdist.project}: its suite detects none of {tried} bugs: choose another package")
     recipe = Recipe(
         format=1,
         project=source.sdist.project,
@@ -202,7 +208,7 @@ async def make(
 
 
 def recorded(recipe: Recipe, source: Source, site: Layer) -> Recipe:
-    """The recipe with the hash of what each instance comes out as now."""
+    """The recipe with the current hash of each instance."""
     hashes = [recipes.instance_hash(recipes.build(recipe, i, source, site)) for i in recipe.instances]
     rows = [i.model_copy(update={"hash": h}) for i, h in zip(recipe.instances, hashes, strict=True)]
     return recipe.model_copy(update={"instances": rows})
@@ -218,7 +224,8 @@ async def _tried(
     jobs: int,
     done: set[tuple[str, str]],
 ) -> AsyncIterator[tuple[Candidate, dict[str, Any]]]:
-    """Candidates with what became of them, in order; a few are tried at once, in functions that are not ``done``."""
+    """Candidates with their results, in order; ``jobs`` are tried at the same time. Functions in ``done`` are
+    skipped."""
     waiting = (c for c in candidates(source, seed) if (c.path, c.edit.scope) not in done)
     running: list[tuple[Candidate, asyncio.Task[dict[str, Any]]]] = []
 
@@ -247,7 +254,7 @@ async def _tried(
 async def try_candidate(
     backend: Backend, source: Source, site: Layer, base: Baseline, candidate: Candidate
 ) -> dict[str, Any]:
-    """Run the suite with the bug: ``{"kept": ...}``, an instance without id, or ``{"why": ...}``."""
+    """Run the suite with the mutation. Returns ``{"kept": ...}`` with an instance without id, or ``{"why": ...}``."""
     good = source.by_path[candidate.path].read()
     first = await _run(backend, source, site, base, candidate)
     if (why := _unfit(first, base)) is not None:
@@ -292,12 +299,12 @@ async def _run(backend: Backend, source: Source, site: Layer, base: Baseline, ca
 
 
 def _most(base: Baseline) -> int:
-    """How many tests an instance may break."""
+    """Most tests that an instance may break."""
     return max(1, int(_MOST_BROKEN * len(base.tests)))
 
 
 def _unfit(run: Suite, base: Baseline) -> str | None:
-    """Why a bug cannot be an instance, by one run of the suite."""
+    """Why a mutation cannot be an instance, by one run of the suite; or None."""
     if run.fault is not None:
         return run.fault
     fails = run.named("failed").intersection(base.tests)
@@ -309,13 +316,13 @@ def _unfit(run: Suite, base: Baseline) -> str | None:
         return "tests are missing"
     if run.seconds > 2 * base.seconds + 5:
         return "slow"
-    if any(run.failures[test].type in _DEEP for test in fails if test in run.failures):
+    if any(run.failures[test].type in _RECURSION_ERRORS for test in fails if test in run.failures):
         return "too deep"
     return None
 
 
 def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Suite, second: Suite) -> list[ShownFiles]:
-    """Up to two failures that say most in least, from different statements, and do not give the bug away."""
+    """Up to two short failures from different statements that do not reveal the bug."""
     rows: list[ShownFiles] = []
     for test in fails:
         failure, again = first.failures.get(test), second.failures.get(test)
@@ -335,7 +342,7 @@ def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Su
             continue
         data = source.by_path[row.file].read()[slice(*row.statement)] if row.statement else b""
         text = f"{row.test}\n{data.decode('utf-8', 'replace')}\n{row.type}: {row.message}"
-        if tells(text, candidate.path, good, candidate.edit) is None:
+        if reveals(text, candidate.path, good, candidate.edit) is None:
             chosen.append(row)
         if len(chosen) == _SHOWN:
             break
@@ -343,7 +350,7 @@ def _shown(source: Source, candidate: Candidate, fails: Sequence[str], first: Su
 
 
 def _others(good: bytes, candidate: Candidate) -> Iterator[Edit]:
-    """Other bugs at the same place, the nearest first; at most three."""
+    """Up to three other mutations in the same function, the nearest first."""
     here = candidate.edit
     near = [e for e in edits(good) if e.scope == here.scope and e != here and e.operator != "body"]
     near = [e for e in near if apply(good, e) != apply(good, here)]

@@ -1,8 +1,9 @@
-"""Bugs: places in a Python file where a small change of the text makes another program of it.
+"""Mutations: small edits of a Python file that change its behaviour.
 
-A place is found in the syntax tree, and the change is one of the text: bytes from ``start`` to ``end`` are replaced,
-and nothing else of the file differs. Invariants: the edits of a file depend on its bytes alone, not on the version of
-Python (3.11 to 3.13) that looks; what a usable edit makes of a file is Python again, with another syntax tree.
+An edit is found in the syntax tree and replaces the bytes from ``start`` to ``end`` of the text.
+
+Invariants: the edits of a file depend only on its bytes, not on the running version of Python (3.11 to 3.13). A usable
+edit gives valid Python with another syntax tree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Edit:
     operator: str
     """One of :data:`OPERATORS`."""
     scope: str = ""
-    """The function around it, ``Class.method``."""
+    """The enclosing function, such as ``Class.method``."""
 
 
 Change = tuple[int, int, str]
@@ -34,7 +35,7 @@ Change = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A file's bytes, with positions of the syntax tree as offsets."""
+    """A file's bytes; converts positions in the syntax tree to byte offsets."""
 
     data: bytes
     lines: tuple[int, ...]
@@ -49,7 +50,7 @@ class _Text:
         return self.data[self.start(node) : self.end(node)].decode()
 
     def token(self, left: ast.AST, right: ast.AST, token: str) -> tuple[int, int] | None:
-        """Where ``token`` stands between two nodes; None if it is not there exactly once, or a comment is."""
+        """Byte range of ``token`` between two nodes; None if it is not there exactly once, or there is a comment."""
         start, end = self.end(left), self.start(right)
         between = self.data[start:end].decode()
         if "#" in between:
@@ -112,7 +113,7 @@ def _boolean(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _arithmetic(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """``-`` for ``+``, ``//`` for ``/``, ..., where no operand is written as text."""
+    """``-`` for ``+``, ``//`` for ``/``, ..., unless an operand is a text literal."""
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC and not _is_text(node):
         yield from _swap(text, node.left, node.right, *_ARITHMETIC[type(node.op)])
 
@@ -124,7 +125,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _constant(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """A whole number off by one; ``True`` for ``False``."""
+    """An integer off by one; ``True`` for ``False``."""
     if not isinstance(node, ast.Constant):
         return
     if isinstance(node.value, bool):
@@ -136,7 +137,7 @@ def _constant(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _negation(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """A condition turned round."""
+    """A negated condition."""
     if isinstance(node, ast.If | ast.IfExp):
         test = node.test
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -148,7 +149,7 @@ def _negation(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _result(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """The value of a ``return`` dropped."""
+    """``return None`` in place of a value."""
     if isinstance(node, ast.Return) and node.value is not None and text.of(node.value) != "None":
         yield text.start(node), text.end(node), "return None"
 
@@ -166,7 +167,7 @@ def _arguments(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _slice(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """A bound of a slice left out, or one further."""
+    """A slice without one of its bounds, or with a bound increased by one."""
     if isinstance(node, ast.Slice):
         for bound in (node.lower, node.upper):
             if bound is not None:
@@ -182,7 +183,7 @@ def _loop(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _default(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """Another default of a parameter."""
+    """A changed default of a parameter."""
     if isinstance(node, ast.arguments):
         for value in (*node.defaults, *node.kw_defaults):
             if not isinstance(value, ast.Constant):
@@ -197,7 +198,7 @@ def _default(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _statement(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """A statement dropped: a call for its effect, a change of a variable, a guard, an error raised."""
+    """A removed statement: a call, an assignment to an attribute or item, a guard, a ``raise``, a ``del``."""
     dropped = isinstance(node, ast.AugAssign | ast.Raise | ast.Delete)
     if isinstance(node, ast.Expr):
         dropped = isinstance(node.value, ast.Call)
@@ -211,7 +212,7 @@ def _statement(node: ast.AST, text: _Text) -> Iterator[Change]:
 
 
 def _body(node: ast.AST, text: _Text) -> Iterator[Change]:
-    """The body of a function removed; its docstring stays."""
+    """A function without its body; its docstring stays."""
     if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
         first = node.body[0]
         documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
@@ -234,11 +235,11 @@ OPERATORS: dict[str, Operator] = {
     "statement": _statement,
     "body": _body,
 }
-"""Name -> operator; what each does is its docstring."""
+"""Name -> operator."""
 
 
 def edits(source: bytes) -> tuple[Edit, ...]:
-    """Every edit of a file, sorted; none of a file that is not plain UTF-8 Python with Unix line ends."""
+    """All edits of a file, sorted; none for a file that is not plain UTF-8 Python with Unix line ends."""
     try:
         source.decode()
         tree = ast.parse(source)
@@ -258,9 +259,9 @@ def edits(source: bytes) -> tuple[Edit, ...]:
 
 
 def _nodes(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
-    """Every node in which a bug may lie, with the function around it. Not: text, annotations, decorators, main blocks.
+    """All nodes that may be edited, with the enclosing function. Annotations, decorators and main blocks are excluded.
 
-    Positions inside of f-strings differ from one Python to another, so these are left alone.
+    f-strings are excluded too, because positions inside of them depend on the version of Python.
     """
     if isinstance(node, ast.JoinedStr) or type(node).__name__ == "TemplateStr":
         return
@@ -279,12 +280,12 @@ def _nodes(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
 
 
 def apply(source: bytes, edit: Edit) -> bytes:
-    """``source`` with the edit made."""
+    """``source`` with the edit applied."""
     return source[: edit.start] + edit.replacement.encode() + source[edit.end :]
 
 
 def usable(source: bytes, edit: Edit) -> bool:
-    """Whether what the edit makes is Python with another syntax tree."""
+    """Whether the edit gives valid Python with another syntax tree."""
     try:
         changed = ast.parse(apply(source, edit))
         compile(changed, "edited", "exec", dont_inherit=True)

@@ -1,8 +1,10 @@
-"""Recipes: how to make tasks out of one source package, in JSON, without anybody's code in it.
+"""Recipes: JSON descriptions of the tasks made from one source package, without code of the package.
 
-A recipe names the archive and the wheels by digest, and for each instance the bytes to replace, the tests that fail
-then, and where in which test that shows. Invariant: a task built from a recipe is the recorded one, by its hash, or an
-error; :func:`instance_hash` covers what the agent sees and which tests count, not the program that runs them.
+A recipe has the digests of the archive and the wheels. For each instance it has the bytes to replace, the tests that
+then fail, and the failures that the issue shows.
+
+Invariant: building a recipe gives the recorded tasks, or an error. :func:`instance_hash` covers the agent's view and
+the list of tests, but not the program that runs them.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class _Strict(BaseModel):
 
 
 class Place(_Strict):
-    """Bytes of a file to replace."""
+    """A replacement of the bytes ``start`` to ``end`` of a file by ``text``."""
 
     start: int
     end: int
@@ -60,30 +62,30 @@ class Place(_Strict):
 
 
 class ShownFiles(_Strict):
-    """How one failing test shows the bug; its statement is read from the archive."""
+    """A failure that the issue shows. Its statement is read from the archive."""
 
     test: str
     file: str
     statement: tuple[int, int] | None
-    """Bytes of ``file``."""
+    """Byte range in ``file``."""
     type: str
     message: str
 
 
 class Instance(_Strict):
-    """One bug."""
+    """One instance: a bug and its failing tests."""
 
     id: str
     path: str
     edit: Place
     before: str
-    """Hex SHA-256 of the file as the archive has it, and with the bug."""
+    """``before`` and ``after``: hex SHA-256 of the file in the archive, and with the bug."""
     after: str
     fail: list[str]
-    """The tests that fail with it; the others of the recipe pass."""
+    """The tests that fail with the bug; the recipe's other tests pass."""
     shown: list[ShownFiles]
     others: list[Place]
-    """Other bugs at that place, for wrong solutions."""
+    """Other bugs at the same place, for wrong solutions."""
     hash: str
     """:func:`instance_hash`; empty before it is recorded."""
 
@@ -94,7 +96,7 @@ class _Archive(_Strict):
 
 
 class Recipe(_Strict):
-    """Instances of one package."""
+    """The instances of one package."""
 
     format: Literal[1]
     project: str
@@ -103,11 +105,11 @@ class Recipe(_Strict):
     sdist: _Archive
     lock: dict[str, Any]
     arguments: list[str]
-    """Of pytest."""
+    """Arguments of pytest."""
     tests: list[str]
-    """Those that pass without a bug, every time."""
+    """Tests that always pass without a bug."""
     seconds: float
-    """One run of the suite took, where the recipe was made."""
+    """Duration of one run of the suite on the machine where the recipe was made."""
     seed: int
     tried: int
     instances: list[Instance]
@@ -122,26 +124,28 @@ class Recipe(_Strict):
 
 
 def read_recipe(data: bytes, where: str) -> Recipe:
-    """A recipe from its JSON, gzipped or not. Raises :class:`TaskError` naming ``where`` and the field."""
+    """Read a recipe from JSON, gzipped or not. Raises :class:`TaskError`, naming ``where`` and the field, if it is
+    invalid."""
     try:
         body = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, OSError, EOFError) as error:
-        raise TaskError(f"{where}: is no recipe ({error}): restore it") from error
+        raise TaskError(f"{where}: is not a recipe ({error}): restore it") from error
     if not isinstance(body, dict):
-        raise TaskError(f"{where}: is no recipe (not an object): restore it")
+        raise TaskError(f"{where}: is not a recipe (not an object): restore it")
     return validated(Recipe, body, where)
 
 
 def write_recipe(recipe: Recipe) -> bytes:
-    """The recipe as JSON; :func:`read_recipe` gives it back."""
+    """The recipe as JSON, for :func:`read_recipe`."""
     return (json.dumps(recipe.model_dump(), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def build_all(recipes: Iterable[tuple[str, Recipe]], *, progress: Progress | None = None) -> list[Task]:
-    """The tasks of some recipes (where each is from, for messages, and the recipe), in order.
+    """Build the tasks of ``recipes``, pairs of a location for messages and a recipe, in order.
 
-    What is not on this machine is fetched, once. Raises :class:`TaskSetNotFound` if something cannot be had,
-    :class:`TaskError` for a task that is not the recorded one, :class:`MissingDependency`.
+    Missing files are downloaded once. Raises :class:`TaskSetNotFound` if a file cannot be downloaded,
+    :class:`TaskError` for a task that differs from the recorded one, and :class:`MissingDependency` without the extra
+    ``packages``.
     """
     tasks: list[Task] = []
     for where, recipe in recipes:
@@ -151,15 +155,15 @@ def build_all(recipes: Iterable[tuple[str, Recipe]], *, progress: Progress | Non
             task = build(recipe, instance, source, site)
             if (got := instance_hash(task)) != instance.hash:
                 raise TaskError(
-                    f"{where}: {instance.id} comes out otherwise than it was recorded ({got[:12]}, not "
-                    f"{instance.hash[:12]}): use the version of the library that has this recipe"
+                    f"{where}: {instance.id} differs from the recorded task ({got[:12]}, not {instance.hash[:12]}): "
+                    "use the version of the library that has this recipe"
                 )
             tasks.append(task)
     return tasks
 
 
 def build(recipe: Recipe, instance: Instance, source: Source, site: Layer) -> Task:
-    """The task of one instance. Raises :class:`TaskError` if the archive's file is not the one it was made for."""
+    """Build the task of one instance. Raises :class:`TaskError` if the file in the archive is not the recorded one."""
     good = original(source, instance.path, instance.before, instance.id)
     bad = apply(good, _edit(instance.edit))
     if hashlib.sha256(bad).hexdigest() != instance.after:
@@ -196,7 +200,7 @@ def build(recipe: Recipe, instance: Instance, source: Source, site: Layer) -> Ta
 
 
 def original(source: Source, path: str, sha256: str, where: str) -> bytes:
-    """A file of the archive. Raises :class:`TaskError` if it is not there or another one."""
+    """The content of a file in the archive. Raises :class:`TaskError` if it is missing or has another digest."""
     data = source.by_path[path].read() if path in source.by_path else b""
     if hashlib.sha256(data).hexdigest() != sha256:
         raise TaskError(f"{where}: {path} of {source.sdist.filename} is not the file it was made for: restore {where}")
@@ -208,7 +212,7 @@ def _edit(place: Place) -> Edit:
 
 
 def issue(recipe: Recipe, instance: Instance, source: Source) -> str:
-    """What is wrong, in words."""
+    """The issue text of an instance (:func:`~clawgym.tasks.swe.words.describe`)."""
     examples = []
     for shown in instance.shown:
         text = b""
@@ -232,7 +236,7 @@ def _names(folder: Path, paths: tuple[str, ...]) -> frozenset[str]:
 
 
 def public_names(source: Source) -> frozenset[str]:
-    """Functions and classes that the package defines."""
+    """Names of the functions and classes that the package defines."""
     return _names(source.folder, source.library)
 
 
@@ -252,7 +256,7 @@ def instance_hash(task: Task) -> str:
 
 
 def _sha256(file: TaskFile) -> str:
-    """The digest; of a file in the cache, which does not change, taken once."""
+    """The file's digest. For a file in the cache, which never changes, it is computed once."""
     return file.sha256 if isinstance(file.source, bytes) else _sha256_at(file.source)
 
 

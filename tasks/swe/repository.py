@@ -1,7 +1,8 @@
-"""The files of a git repository at a commit, read without running or obeying anything of it.
+"""Read the files of a git repository at a commit without executing anything from it.
 
-Invariant: git is asked for objects only (``ls-tree``, ``cat-file``): no hook runs, no attribute, filter or setting of
-the repository counts, nothing is fetched. A tree is written to the user's cache once, whole or not at all.
+Invariant: only git objects are read (``ls-tree``, ``cat-file``). Hooks, attributes, filters and settings of the
+repository have no effect, and nothing is fetched. A tree is written to the user's cache once; a cached tree is
+complete.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from clawgym.records import TaskFile, check_relative_path
 __all__ = ["REPOS", "files_at", "repositories"]
 
 REPOS = "CLAWGYM_REPOS"
-"""Variable that names the folder of clones: ``<owner>/<name>``, or ``<owner>/<name>.git``."""
+"""Environment variable with the folder of clones (``<owner>/<name>`` or ``<owner>/<name>.git``)."""
 _LARGEST = 200 * 2**20
 _MOST_FILES = 18_000
-"""Of a workspace no more than 20,000 entries are taken out of a box."""
+"""Below the limit of 20,000 entries when a workspace is copied out of a sandbox."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SAFE = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -39,21 +40,21 @@ _SAFE = {
 
 
 def repositories() -> Path:
-    """The folder of clones. Raises :class:`UnsupportedTask` if none is named."""
+    """The folder of clones. Raises :class:`UnsupportedTask` if the variable is not set."""
     root = os.environ.get(REPOS)
     if not root:
-        raise UnsupportedTask(f"${REPOS} is not set: let it name a folder with clones of the repositories, OWNER/NAME")
+        raise UnsupportedTask(f"${REPOS} is not set: set it to a folder with clones of the repositories, OWNER/NAME")
     return Path(root).expanduser()
 
 
 def files_at(repo: str, commit: str) -> tuple[TaskFile, ...]:
     """The files of ``repo`` (``owner/name``) at ``commit`` (40 hex digits), sorted by path.
 
-    A link is read as the file it points at, if that is in the tree, and left out otherwise; submodules are left out.
-    Raises :class:`UnsupportedTask`, naming repository and commit, if they cannot be had.
+    A link is read as the file it points at if that is in the tree; other links and submodules are skipped. Raises
+    :class:`UnsupportedTask`, naming repository and commit, if they are missing.
     """
     if not _COMMIT.fullmatch(commit):
-        raise TaskError(f"{repo}: base_commit {commit!r} is not a whole commit id of 40 hex digits: correct it")
+        raise TaskError(f"{repo}: base_commit {commit!r} is not a commit id of 40 hex digits: correct it")
     place = cache_folder("repositories") / repo / commit
     clone = None if place.is_dir() else _clone(repo)
     if clone is not None:
@@ -73,7 +74,7 @@ def _clone(repo: str) -> Path:
 
 
 def _git(clone: Path, words: Sequence[str], stdin: bytes = b"") -> bytes:
-    # safe.directory: a clone may belong to another user; nothing of it is obeyed
+    # safe.directory: a clone may belong to another user; none of its settings has an effect
     settings = ("safe.directory=*", f"core.hooksPath={os.devnull}", "core.fsmonitor=false", "protocol.allow=never")
     argv = ["git", *(word for setting in settings for word in ("-c", setting)), f"--git-dir={clone}", *words]
     env = {**_SAFE, "PATH": os.environ.get("PATH", os.defpath), "HOME": os.devnull}
@@ -100,7 +101,7 @@ def _write(clone: Path, repo: str, commit: str, folder: Path) -> None:
             total += int(size)
     if total > _LARGEST or len(names) > _MOST_FILES:
         raise UnsupportedTask(
-            f"{repo} at {commit} has {len(names)} files of {total >> 20} MiB, more than a workspace holds "
+            f"{repo} at {commit} has {len(names)} files of {total >> 20} MiB, more than the limit of a workspace "
             f"({_MOST_FILES} files, {_LARGEST >> 20} MiB): leave the row out"
         )
     blobs = _blobs(clone, dict.fromkeys(names.values()))
@@ -134,7 +135,7 @@ def _blobs(clone: Path, names: dict[str, None]) -> dict[str, bytes]:
         end = out.index(b"\n", at)
         head = out[at:end].split()
         if len(head) != 3:
-            raise UnsupportedTask(f"{clone}: object {name} is missing: fetch the whole of the repository")
+            raise UnsupportedTask(f"{clone}: object {name} is missing: make a full clone")
         size = int(head[2])
         found[name] = out[end + 1 : end + 1 + size]
         at = end + size + 2

@@ -1,7 +1,7 @@
-"""Which files make a package testable: its source archive, and wheels of pytest and of what it needs.
+"""Choose the files that are needed to test a package: its source archive, and wheels of pytest and all dependencies.
 
-pip chooses the versions (``pip install --dry-run --report``), from the user's own index; nothing is installed, and
-only wheels without machine code count, so no build is ever run.
+pip chooses the versions (``pip install --dry-run --report``) from the user's package index. Nothing is installed. Only
+pure-Python wheels are used, so no build is run.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from clawgym.tasks.swe.sources import Sdist, Source
 __all__ = ["find_sdist", "normal", "resolve"]
 
 _PYTHON = "3.11"
-"""The oldest Python that the library supports: what is chosen for it works with later ones."""
+"""The oldest Python that the library supports; wheels for it also work with later versions."""
 _RUNS_PYTEST = frozenset(("pytest", "pluggy", "iniconfig", "packaging", "pygments"))
 _TOOLS = """
 black build coverage covdefaults flake8 furo isort mypy nox pre-commit pylint pyright pytest-benchmark pytest-codspeed
 pytest-cov pytest-mypy pytest-ruff pytest-xdist pytest-randomly ruff setuptools sphinx tox tox-uv twine wheel
 """
 _NO_TESTS = frozenset(_TOOLS.split())
-"""Named beside the tests' own needs, and not needed to run them."""
+"""Tools that packages list in their test requirements although the tests do not need them."""
 _EXTRA = re.compile(r"extra\s*==\s*['\"](tests?|testing)['\"]")
 
 
 def normal(name: str) -> str:
-    """A project's name as indexes compare it."""
+    """A project's name in the normalized form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def find_sdist(project: str, version: str | None) -> Sdist:
-    """The source archive of a version, or of the latest one.
+    """The source archive of a version, or of the latest release.
 
-    Raises :class:`TaskSetNotFound`, :class:`TaskError`, :class:`MissingDependency`.
+    Raises :class:`TaskSetNotFound` if there is none, :class:`TaskError` if the index gives no digest, and
+    :class:`MissingDependency` without the extra ``packages``.
     """
     with index_of(project) as index:
         from packaging.version import InvalidVersion, Version
@@ -66,13 +67,14 @@ def find_sdist(project: str, version: str | None) -> Sdist:
 
 
 def resolve(source: Source, extra: Sequence[str] = ()) -> tuple[Lock, tuple[str, ...]]:
-    """Wheels of pytest, of what ``source`` and its tests need, and of ``extra`` requirements; and what was left out.
+    """A lock with wheels of pytest, of the requirements of ``source`` and its tests, and of ``extra``; and the names of
+    optional test requirements that were left out.
 
-    Raises :class:`TaskError` that names what is not pure Python.
+    Raises :class:`TaskError` naming a required package that has no pure-Python wheel.
     """
     project = source.sdist.project
     if normal(project) in _RUNS_PYTEST:
-        raise TaskError(f"{project}: pytest itself runs on it, and would break with it: choose another package")
+        raise TaskError(f"{project}: pytest depends on it, so a bug in it would break pytest: choose another package")
     needed = ["pytest", *extra, *(line for line in source.requirements if not re.search(r"\bextra\b", line))]
     wished = [line.split(";")[0].strip() for line in source.requirements if _EXTRA.search(line)]
     wished = [line for line in wished if _name(line) not in _NO_TESTS | {"pytest"}]
@@ -84,7 +86,7 @@ def resolve(source: Source, extra: Sequence[str] = ()) -> tuple[Lock, tuple[str,
         droppable = [line for line in wished if _name(line) == missing]
         if not droppable:
             raise TaskError(
-                f"{project}: {missing} has no pure-Python wheel that fits, and it needs one: choose another package"
+                f"{project}: its requirement {missing} has no matching pure-Python wheel: choose another package"
             )
         wished.remove(droppable[0])
         left_out.append(missing)
@@ -98,7 +100,7 @@ def _name(requirement: str) -> str:
 
 
 def _ask_pip(requirements: Sequence[str], project: str) -> tuple[list[Wheel], str | None]:
-    """What pip would install; or the name of a package that it cannot have."""
+    """The wheels that pip would install, and None; or no wheels, and the name of a package that it cannot install."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"]
         command += ["--disable-pip-version-check", "--only-binary=:all:", "--platform=any", "--implementation=py"]
@@ -107,14 +109,14 @@ def _ask_pip(requirements: Sequence[str], project: str) -> tuple[list[Wheel], st
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise TaskError(f"{project}: pip does not run ({error}): mend it (python -m ensurepip)") from error
+            raise TaskError(f"{project}: pip does not run ({error}): repair it (python -m ensurepip)") from error
         if done.returncode:
             if "No module named pip" in done.stderr:
-                raise TaskError(f"{project}: pip chooses the versions, and is not here: python -m ensurepip")
+                raise TaskError(f"{project}: pip is not installed: run python -m ensurepip")
             if (found := re.search(r"No matching distribution found for ([A-Za-z0-9._-]+)", done.stderr)) is not None:
                 return [], normal(found[1])
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise TaskError(f"{project}: pip finds no versions that fit ({' '.join(errors)[-400:]}): choose another")
+            raise TaskError(f"{project}: pip finds no compatible versions ({' '.join(errors)[-400:]}): choose another")
         with open(f"{folder}/report.json", encoding="utf-8") as file:
             report = json.load(file)
     wheels = []

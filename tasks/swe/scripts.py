@@ -1,4 +1,4 @@
-"""What is tried on an instance to see that its verifier is sound: the reverse patch, and work that must not pass."""
+"""Solutions of an instance that check its verifier: the reverse patch, and wrong solutions that must not pass."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["reference", "wrong"]
 
 
 def reference(path: str, bad: bytes, good: bytes) -> tuple[TaskFile, ...]:
-    """A solution that turns the file ``path`` from ``bad`` to ``good`` by a unified diff."""
+    """The reference solution: a unified diff that changes the file ``path`` from ``bad`` to ``good``."""
     return patch_solution(diff({path: TaskFile(path, bad)}, {path: TaskFile(path, good)}))
 
 
 def wrong(path: str, bad: bytes, failing: Iterable[str], others: Sequence[bytes]) -> tuple[TaskFile, ...]:
-    """Scripts that must not pass: three that go for the tests, and one for each of ``others``, wrong forms of the file
-    ``path``, which is ``bad`` now. ``failing`` are ids of the tests that have to turn."""
+    """Wrong solutions: three that tamper with the tests, and one for each of ``others``, other wrong contents of the
+    file ``path``. ``bad`` is its current content; ``failing`` are the ids of the failing tests."""
     tests = json.dumps(sorted({test.split("::")[0] for test in failing}))
     found = {
         "deletes-the-tests": f"import os\nfor path in {tests}:\n    os.unlink(path)\n",
@@ -56,7 +56,7 @@ def wrong(path: str, bad: bytes, failing: Iterable[str], others: Sequence[bytes]
 
 
 def _difference(old: bytes, new: bytes) -> tuple[int, int, bytes]:
-    """The one place, ``old[start:end]``, that has to be replaced to get ``new``, and by what."""
+    """Start, end and text such that replacing ``old[start:end]`` by the text gives ``new``."""
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
         start += 1

@@ -1,4 +1,4 @@
-"""A reference solution that is a patch."""
+"""Reference solutions that apply a patch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ python3 -I -S "$here/patching.py" . < "$here/fix.patch"
 
 
 def patch_solution(patch: bytes) -> tuple[TaskFile, ...]:
-    """A ``solve.sh`` that applies ``patch`` in the workspace (:mod:`clawgym.tasks.swe.patching`), or fails."""
+    """The files of a solution that applies the unified diff ``patch`` in the workspace
+    (:mod:`clawgym.tasks.swe.patching`)."""
     return (
         TaskFile("solve.sh", _SOLVE.encode(), executable=True),
         TaskFile("fix.patch", patch),

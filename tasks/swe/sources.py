@@ -1,7 +1,7 @@
-"""Source packages as trees of files: what an instance's repository is made of.
+"""Source packages as trees of files; an instance's repository is made from one.
 
-Invariants: a source archive is unpacked and nothing else: no build backend and no ``setup.py`` is run; only plain files
-leave it; which files belong to the repository depends on the archive alone.
+Invariants: a source archive is only unpacked; no build backend and no ``setup.py`` is run. Only plain files are
+unpacked. The files of the repository depend only on the archive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FOLDERS = """
 examples images img news perf screenshots site
 """
 _APART = frozenset(_FOLDERS.split())
-"""Top folders that neither the package nor its tests are expected to need."""
+"""Top-level folders that are not part of the repository: package and tests should not need them."""
 _NOT_LIBRARY = re.compile(
     r"(^|/)(tests?|testing|_vendor|vendored|docs?|examples?|benchmarks?|scripts?|tools|bin)/"
     r"|(^|/)(test_[^/]*|[^/]*_test|tests?|conftest|setup|noxfile|fabfile|tasks|versioneer|dodo|_?version|__main__|conf)"
@@ -59,9 +59,9 @@ class Source:
     sdist: Sdist
     folder: Path
     files: tuple[TaskFile, ...]
-    """What the repository holds, sorted by path."""
+    """The files of the repository, sorted by path."""
     root: str
-    """Where the package is imported from, below the repository: ``src``, or nothing."""
+    """The folder from which the package is imported: ``src``, or empty for the top folder."""
 
     @cached_property
     def by_path(self) -> dict[str, TaskFile]:
@@ -69,7 +69,7 @@ class Source:
 
     @cached_property
     def library(self) -> tuple[str, ...]:
-        """The Python files of the package itself, without its tests."""
+        """The paths of the package's Python files, without tests."""
         below = f"{self.root}/" if self.root else ""
         tops = {path.split("/")[0] for path in self.by_path if path.count("/") == 1 and path.endswith("/__init__.py")}
         found = []
@@ -82,13 +82,13 @@ class Source:
 
     @cached_property
     def metadata(self) -> bytes:
-        """``PKG-INFO``."""
+        """The content of ``PKG-INFO``, or empty."""
         path = self.folder / "PKG-INFO"
         return path.read_bytes() if path.is_file() else b""
 
     @property
     def licence(self) -> str:
-        """As the package's metadata says it."""
+        """The licence in the package's metadata."""
         fields = message_from_bytes(self.metadata)
         named = [c.rpartition(" :: ")[2] for c in fields.get_all("Classifier", []) if c.startswith("License :: ")]
         short = str(fields.get("License-Expression") or fields.get("License") or "").strip()
@@ -96,15 +96,15 @@ class Source:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """``Requires-Dist`` lines of the metadata."""
+        """The ``Requires-Dist`` lines of the metadata."""
         return tuple(message_from_bytes(self.metadata).get_all("Requires-Dist", []))
 
 
 def read_source(sdist: Sdist, *, progress: Progress | None = None) -> Source:
-    """Fetch and unpack ``sdist``, once on this machine, and read it.
+    """Download and unpack ``sdist`` (once on each machine), and read it.
 
-    Raises :class:`TaskSetNotFound` if it cannot be had, :class:`TaskError` if it cannot be used,
-    :class:`MissingDependency`.
+    Raises :class:`TaskSetNotFound` if it cannot be downloaded, :class:`TaskError` if it is damaged or too large, and
+    :class:`MissingDependency` without the extra ``packages``.
     """
     tell = progress or (lambda what, done, total: None)
     place = cache_folder("sources") / sdist.sha256[:32]
@@ -125,7 +125,7 @@ def read_source(sdist: Sdist, *, progress: Progress | None = None) -> Source:
 
 
 def _unpack(archive: Path, folder: Path, where: str) -> None:
-    """The plain files of the archive, without its top folder. Links, devices and everything else stay out."""
+    """Unpack the plain files of the archive, without its top folder, links and special files."""
     total = count = 0
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -136,7 +136,7 @@ def _unpack(archive: Path, folder: Path, where: str) -> None:
                 check_relative_path(path, where)
                 total, count = total + member.size, count + 1
                 if total > _LARGEST_TREE or count > _MOST_FILES:
-                    raise TaskError(f"{where}: unpacks to too much for a task: choose a smaller package")
+                    raise TaskError(f"{where}: is too large for a task when unpacked: choose a smaller package")
                 content = tar.extractfile(member)
                 assert content is not None
                 target = folder / path
@@ -162,7 +162,8 @@ def _files(folder: Path) -> list[TaskFile]:
 
 
 def _described(source: Source) -> list[TaskFile]:
-    """What ``importlib.metadata`` reads, where the archive does not bring it: the package counts as installed."""
+    """A ``METADATA`` file for ``importlib.metadata``, if the archive has none, so that the package counts as
+    installed."""
     if not source.metadata or any(".egg-info/" in path and path.endswith("PKG-INFO") for path in source.by_path):
         return []
     name = re.sub(r"[-_.]+", "_", source.sdist.project)

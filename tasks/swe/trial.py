@@ -1,6 +1,6 @@
-"""Trials: the whole suite of a repository, run in a box, changed or not.
+"""Trials: run the whole test suite of a repository in a sandbox, with or without a bug.
 
-Invariant: a package's code runs nowhere but in a box; what comes out of one is checked before it is used.
+Invariant: code of a package runs only in a sandbox. Results from it are validated before use.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class TrialFailure:
 
     file: str
     line: int | None
-    """Of the test's file, the innermost one."""
+    """The innermost line of the traceback in the test's file."""
     type: str
     message: str
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What one run of a suite gave."""
+    """The results of one run of a test suite."""
 
     tests: Mapping[str, str]
     """Node id -> ``passed``, ``failed`` or ``skipped``."""
     failures: Mapping[str, TrialFailure]
     seconds: float = 0.0
     fault: str | None = None
-    """Why there are no results: ``hang``, ``crash``, ``collection``."""
+    """Why the results are unusable: ``hang``, ``crash``, ``collection``; or None."""
     log: str = ""
 
     def named(self, outcome: str) -> frozenset[str]:
@@ -53,7 +53,7 @@ class Suite:
 
 
 def environment(root: str) -> dict[str, str]:
-    """Variables of the boxes: the package from its repository, everything else from the layer."""
+    """Environment variables of a sandbox: the package is imported from its repository, all else from the layer."""
     package = f"{WORKSPACE}/{root}" if root else WORKSPACE
     return {"PYTHONPATH": f"{package}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "TZ": "UTC"}
 
@@ -67,9 +67,9 @@ async def run_suite(
     *,
     seconds: float,
 ) -> Suite:
-    """Run pytest over a repository of ``files`` in a fresh box, for at most ``seconds``.
+    """Run pytest on a repository of ``files`` in a new sandbox, for at most ``seconds``.
 
-    Raises what the backend raises when it cannot make boxes.
+    Raises the errors of :meth:`~clawgym.sandbox.protocol.Backend.create`.
     """
     plugin = resources.files("clawgym.tasks.swe").joinpath("clawgym_trial.py").read_bytes()
     env = environment(root)
@@ -101,14 +101,14 @@ async def run_suite(
 
 
 def _read(text: bytes) -> Suite:
-    """A plugin's report. Raises ValueError, TaskError for one that is not of its form."""
+    """Parse the plugin's report. Raises ValueError or TaskError if it is invalid."""
     body = json.loads(text)
     try:
         tests = {str(k): str(v) for k, v in body["tests"].items() if v is not None}
         failures = {str(k): _failure(v) for k, v in body["failures"].items()}
         fault = "collection" if body["broken"] or body["exit"] not in (0, 1) else None
     except (AttributeError, KeyError, TypeError) as error:
-        raise TaskError(f"the report of a trial is not of its form ({error}): run it again") from error
+        raise TaskError(f"the report of a trial is invalid ({error}): run it again") from error
     return Suite(tests, failures, fault=fault)
 
 

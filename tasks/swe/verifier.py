@@ -1,10 +1,10 @@
-"""A verifier that runs tests: resolved, 1 or 0, and each test is a check.
+"""Verifiers that run tests. The score is 1 if the task is resolved and 0 otherwise; each test is a check.
 
-As in SWE-bench: a task is resolved if every test that had to turn passes, and every test that had to go on passing
-does. ``xfailed`` counts as passed there and here; a test that was skipped, ``xpassed``, not found or not reached does
-not. What the verifier's program does is told in :mod:`clawgym.verifiers._tests_runner`.
+As in SWE-bench, a task is resolved if all tests of ``fail_to_pass`` and ``pass_to_pass`` pass. ``xfailed`` counts as
+passed, as there; a test that is skipped, ``xpassed``, missing or not reached does not.
+:mod:`clawgym.verifiers._tests_runner` describes the verifier's program.
 """
-# ruff: noqa: PT028 (tests_verifier is no test)
+# ruff: noqa: PT028 (tests_verifier is not a test)
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ PROTECTED = (
     *(pattern for glob in (*_TESTS, *_SETTINGS, *_START) for pattern in dict.fromkeys((glob, f"*/{glob}"))),
     *_SHADOWS,
 )
-"""Tests and their data, what configures pytest, and what Python or pytest would load before them. ``*`` goes over
-``/``. Caches and packaging metadata are never part of a submission (:mod:`clawgym.verifiers.workspace`)."""
+"""Patterns of protected files: tests and their data, settings of pytest, and files that Python or pytest would load
+before the tests. ``*`` also matches ``/``. Caches and packaging metadata are never part of a submission
+(:mod:`clawgym.verifiers.workspace`)."""
 
 
 def tests_verifier(
@@ -49,26 +50,26 @@ def tests_verifier(
     overlay: Iterable[TaskFile] = (),
     site: bool = False,
 ) -> VerifierSpec:
-    """The verifier of a task whose tests are ``fail_to_pass`` and ``pass_to_pass``.
+    """A verifier that runs the tests ``fail_to_pass`` and ``pass_to_pass``, for at most ``Limits.verify_seconds``.
 
     Args:
-        fail_to_pass: pytest node ids relative to the workspace (``tests/test_a.py::test_b[1-2]``) that fail before.
-        pass_to_pass: those that pass before, and must go on.
-        arguments: further arguments of pytest. ``addopts`` of the repository's settings is emptied, so that plugins
-            which are not here are not asked for; what of it is needed is said here.
-        protected: see :attr:`~clawgym.records.VerifierSpec.protected`; the tests' own files are, in any case.
-        overlay: files put over the graded workspace, by their paths in it: tests that the agent does not see.
-        site: whether Python may use the image's own ``site-packages``; otherwise only the standard library, the
-            workspace and ``PYTHONPATH`` of the task's environment.
+        fail_to_pass: pytest node ids relative to the workspace (``tests/test_a.py::test_b[1-2]``) that fail without a
+            solution.
+        pass_to_pass: tests that pass without a solution and must still pass.
+        arguments: further arguments of pytest. ``addopts`` of the repository's settings is cleared, because it may need
+            missing plugins; pass required options here.
+        protected: see :attr:`~clawgym.records.VerifierSpec.protected`. The files of the tests are always protected.
+        overlay: files that are written over the graded workspace, such as tests that the agent must not see.
+        site: whether Python may use the image's ``site-packages``. Otherwise it uses only the standard library, the
+            workspace, and ``PYTHONPATH`` of the task's environment.
 
-    The tests run with ``Limits.verify_seconds``. Raises :class:`~clawgym.errors.TaskError` without a test, or for a
-    test in both lists.
+    Raises :class:`~clawgym.errors.TaskError` if ``fail_to_pass`` is empty or a test is in both lists.
     """
     first, second = [*dict.fromkeys(fail_to_pass)], [*dict.fromkeys(pass_to_pass)]
     if not first:
-        raise TaskError("fail_to_pass is empty: a task needs a test that fails before and passes afterwards")
+        raise TaskError("fail_to_pass is empty: give at least one test that fails without a solution")
     if both := set(first).intersection(second):
-        raise TaskError(f"{min(both)!r} is in fail_to_pass and in pass_to_pass: leave it in one")
+        raise TaskError(f"{min(both)!r} is in fail_to_pass and in pass_to_pass: remove it from one")
     own = {test.split("::")[0] for test in (*first, *second)}
     plan = {"fail_to_pass": first, "pass_to_pass": second, "paths": [], "arguments": [*arguments], "site": site}
     names = ("".join(f"[{c}]" if c in "*?[" else c for c in path) for path in sorted(own))
@@ -76,8 +77,8 @@ def tests_verifier(
 
 
 def observing_verifier(paths: Sequence[str], *, arguments: Sequence[str] = (), site: bool = False) -> VerifierSpec:
-    """A verifier that runs every test below ``paths`` (files or folders of the workspace): what each does is its
-    check. For finding out which tests pass; its score says nothing."""
+    """A verifier that runs all tests below ``paths`` (files or folders of the workspace) and reports each as a check.
+    It is for finding out which tests pass; its score is meaningless."""
     plan = {"fail_to_pass": [], "pass_to_pass": [], "paths": [*paths], "arguments": [*arguments], "site": site}
     return _spec(plan, (), ())
 

@@ -1,6 +1,6 @@
-"""What is wrong, in words: made of how the failing tests see it, and of nothing else.
+"""Write the issue text of an instance from the failures of its tests.
 
-Invariant: the words never hold a line that the bug changed, before or after, nor where the bug is (:func:`tells`).
+Invariant: the text contains neither a line that the bug changed, before or after, nor its location (:func:`reveals`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from textwrap import dedent, indent
 
 from clawgym.tasks.swe.mutations import Edit, apply
 
-__all__ = ["Example", "clean_message", "describe", "statement_at", "tells"]
+__all__ = ["Example", "clean_message", "describe", "statement_at", "reveals"]
 
 _LINES = 10
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -27,13 +27,13 @@ class Example:
     test: str
     """Its node id."""
     statement: str
-    """Of the test, where it failed; may be empty."""
+    """The statement of the test that failed; may be empty."""
     type: str
     message: str
 
 
 def clean_message(message: str) -> str:
-    """A failure's message without what differs from run to run, and not too long."""
+    """A failure's message, shortened, without parts that vary from run to run."""
     lines = [line.rstrip() for line in _ADDRESS.sub("0x...", message).splitlines() if not _NOISE.search(line)]
     text = "\n".join(line[:200] for line in lines if line.strip())
     kept = text.split("\n")
@@ -41,7 +41,7 @@ def clean_message(message: str) -> str:
 
 
 def statement_at(source: bytes, line: int) -> tuple[int, int] | None:
-    """The bytes of the smallest statement that holds a line; None if there is none of a readable size."""
+    """Byte range of the smallest statement that contains a line; None if there is none or it is too long."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -62,7 +62,7 @@ def statement_at(source: bytes, line: int) -> tuple[int, int] | None:
 
 
 def describe(package: str, version: str, public: frozenset[str], examples: Sequence[Example], failing: int) -> str:
-    """The issue. ``public`` are names that the package defines, ``failing`` is how many tests show the bug."""
+    """The issue text. ``public``: names that the package defines; ``failing``: the number of failing tests."""
     names = list(dict.fromkeys(name for example in examples for name in _called(example.statement, public)))[:2]
     what = " and ".join(f"`{name}`" for name in names) or f"Something in {package}"
     verb = "do" if len(names) > 1 else "does"
@@ -87,7 +87,7 @@ def describe(package: str, version: str, public: frozenset[str], examples: Seque
 
 
 def _symptom(example: Example) -> str:
-    """What was expected and what came, where a test's message says so."""
+    """Expected and actual result, if the test's message has them."""
     first = example.message.split("\n")[0]
     if example.type == "NotImplementedError" and not example.message:
         return "Expected: a result. Got: it is not implemented at all.\n"
@@ -105,7 +105,7 @@ def _symptom(example: Example) -> str:
 
 
 def _computed_on_the_right(statement: str) -> bool:
-    """Whether, of the two sides that a test compares, only the right one holds a call."""
+    """Whether only the right side of the test's comparison has a call."""
     try:
         node = ast.parse(dedent(statement)).body[0]
     except (SyntaxError, IndexError, ValueError):
@@ -129,8 +129,8 @@ def _called(statement: str, public: frozenset[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in public and not name.startswith("_")]
 
 
-def tells(text: str, path: str, source: bytes, edit: Edit) -> str | None:
-    """What ``text`` gives away of an edit of the file ``path``, or None."""
+def reveals(text: str, path: str, source: bytes, edit: Edit) -> str | None:
+    """What ``text`` reveals of an edit of the file ``path``, or None."""
     if re.search(rf"(?<![\w-]){re.escape(path)}(?!\w)", text):
         return "the file"
     if re.search(rf"(?<![\w/-]){re.escape(path.rpartition('/')[2])}\b", text):

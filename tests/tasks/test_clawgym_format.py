@@ -17,7 +17,7 @@ from clawgym.tasks.formats import harbor, write_row
 from clawgym.tasks.formats.clawgym import read_task, write_task
 
 
-def test_a_sound_folder_is_read_without_opening_its_inputs(make_task, monkeypatch):
+def test_folder_is_read_without_opening_inputs(make_task, monkeypatch):
     folder = make_task()
     opened: list[str] = []
     real = Path.read_bytes
@@ -38,18 +38,18 @@ def test_entry_with_bom_and_crlf_reads_as_without(make_task):
     assert read_task(folder).content_hash == before.content_hash
 
 
-def test_a_task_without_inputs_omits_the_mount(make_task):
+def test_task_without_inputs_omits_the_mount(make_task):
     folder = make_task(input_mount_dir=None)
     shutil.rmtree(folder / "input_files")
     assert read_task(folder).inputs == ()
 
 
-def test_a_mount_below_the_workspace_moves_the_inputs(make_task):
+def test_mount_below_workspace_moves_inputs(make_task):
     task = read_task(make_task(input_mount_dir=f"{DEFAULT_WORKSPACE}/project"))
     assert [file.path for file in task.inputs] == ["project/input/a.csv"]
 
 
-def test_a_deleted_executable_bit_of_reward_sh_does_not_change_the_hash(make_task):
+def test_executable_bit_of_reward_sh_does_not_change_hash(make_task):
     folder = make_task()
     (folder / "reward/reward.sh").chmod(0o755)
     before = read_task(folder).content_hash
@@ -57,7 +57,7 @@ def test_a_deleted_executable_bit_of_reward_sh_does_not_change_the_hash(make_tas
     assert read_task(folder).content_hash == before
 
 
-def test_what_the_checker_tries_to_import_is_shown_in_its_sandboxes(make_task):
+def test_imports_of_checker_become_packages(make_task):
     folder = make_task()
     assert read_task(folder).sandbox_image == "default"
     check = folder / "reward/check.py"
@@ -71,7 +71,7 @@ def test_what_the_checker_tries_to_import_is_shown_in_its_sandboxes(make_task):
     assert dataclasses.replace(task, image="python:3.12").sandbox_image == "python:3.12"
 
 
-def test_what_a_program_among_the_inputs_tries_to_import_is_shown_too(make_task):
+def test_imports_of_inputs_become_packages(make_task):
     folder = make_task()
     program = folder / "input_files" / "tool.py"
     program.write_text("import yaml\n")
@@ -80,14 +80,14 @@ def test_what_a_program_among_the_inputs_tries_to_import_is_shown_too(make_task)
     assert read_task(folder).packages == ()
 
 
-def test_a_checker_that_only_mentions_a_library_asks_for_nothing(make_task):
+def test_mentioned_library_is_no_package(make_task):
     folder = make_task()
     check = folder / "reward/check.py"
     check.write_text("# reads config.yaml by hand\n" + check.read_text())
     assert read_task(folder).packages == ()
 
 
-def test_the_hash_knows_inputs_verifier_and_instruction(make_task):
+def test_hash_covers_inputs_verifier_and_instruction(make_task):
     folder = make_task()
     hashes = {read_task(folder).content_hash}
     (folder / "input_files/input/a.csv").write_text("changed")
@@ -126,7 +126,7 @@ ENTRY_ODDITIES = [
 
 
 @pytest.mark.parametrize(("changes", "field"), ENTRY_ODDITIES, ids=lambda value: str(value)[:40])
-def test_a_bad_entry_names_file_and_field(make_task, changes, field):
+def test_invalid_entry_names_file_and_field(make_task, changes, field):
     folder = make_task()
     entry = {**json.loads((folder / "data_entry.json").read_text()), **changes}
     (folder / "data_entry.json").write_text(json.dumps({k: v for k, v in entry.items() if v is not None}))
@@ -150,7 +150,7 @@ def test_a_bad_entry_names_file_and_field(make_task, changes, field):
     ],
     ids=["empty", "list", "scalar", "cut", "nan", "huge number", "deep", "surrogate", "latin-1"],
 )
-def test_a_file_that_is_no_json_object_is_refused(make_task, data, message):
+def test_entry_that_is_not_a_json_object_raises(make_task, data, message):
     folder = make_task()
     (folder / "data_entry.json").write_bytes(data)
     with pytest.raises(TaskError, match=message):
@@ -247,7 +247,7 @@ DAMAGES = [
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX files")
 @pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_damaged_folder_is_refused_by_name(make_task, damage, message):
+def test_damaged_folder_is_named(make_task, damage, message):
     folder = make_task()
     read_task(folder)
     damage(folder)
@@ -255,14 +255,14 @@ def test_a_damaged_folder_is_refused_by_name(make_task, damage, message):
         read_task(folder)
 
 
-def test_a_link_inside_the_inputs_is_read_as_its_file(make_task):
+def test_link_inside_inputs_is_read_as_its_file(make_task):
     folder = make_task()
     (folder / "input_files/copy.csv").symlink_to("input/a.csv")
     copy = next(file for file in read_task(folder).inputs if file.path == "copy.csv")
     assert copy.read() == b"a,b\n1,2\n"
 
 
-def test_one_bad_task_never_hides_the_others(make_task, tmp_path):
+def test_invalid_task_does_not_hide_others(make_task, tmp_path):
     make_task("task_0")
     (make_task("task_1") / "reward/reward.sh").unlink()
     make_task("task_2")
@@ -278,13 +278,13 @@ def test_one_bad_task_never_hides_the_others(make_task, tmp_path):
     assert "stray file" in tasks.problems["README.md"]
 
 
-def test_a_folder_of_nothing_is_an_error(tmp_path):
+def test_empty_folder_raises(tmp_path):
     (tmp_path / "notes").mkdir()
     with pytest.raises(TaskError, match="no readable task"):
         read(tmp_path)
 
 
-def test_our_additions_survive_writing_and_reading(make_task, tmp_path):
+def test_clawgym_fields_survive_writing_and_reading(make_task, tmp_path):
     folder = make_task(
         clawgym={
             "workspace": "/srv/job",
@@ -310,7 +310,7 @@ def test_our_additions_survive_writing_and_reading(make_task, tmp_path):
     assert [f.path for f in (*again.solution, *again.wrong_solutions)] == ["solve.sh", "a.sh"]
 
 
-def test_an_empty_list_of_mutable_inputs_beats_the_rule(make_task, tmp_path):
+def test_empty_list_of_mutable_inputs_overrides_rule(make_task, tmp_path):
     query = "Update input/a.csv in place."
     by_rule = read_task(make_task("ruled", user_query=query))
     assert by_rule.verifier.mutable_inputs == ("input/a.csv",)
@@ -322,7 +322,7 @@ def test_an_empty_list_of_mutable_inputs_beats_the_rule(make_task, tmp_path):
         assert read_task(tmp_path / str(number)).content_hash == task.content_hash
 
 
-def test_writing_refuses_an_existing_folder(make_task):
+def test_writing_to_existing_folder_raises(make_task):
     folder = make_task()
     with pytest.raises(TaskError, match="cannot be made"):
         write_task(read_task(folder), folder)
@@ -350,7 +350,7 @@ def test_folder_cannot_name_code_to_import(name, tmp_path):
         read_task(tmp_path / "t")
 
 
-def test_folder_with_both_a_grader_and_a_verifier_is_refused(make_task):
+def test_folder_with_grader_and_verifier_raises(make_task):
     folder = make_task(clawgym={"grader": "rubric"})
     with pytest.raises(TaskError, match="take one of them out"):
         read_task(folder)

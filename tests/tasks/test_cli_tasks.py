@@ -23,7 +23,7 @@ def run(monkeypatch, tmp_path):
     return lambda *args: CliRunner().invoke(app, list(args), env={"COLUMNS": "200"})
 
 
-def test_no_command_shows_them_all(run):
+def test_tasks_without_command_shows_all_commands(run):
     shown = run().output
     for command in ("list", "show", "validate", "import", "export", "new", "make"):
         assert re.search(rf"\b{command}\b.*\w", shown), command
@@ -35,7 +35,7 @@ def test_list_shows_every_name(run):
     assert all(name in result.stdout for name in names())
 
 
-def test_new_makes_a_python_file_that_loads(run, tmp_path):
+def test_new_writes_a_python_file_that_loads(run, tmp_path):
     result = run("new", "my.tasks")
     assert result.exit_code == 0
     assert "clawgym tasks validate ./my.tasks.py" in result.stdout
@@ -44,7 +44,7 @@ def test_new_makes_a_python_file_that_loads(run, tmp_path):
     assert isinstance(run("new", "my.tasks.py").exception, TaskError)
 
 
-def test_new_makes_a_task_that_reads_back(run, tmp_path):
+def test_new_writes_a_task_that_reads_back(run, tmp_path):
     result = run("new", "my-task", "--format", "clawgym")
     assert result.exit_code == 0
     assert "clawgym tasks validate ./my-task" in result.stdout
@@ -56,7 +56,7 @@ def test_new_makes_a_task_that_reads_back(run, tmp_path):
 
 
 @pytest.mark.parametrize(("format", "made"), [("clawgym", "./my-task"), ("python", "./my-task.py")])
-def test_validate_passes_what_new_makes(run, format, made):
+def test_validate_passes_task_of_new(run, format, made):
     run("new", "my-task", "--format", format)
     result = run("validate", made, "--limit", "1")
     if isinstance(result.exception, SandboxUnavailable):
@@ -67,7 +67,7 @@ def test_validate_passes_what_new_makes(run, format, made):
     assert "Required: the solution scores 1 in 3 runs." in result.stdout
 
 
-def test_validate_shows_what_the_checker_printed(run, tmp_path):
+def test_validate_shows_output_of_checker(run, tmp_path):
     folder = new_task(tmp_path / "my-task").origin
     (tmp_path / "my-task/reward/check.py").write_text("import sys\nsys.stderr.write('a\\x1b[2Jb\\n')\n1 / 0\n")
     result = run("validate", folder)
@@ -79,7 +79,7 @@ def test_validate_shows_what_the_checker_printed(run, tmp_path):
     assert "ZeroDivisionError" in result.stdout
 
 
-def test_validate_refuses_a_task_without_solutions_and_names_each_reason_once(run, tmp_path):
+def test_validate_names_each_reason_once_without_solutions(run, tmp_path):
     for name in ("one", "two", "three", "four"):
         new_task(tmp_path / f"set/{name}")
         shutil.rmtree(tmp_path / f"set/{name}/solution")
@@ -96,7 +96,7 @@ def test_validate_refuses_a_task_without_solutions_and_names_each_reason_once(ru
     ]
 
 
-def test_validate_fails_on_an_unsound_or_unreadable_task(run, tmp_path):
+def test_validate_fails_on_unsound_or_unreadable_task(run, tmp_path):
     new_task(tmp_path / "set/good")
     new_task(tmp_path / "set/bad")
     new_task(tmp_path / "set/lost")
@@ -140,7 +140,7 @@ def test_export_and_import_keep_the_tasks(run, tmp_path, format):
     assert "there is no format 'zip'" in str(run("export", "./set", "x", "--format", "zip").exception)
 
 
-def test_import_says_what_it_left_out(run, tmp_path):
+def test_import_reports_skipped_tasks(run, tmp_path):
     new_task(tmp_path / "set/one")
     (tmp_path / "set/two").mkdir()
     result = run("import", "./set", "out")

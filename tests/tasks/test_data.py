@@ -24,14 +24,14 @@ def tasks(request, clawgym_data):
     return load(request.param)
 
 
-def test_everything_is_read_in_seconds(clawgym_data):
+def test_all_published_tasks_are_read_in_seconds(clawgym_data):
     start = time.process_time()
     found = load("ClawGym-Train")
     assert time.process_time() - start < 20
     assert (len(found), dict(found.problems)) == (2000, {})
 
 
-def test_what_is_known_of_the_data(tasks):
+def test_known_facts_of_published_data(tasks):
     assert len(tasks) == {"ClawGym-Bench": 200, "ClawGym-Train": 2000}[tasks.name]
     assert tasks.problems == {}
     kinds = Counter(task.verifier.executes_agent_code for task in tasks.tasks)
@@ -41,7 +41,7 @@ def test_what_is_known_of_the_data(tasks):
     assert all(task.unsupported is None for task in tasks.tasks)
 
 
-def test_folder_row_folder_harbor_keep_the_hash(tasks, tmp_path):
+def test_conversions_keep_the_hash(tasks, tmp_path):
     """And the entry comes back byte for byte, but for the final newline that upstream sometimes leaves out."""
     for task in tasks.tasks if tasks.name == "ClawGym-Bench" else tasks.tasks[::10]:
         row = read_row(json.loads(write_row(task)))
@@ -55,6 +55,6 @@ def test_folder_row_folder_harbor_keep_the_hash(tasks, tmp_path):
         assert entries[0] == entries[1]
 
 
-def test_a_tenth_to_a_seventh_of_the_tasks_change_an_input(tasks):
+def test_share_of_tasks_that_change_an_input(tasks):
     share = sum(bool(task.verifier.mutable_inputs) for task in tasks.tasks) / len(tasks)
     assert 0.10 < share < 0.15

@@ -35,7 +35,7 @@ def change(folder: Path, desktop: Any, **more: Any) -> None:
     (folder / "data_entry.json").write_text(json.dumps(body))
 
 
-def test_a_folder_keeps_a_desktop_and_its_site(tmp_path: Path):
+def test_folder_keeps_desktop_and_site(tmp_path: Path):
     clawgym.write_task(made(), tmp_path / "the-task")
     copy = read_task(tmp_path / "the-task")
     assert copy.content_hash == made().content_hash
@@ -56,7 +56,7 @@ def test_defaults_are_not_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize("generator", ["forms-signup", "board-last-gone"])
-def test_tasks_of_the_pack_survive(tmp_path: Path, generator: str):
+def test_pack_tasks_survive_writing_and_reading(tmp_path: Path, generator: str):
     task = gui_basic.make(generator, 1)
     clawgym.write_task(task, tmp_path / task.id)
     copy = read_task(tmp_path / task.id)
@@ -80,7 +80,7 @@ desktops = st.builds(Desktop, **sizes, programs=st.lists(argvs, max_size=3).map(
 
 @settings(max_examples=40, deadline=None)
 @given(desktop=desktops)
-def test_every_desktop_survives(desktop: Desktop, tmp_path_factory: pytest.TempPathFactory):
+def test_any_desktop_survives_writing_and_reading(desktop: Desktop, tmp_path_factory: pytest.TempPathFactory):
     task = made(desktop)
     folder = tmp_path_factory.mktemp("set") / "the-task"
     clawgym.write_task(task, folder)
@@ -105,7 +105,7 @@ def test_every_desktop_survives(desktop: Desktop, tmp_path_factory: pytest.TempP
         (None, "belongs to no clawgym.desktop.site"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, desktop: Any, part: str):
+def test_invalid_field_is_named(tmp_path: Path, desktop: Any, part: str):
     folder = tmp_path / "the-task"
     clawgym.write_task(made(solution=()), folder)
     change(folder, desktop)
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, desktop: Any, part: str):
     assert str(folder) in str(error.value)
 
 
-def test_tools_and_a_desktop_are_one_too_many(tmp_path: Path):
+def test_tools_and_desktop_together_raise(tmp_path: Path):
     clawgym.write_task(made(), tmp_path / "the-task")
     change(tmp_path / "the-task", {"programs": [["x"]]}, tools=[{"name": "one", "argv": ["x"]}])
     (tmp_path / "the-task" / "site").rename(tmp_path / "site")
@@ -123,7 +123,7 @@ def test_tools_and_a_desktop_are_one_too_many(tmp_path: Path):
         clawgym.read_task(tmp_path / "the-task")
 
 
-def test_what_other_formats_cannot_hold_is_refused(tmp_path: Path):
+def test_other_formats_raise(tmp_path: Path):
     with pytest.raises(TaskError, match="has a desktop, which rows cannot hold"):
         write_row(made())
     with pytest.raises(TaskError, match="has a desktop, which Harbor folders cannot hold"):

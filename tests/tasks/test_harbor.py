@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_plain_folder_is_understood(folder):
+def test_plain_folder_is_read(folder):
     task = harbor.read_task(folder)
     assert task.unsupported is None
     assert task.id == "plain-task"
@@ -124,7 +124,7 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("name", "text", "reason"), UNSUPPORTED, ids=lambda value: str(value)[:40])
-def test_what_cannot_run_here_says_why(folder, name, text, reason):
+def test_unsupported_folder_has_a_reason(folder, name, text, reason):
     (folder / name).write_text(text)
     task = harbor.read_task(folder)
     assert task.unsupported is not None
@@ -141,7 +141,7 @@ SUPPORTED = [
 
 
 @pytest.mark.parametrize(("name", "text"), SUPPORTED, ids=lambda value: str(value)[:40])
-def test_what_can_run_here_is_not_refused(folder, name, text):
+def test_supported_folder_has_no_reason(folder, name, text):
     (folder / name).write_text(text)
     assert harbor.read_task(folder).unsupported is None
 
@@ -159,7 +159,7 @@ def test_copy_follows_docker(folder):
     assert [f.path for f in harbor.read_task(folder).inputs] == ["bin/run.sh", "new/a.txt", "renamed.txt", "sub/a.txt"]
 
 
-def test_a_prebuilt_plain_image_gets_the_loose_files(folder):
+def test_prebuilt_plain_image_gets_the_files_of_environment(folder):
     (folder / "environment/Dockerfile").unlink()
     (folder / "task.toml").write_text("[environment]\ndocker_image = 'python:3.13-slim'\nworkdir = '/app'\n")
     task = harbor.read_task(folder)
@@ -188,14 +188,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "text", "message"), BROKEN, ids=lambda value: str(value)[:40])
-def test_a_broken_folder_names_the_file(folder, name, text, message):
+def test_invalid_folder_names_the_file(folder, name, text, message):
     (folder / name).write_bytes(text.encode())
     with pytest.raises(TaskError, match=message):
         harbor.read_task(folder)
 
 
 @pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh", "environment/Dockerfile", "solution/solve.sh"])
-def test_a_missing_file_is_named(folder, name):
+def test_missing_file_is_named(folder, name):
     (folder / name).unlink()
     if name == "solution/solve.sh":
         (folder / "solution/other.py").write_text("")
@@ -238,7 +238,7 @@ WITH_PACKAGES = dataclasses.replace(starter("full"), image="default:python3-cryp
 
 
 @pytest.mark.parametrize("task", [FULL, starter("full"), WITH_PACKAGES], ids=["full", "starter", "packages"])
-def test_what_we_write_reads_back_equal(task, tmp_path):
+def test_written_folder_reads_back_equal(task, tmp_path):
     harbor.write_task(task, tmp_path / "full")
     again = harbor.read_task(tmp_path / "full")
     assert again.content_hash == task.content_hash
@@ -249,13 +249,13 @@ def test_what_we_write_reads_back_equal(task, tmp_path):
     assert {f.path for f in again.wrong_solutions} == {f.path for f in task.wrong_solutions}
 
 
-def test_packages_are_installed_where_others_build_the_image(tmp_path):
+def test_exported_dockerfile_installs_packages(tmp_path):
     harbor.write_task(WITH_PACKAGES, tmp_path / "full")
     text = (tmp_path / "full/environment/Dockerfile").read_text()
     assert "apt-get install -y python3-cryptography python3-yaml\n" in text
 
 
-def test_a_harbor_verifier_survives_both_formats(folder, tmp_path):
+def test_harbor_verifier_survives_both_formats(folder, tmp_path):
     task = harbor.read_task(folder)
     write_clawgym(task, tmp_path / "plain")
     back = read_clawgym(tmp_path / "plain")
@@ -265,7 +265,7 @@ def test_a_harbor_verifier_survives_both_formats(folder, tmp_path):
     assert harbor.read_task(tmp_path / "plain-task-2").content_hash == task.content_hash
 
 
-def test_a_changed_dockerfile_of_ours_counts(tmp_path):
+def test_changed_dockerfile_of_a_written_folder_is_read(tmp_path):
     harbor.write_task(starter("x"), tmp_path / "x")
     dockerfile = tmp_path / "x/environment/Dockerfile"
     dockerfile.write_text(dockerfile.read_text() + "ENV EXTRA=1\n")
@@ -276,7 +276,7 @@ def test_a_changed_dockerfile_of_ours_counts(tmp_path):
     assert "make" in str(harbor.read_task(tmp_path / "x").unsupported)
 
 
-def test_what_harbor_would_misread_is_not_written(tmp_path):
+def test_tasks_that_harbor_would_misread_are_not_written(tmp_path):
     for changes, message in [
         ({"env": {"A": "${HOME}"}}, "variable A"),
         ({"inputs": (TaskFile("reward/x", b""),)}, "reward/"),
@@ -300,7 +300,7 @@ def test_what_harbor_would_misread_is_not_written(tmp_path):
         ('{"north": 42, "south": 5, "west": 5}', "\nexit 3", "0.0"),
     ],
 )
-def test_the_exported_test_sh_writes_the_reward(tmp_path, work, more, reward):
+def test_exported_test_sh_writes_the_reward(tmp_path, work, more, reward):
     """The script as written, with its three absolute folders moved below a scratch folder."""
     workspace = tmp_path / "ws"
     harbor.write_task(dataclasses.replace(starter("x"), workspace=str(workspace)), tmp_path / "x")
@@ -317,7 +317,7 @@ def test_the_exported_test_sh_writes_the_reward(tmp_path, work, more, reward):
     assert (tmp_path / "logs/verifier/reward.txt").read_text().strip() == reward
 
 
-def test_the_written_toml_is_harbors(tmp_path):
+def test_written_toml_has_harbors_schema(tmp_path):
     harbor.write_task(FULL, tmp_path / "full")
     document = tomllib.loads((tmp_path / "full/task.toml").read_text())
     assert document["schema_version"] == "1.4"

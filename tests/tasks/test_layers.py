@@ -41,7 +41,7 @@ def add(index: Index, name: str, files: dict[str, str | bytes], version: str = "
     return Wheel(name, version, filename, index.add(name, filename, data))
 
 
-def test_a_layer_is_what_the_wheels_hold(index: Index):
+def test_layer_contains_files_of_wheels(index: Index):
     one = add(index, "one", {"one/__init__.py": "X = 1\n", "one-1.0.data/purelib/extra.py": "Y = 2\n"})
     two = add(index, "two", {"two.py": "import one\n", "two-1.0.data/scripts/two": "#!/bin/sh\n"})
     lock = Lock("test", (one, two))
@@ -57,13 +57,13 @@ def test_a_layer_is_what_the_wheels_hold(index: Index):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode & 0o222 == 0, path
         assert mode & 0o444 == 0o444, path
-    assert layers.lock_behind(made).digest == lock.digest
+    assert layers.lock_of_layer(made).digest == lock.digest
     before = len(index.asked)
     assert layers.prepare(lock) == made
     assert len(index.asked) == before
 
 
-async def test_a_box_imports_from_it(index: Index, backend: Backend):
+async def test_sandbox_imports_from_layer(index: Index, backend: Backend):
     made = layers.prepare(Lock("test", (add(index, "one", {"one/__init__.py": "X = 41\n"}),)))
     box = await backend.create(
         SandboxSpec(env={"PYTHONPATH": "/opt/layers/site"}, mounts={"/opt/layers/site": made.folder})
@@ -77,7 +77,7 @@ async def test_a_box_imports_from_it(index: Index, backend: Backend):
 
 
 @given(st.lists(st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), DIGITS), min_size=1, max_size=6), st.randoms())
-def test_the_digest_depends_on_the_files_alone(rows, dice):
+def test_digest_depends_on_files_only(rows, dice):
     wheels = [Wheel(name, "1", f"{name}-1-py3-none-any.whl", digest) for name, digest in rows]
     lock = Lock("a", tuple(wheels))
     dice.shuffle(wheels)
@@ -111,12 +111,12 @@ def _lock(filename: str, sha256: str = "0" * 64) -> str:
         (_lock("x-1-py3-none-any.whl", "AB"), "64 hexadecimal"),
     ],
 )
-def test_bad_locks_are_refused(text: str, said: str):
+def test_invalid_locks_raise(text: str, said: str):
     with pytest.raises(TaskError, match=said):
         layers.read_lock(text)
 
 
-def test_another_file_than_the_pinned_one_is_refused(index: Index):
+def test_wrong_digest_raises(index: Index):
     one = add(index, "one", {"one.py": ""})
     index.files["one"][one.filename] += b"more"
     with pytest.raises(TaskSetNotFound, match="not the pinned file"):
@@ -124,7 +124,7 @@ def test_another_file_than_the_pinned_one_is_refused(index: Index):
     assert [p for p in layers.cache_folder("packages").iterdir() if not p.name.startswith(".")] == []
 
 
-def test_what_the_index_does_not_have_is_named(index: Index):
+def test_missing_package_is_named(index: Index):
     one = add(index, "one", {"one.py": ""})
     with pytest.raises(TaskSetNotFound, match="no such package"):
         layers.fetch("nowhere", "nowhere-1-py3-none-any.whl", "0" * 64)
@@ -132,7 +132,7 @@ def test_what_the_index_does_not_have_is_named(index: Index):
         layers.fetch("one", "one-2.0-py3-none-any.whl", one.sha256)
 
 
-def test_offline_says_what_to_do(index: Index, monkeypatch: pytest.MonkeyPatch):
+def test_offline_error_has_remedy(index: Index, monkeypatch: pytest.MonkeyPatch):
     one = add(index, "one", {"one.py": ""})
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:1/simple/")
     with pytest.raises(TaskSetNotFound, match="go online, or set PIP_INDEX_URL") as caught:
@@ -146,7 +146,7 @@ def test_offline_says_what_to_do(index: Index, monkeypatch: pytest.MonkeyPatch):
     assert layers.prepare(Lock("test", (one,))).name == "test"
 
 
-def test_without_the_extra(index: Index, monkeypatch: pytest.MonkeyPatch):
+def test_missing_extra_is_named(index: Index, monkeypatch: pytest.MonkeyPatch):
     one = add(index, "one", {"one.py": ""})
     monkeypatch.setitem(sys.modules, "pypi_simple", None)
     with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[packages\]'"):
@@ -185,7 +185,7 @@ def test_hostile_wheels_leave_nothing(index: Index, tmp_path: Path, data: bytes,
     assert not list(tmp_path.rglob("evil.py"))
 
 
-def test_two_wheels_with_one_file(index: Index):
+def test_two_wheels_with_the_same_file_raise(index: Index):
     with pytest.raises(TaskError, match=r"same\.py is in one-1\.0-py3-none-any\.whl too"):
         layers.prepare(Lock("t", (add(index, "one", {"same.py": "1"}), add(index, "two", {"same.py": "2"}))))
 
@@ -193,7 +193,7 @@ def test_two_wheels_with_one_file(index: Index):
 _PREPARE = "import sys; from clawgym.tasks import layers; print(layers.prepare(layers.read_lock(sys.argv[1])).folder)"
 
 
-def test_builders_at_once_make_one(index: Index):
+def test_concurrent_builders_make_one_layer(index: Index):
     lock = Lock("test", (add(index, "one", {f"one/m{i}.py": f"X = {i}\n" for i in range(50)}),))
     command = [sys.executable, "-c", _PREPARE, json.dumps(lock.as_dict())]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -202,7 +202,7 @@ def test_builders_at_once_make_one(index: Index):
     assert len([path for path in index.asked if path.startswith("/files/")]) == 1
 
 
-def test_interrupted_in_the_middle(index: Index, monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_build_is_repeated(index: Index, monkeypatch: pytest.MonkeyPatch):
     lock = Lock("test", (add(index, "one", {"one.py": ""}),))
     with monkeypatch.context() as patch:
         patch.setattr(layers, "_compile", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -213,7 +213,7 @@ def test_interrupted_in_the_middle(index: Index, monkeypatch: pytest.MonkeyPatch
     assert layers.prepare(lock).folder.is_dir()
 
 
-def test_the_configured_index_of_pip(tmp_path: Path):
+def test_index_configured_in_pip_is_used(tmp_path: Path):
     """``pip config`` is asked where no variable says it."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/simple\n")

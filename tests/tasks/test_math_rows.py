@@ -69,7 +69,7 @@ def test_parquet_gives_the_same_tasks(tmp_path: Path) -> None:
     [(20, 60), (-200, -8), (-4, None)],
     ids=["pages", "footer", "end"],
 )
-def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path, start: int, end: int | None) -> None:
+def test_damaged_parquet_file_is_named(tmp_path: Path, start: int, end: int | None) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "dapo.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([DAPO] * 30), path)
@@ -93,7 +93,7 @@ def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path, start: int, e
         ("", False),
     ],
 )
-def test_the_form_of_the_published_prompt_is_read(message: str, right: bool, tmp_path: Path) -> None:
+def test_published_prompt_form_is_read(message: str, right: bool, tmp_path: Path) -> None:
     task = math_rows.read_row(DAPO)
     if task.unsupported:
         pytest.skip(task.unsupported)
@@ -117,7 +117,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("row", "field"), BAD)
-def test_a_bad_row_is_refused_by_line_and_field(row: dict[str, Any], field: str, tmp_path: Path) -> None:
+def test_invalid_row_names_line_and_field(row: dict[str, Any], field: str, tmp_path: Path) -> None:
     tasks = load(str(lines(tmp_path / "rows.jsonl", [DAPO, row])))
     assert len(tasks) == 1
     with pytest.raises(TaskError, match=rf"rows.jsonl:2: {field}"):

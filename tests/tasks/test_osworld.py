@@ -25,7 +25,7 @@ from clawgym.records import Outcome, Task
 from clawgym.sandbox import Backend
 from clawgym.tasks.formats import clawgym, osworld, read, read_task
 from clawgym.tasks.formats._osworld_checks import METRICS
-from clawgym.tasks.formats._osworld_setup import HOME, NotHere, Setup, check_reading
+from clawgym.tasks.formats._osworld_setup import HOME, NotSupported, Setup, check_reading
 
 from ..rollouts import episode_of
 
@@ -69,7 +69,7 @@ def evaluated(folder: Path, func: Any, result: Any = None, expected: Any = None,
     return written(folder, evaluator={name: value for name, value in evaluator.items() if value is not None})
 
 
-def test_a_task_is_read(tmp_path: Path):
+def test_task_is_read(tmp_path: Path):
     task = osworld.read_task(written(tmp_path))
     assert task.unsupported is None
     assert (task.id, task.workspace) == ("11111111-note", HOME)
@@ -78,7 +78,7 @@ def test_a_task_is_read(tmp_path: Path):
     assert (task.desktop.width, task.desktop.programs) == (1920, (("xfwrite", "Desktop/note.txt"),))
 
 
-def test_folders_of_them_and_single_files_are_known(tmp_path: Path):
+def test_folders_and_single_files_are_detected(tmp_path: Path):
     path = written(tmp_path / "examples")
     written(tmp_path / "examples", id="other")
     (tmp_path / "examples" / "os" / "stray.json").write_text("{}")
@@ -90,7 +90,7 @@ def test_folders_of_them_and_single_files_are_known(tmp_path: Path):
     assert read(path).tasks[0].id == "11111111-note"
 
 
-def test_the_command_imports_them_as_folders_with_the_same_hash(tmp_path: Path):
+def test_import_command_keeps_hash(tmp_path: Path):
     written(tmp_path / "set")
     written(tmp_path / "set", id="other", related_apps=["gimp"])
     done = CliRunner().invoke(app, ["import", str(tmp_path / "set"), str(tmp_path / "out")])
@@ -127,7 +127,7 @@ def test_the_command_imports_them_as_folders_with_the_same_hash(tmp_path: Path):
         ),
     ],
 )
-def test_what_is_not_here_is_named(tmp_path: Path, changes: dict[str, Any], named: str):
+def test_unsupported_feature_is_named(tmp_path: Path, changes: dict[str, Any], named: str):
     task = osworld.read_task(written(tmp_path, **changes))
     assert task.unsupported is not None
     assert named in task.unsupported
@@ -148,14 +148,14 @@ FILE = {"type": "vm_file", "path": "~/a.txt", "dest": "a.txt"}
         (("compare_text_file", FILE, {"type": "cloud_file", "path": "http://x/y", "dest": "gold.txt"}), "gold.txt"),
     ],
 )
-def test_what_an_evaluator_needs_is_named(tmp_path: Path, evaluator: tuple[Any, ...], named: str):
+def test_unsupported_evaluator_is_named(tmp_path: Path, evaluator: tuple[Any, ...], named: str):
     task = osworld.read_task(evaluated(tmp_path, *evaluator))
     assert task.unsupported is not None
     assert named in task.unsupported
 
 
 @pytest.mark.parametrize("kind", ["execute", "download"])
-def test_an_evaluator_that_begins_with_something_is_not_here(tmp_path: Path, kind: str):
+def test_evaluator_with_postconfig_is_unsupported(tmp_path: Path, kind: str):
     task = osworld.read_task(evaluated(tmp_path, "exact_match", FILE, RULE, postconfig=[{"type": kind}]))
     assert task.unsupported is not None
     assert f"begins with a step {kind!r}" in task.unsupported
@@ -181,7 +181,7 @@ def test_an_evaluator_that_begins_with_something_is_not_here(tmp_path: Path, kin
         ({"evaluator": {"func": "exact_match", "conj": "xor"}}, "evaluator.conj"),
     ],
 )
-def test_a_broken_file_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], field: str):
+def test_invalid_file_names_the_field(tmp_path: Path, changes: dict[str, Any], field: str):
     path = written(tmp_path, **({"id": "x"} | changes if "/" not in changes.get("id", "") else {}))
     path.write_text(json.dumps(copy.deepcopy(EXAMPLE) | changes))
     with pytest.raises(TaskError) as error:
@@ -214,7 +214,7 @@ scripts = st.lists(words, max_size=8).map(" ".join)
 
 @settings(max_examples=150, deadline=None)
 @given(place=places, value=json_values | scripts)
-def test_whatever_stands_there_is_read_or_refused(place: tuple[Any, ...], value: Any, tmp_path_factory: Any):
+def test_any_json_is_a_task_or_a_task_error(place: tuple[Any, ...], value: Any, tmp_path_factory: Any):
     path = written(tmp_path_factory.mktemp("set"))
     body = copy.deepcopy(EXAMPLE)
     inner: Any = body
@@ -229,14 +229,14 @@ def test_whatever_stands_there_is_read_or_refused(place: tuple[Any, ...], value:
 
 @settings(max_examples=60, deadline=None)
 @given(names=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), texts=st.lists(st.text("xy ><;&'", max_size=6)))
-def test_commands_leave_what_a_shell_would(names: list[str], texts: list[str], tmp_path_factory: Any):
+def test_interpreted_commands_match_bash(names: list[str], texts: list[str], tmp_path_factory: Any):
     folder = tmp_path_factory.mktemp("home")
     lines = [f"mkdir -p {'/'.join(names)} && touch {names[0]}/t"]
     lines += [f"echo {shlex.quote(text)} >> {names[0]}/t" for text in texts]
     setup = Setup(folder, folders=set())
     try:
         setup.step("execute", {"command": "\n".join(lines)}, "here")
-    except NotHere:  # quoted, it might be taken for a part of the command
+    except NotSupported:  # quoted, it might be taken for a part of the command
         assert any(set(text) & set("<>;&'") for text in texts)
         return
     subprocess.run(["bash", "-c", "\n".join(lines)], cwd=folder, check=True)
@@ -252,7 +252,7 @@ def test_commands_leave_what_a_shell_would(names: list[str], texts: list[str], t
         "echo -n one > f && echo two >> f && touch f && echo three > g",
     ],
 )
-def test_a_script_leaves_what_it_leaves_in_a_shell(command: str, tmp_path: Path):
+def test_interpreted_scripts_match_bash(command: str, tmp_path: Path):
     setup = Setup(tmp_path, folders=set())
     setup.step("execute", {"command": command}, "here")
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
@@ -261,15 +261,15 @@ def test_a_script_leaves_what_it_leaves_in_a_shell(command: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["cd", "cd -P a", "cd a b", "mkdir -m 700 a", "touch -d now a", "echo a | tee b"])
-def test_a_script_that_does_anything_else_is_not_carried_out(command: str, tmp_path: Path):
-    with pytest.raises(NotHere):
+def test_other_scripts_are_unsupported(command: str, tmp_path: Path):
+    with pytest.raises(NotSupported):
         Setup(tmp_path, folders=set()).step("execute", {"command": command}, "here")
 
 
 @pytest.mark.parametrize(
     "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~"]
 )
-def test_commands_that_only_read_are_understood(command: str):
+def test_read_only_commands_are_supported(command: str):
     check_reading(command)
 
 
@@ -277,8 +277,8 @@ def test_commands_that_only_read_are_understood(command: str):
     "command",
     ["python3 ~/a.py", "cat $(which x)", "echo $SHELL", "bash eval.sh", "cat /etc/passwd", "echo a > b", "ps -ef"],
 )
-def test_others_are_not(command: str):
-    with pytest.raises(NotHere):
+def test_other_commands_are_unsupported(command: str):
+    with pytest.raises(NotSupported):
         check_reading(command)
 
 
@@ -300,7 +300,7 @@ def test_others_are_not(command: str):
         ("check_moved_jpgs", ["b", "a", "c"], {"expected": ["a", "b"]}, {}, False),
     ],
 )
-def test_what_matches(func: str, got: Any, expected: Any, options: dict[str, Any], right: bool):
+def test_metrics(func: str, got: Any, expected: Any, options: dict[str, Any], right: bool):
     assert METRICS[func](got, expected, options) is right
 
 
@@ -330,7 +330,7 @@ def programs() -> None:
 
 
 @pytest.mark.usefixtures("programs")
-async def test_work_is_paid_and_nothing_is_not(tmp_path: Path, backend: Backend):
+async def test_solution_passes_and_noop_fails(tmp_path: Path, backend: Backend):
     task = osworld.read_task(written(tmp_path))
     assert await solved(task, backend, *WRITES, DONE)
     assert not await solved(task, backend, DONE)
@@ -338,7 +338,7 @@ async def test_work_is_paid_and_nothing_is_not(tmp_path: Path, backend: Backend)
 
 
 @pytest.mark.usefixtures("programs")
-async def test_what_cannot_be_done_is_paid_for_fail_alone(tmp_path: Path, backend: Backend):
+async def test_infeasible_task_passes_on_fail_only(tmp_path: Path, backend: Backend):
     path = written(tmp_path, config=[], evaluator={"func": "infeasible"})
     clawgym.write_task(osworld.read_task(path), tmp_path / "11111111-note")
     task = read_task(tmp_path / "11111111-note")
@@ -347,7 +347,7 @@ async def test_what_cannot_be_done_is_paid_for_fail_alone(tmp_path: Path, backen
 
 
 @pytest.mark.usefixtures("programs")
-async def test_files_are_compared_any_or_all(tmp_path: Path, backend: Backend):
+async def test_tests_are_combined_by_any_or_all(tmp_path: Path, backend: Backend):
     (tmp_path / "os" / "11111111-note").mkdir(parents=True)
     (tmp_path / "os" / "11111111-note" / "gold.txt").write_text("MILK\n")
     gold = {"type": "cloud_file", "path": "http://x/y", "dest": "gold.txt"}
@@ -363,7 +363,7 @@ async def test_files_are_compared_any_or_all(tmp_path: Path, backend: Backend):
         assert await solved(task, backend, *WRITES, DONE) is paid
 
 
-def test_the_published_examples_are_read():
+def test_published_examples_are_read():
     """``CLAWGYM_OSWORLD`` is a copy of the published folder ``evaluation_examples``."""
     root = os.environ.get("CLAWGYM_OSWORLD")
     if not root:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clawgym.errors import TaskError
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import _toml, clawgym, harbor
-from clawgym.tasks.formats._dockerfile import NotUnderstood, read_dockerfile
+from clawgym.tasks.formats._dockerfile import NeedsBuild, read_dockerfile
 from clawgym.tasks.formats.rows import read_row, write_row
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
@@ -197,8 +197,8 @@ docker_words = one_of(
 @settings(max_examples=500, deadline=None)
 @example("RUN touch touch \n WORKDIR touch")
 @given(st.lists(docker_words, max_size=14).map(" ".join).map("FROM ubuntu\n".__add__) | text)
-def test_any_dockerfile_is_understood_or_not(dockerfile: str):
-    with suppress(NotUnderstood):
+def test_any_dockerfile_is_interpreted_or_needs_build(dockerfile: str):
+    with suppress(NeedsBuild):
         build = read_dockerfile(dockerfile, (TaskFile("a.txt", b""), TaskFile("d/b.txt", b"")))
         assert all(isinstance(file, TaskFile) for file in build.inputs(build.workdir))
 

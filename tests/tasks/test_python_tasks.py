@@ -102,9 +102,7 @@ async def test_check_runs_isolated_and_without_installed_packages(tmp_path: Path
     assert (await grade(task, Subject(untouched(task)), backend)).checks == {"isolated": 1.0, "no_site": 1.0}
 
 
-async def test_module_that_cannot_be_imported_in_the_sandbox_is_the_fault_of_the_task(
-    tmp_path: Path, backend: Backend
-) -> None:
+async def test_import_error_in_sandbox_is_a_task_fault(tmp_path: Path, backend: Backend) -> None:
     text = "from pathlib import Path\n\nDATA = Path(__file__).with_name('data.txt').read_text()\n" + one("return {}")
     (tmp_path / "data.txt").write_text("beside it")
     (task,) = made(tmp_path, text).tasks
@@ -117,9 +115,7 @@ async def test_module_that_cannot_be_imported_in_the_sandbox_is_the_fault_of_the
 
 
 @pytest.mark.parametrize("value", ["None", "{}", "[1.0]"])
-async def test_check_that_returns_no_scores_is_the_fault_of_the_task(
-    value: str, tmp_path: Path, backend: Backend
-) -> None:
+async def test_check_without_scores_is_a_task_fault(value: str, tmp_path: Path, backend: Backend) -> None:
     (task,) = made(tmp_path, one(f"return {value}")).tasks
     (noop,) = [f for f in await validate_task(task, backend) if f.rule == "noop"]
     assert noop.status == "fail"
@@ -143,7 +139,7 @@ def test_python_file_in_a_folder_of_tasks_is_not_imported(tmp_path: Path, make_t
 PINNED = "7a548baab82d6249557fecefc6a85d4c945ea9adc2c164067f37a207d0feb862"
 
 
-def test_content_hash_is_the_same_everywhere(tmp_path: Path) -> None:
+def test_content_hash_is_pinned(tmp_path: Path) -> None:
     tasks = made(tmp_path, PYTHON)
     assert tasks.content_hash == PINNED
     (tmp_path / "elsewhere").mkdir()
@@ -163,7 +159,7 @@ def test_content_hash_is_the_same_everywhere(tmp_path: Path) -> None:
         ("randint(-99, 99)", "randint(-98, 99)"),
     ],
 )
-def test_content_hash_covers_the_module_and_what_it_makes(old: str, new: str, tmp_path: Path) -> None:
+def test_content_hash_covers_module_and_draft(old: str, new: str, tmp_path: Path) -> None:
     before = {task.content_hash for task in made(tmp_path, PYTHON).tasks}
     assert len(before) == 50
     changed = PYTHON.replace(old, new)
@@ -171,7 +167,7 @@ def test_content_hash_covers_the_module_and_what_it_makes(old: str, new: str, tm
     assert before.isdisjoint(task.content_hash for task in made(tmp_path, changed).tasks)
 
 
-def test_solutions_are_no_part_of_the_hash_but_for_their_text(tmp_path: Path) -> None:
+def test_hash_covers_solutions_only_through_the_module_text(tmp_path: Path) -> None:
     (task,) = made(tmp_path, GREET).tasks
     assert dataclasses.replace(task, solution=(), wrong_solutions=()).content_hash == task.content_hash
 
@@ -232,7 +228,7 @@ def test_task_set_is_a_pack_of_its_module(tmp_path: Path, monkeypatch: pytest.Mo
         ("from clawgym.verifiers import grading", r"imports clawgym\.verifiers\.grading"),
     ],
 )
-def test_imports_that_a_sandbox_does_not_have_are_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_imports_missing_in_sandbox_raise(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=message):
         made(tmp_path, "\n" + line + "\n" + one("return {'x': 1}"))
 
@@ -267,7 +263,7 @@ def test_imports_that_do_not_run_in_a_sandbox_are_allowed(line: str, tmp_path: P
         (one("return {}", expected="{'a': float('nan')}"), "are no JSON"),
         (one("return {}", files="{'a': 1}"), "file 'a' is int: give text or bytes"),
         (one("return {}", files="{'../a': 'x'}"), "plain relative path"),
-        (one("return {}", wrong="{'?': 'true'}"), "say what is wrong in words"),
+        (one("return {}", wrong="{'?': 'true'}"), "use letters or digits"),
         (one("return {}", wrong="{'a b': 'true', 'a-b': 'true'}"), "two wrong solutions have the same name"),
         (one("return {}", solution="lambda ws: 1"), "is no function at the top level"),
         (one("return {}").replace("'Do it.'", "' '"), "its instruction is empty"),
@@ -284,20 +280,20 @@ def test_imports_that_do_not_run_in_a_sandbox_are_allowed(line: str, tmp_path: P
         ("x = 1\ny = x / 0\n", r"mine\.py:2: cannot be imported \(ZeroDivisionError"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_draft_names_its_place(text: str, message: str, tmp_path: Path) -> None:
     text = text if "clean" not in text else "from textwrap import dedent as clean\n" + text
     message = message if "clean" not in text else "define it"
     with pytest.raises(TaskError, match=message):
         made(tmp_path, text)
 
 
-def test_code_without_a_file_is_refused() -> None:
+def test_code_without_a_file_raises() -> None:
     code = "from clawgym import TaskDraft, task\n\n@task\ndef one(): ...\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "in a notebook: %%writefile my_tasks.py" in done.stderr
 
 
-def test_edited_file_is_read_again_and_the_same_text_once(tmp_path: Path) -> None:
+def test_edited_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PYTHON)
     first = load_file(path)
@@ -333,7 +329,7 @@ def test_evaluation_of_a_python_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {row["task_id"]: row["outcome"] for row in rows} == {"add-up-1": "solved", "add-up-3": "solved"}
 
 
-def test_environment_plays_a_python_file(tmp_path: Path, backend: Backend) -> None:
+def test_environment_runs_a_python_file(tmp_path: Path, backend: Backend) -> None:
     import gymnasium
 
     (tmp_path / "mine.py").write_text(PYTHON)
@@ -345,6 +341,6 @@ def test_environment_plays_a_python_file(tmp_path: Path, backend: Backend) -> No
         env.close()
 
 
-def test_names_are_offered_at_the_top() -> None:
+def test_names_are_exported_at_top_level() -> None:
     assert clawgym.task is clawgym.tasks.python.task
     assert Task is clawgym.Task

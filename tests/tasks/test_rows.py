@@ -34,7 +34,7 @@ def row(**changes):
     return {**ROW, **changes}
 
 
-def test_row_and_folder_of_the_same_task_have_the_same_hash(make_task):
+def test_row_and_folder_have_the_same_hash(make_task):
     folder, from_row = read_task(make_task()), read_row(ROW)
     assert from_row.content_hash == folder.content_hash
     assert from_row.id == folder.id
@@ -53,12 +53,12 @@ def test_row_and_folder_of_the_same_task_have_the_same_hash(make_task):
         STANDARD_HOOK,
     ],
 )
-def test_every_spelling_of_the_stock_hook_is_the_stock_hook(hook):
+def test_all_spellings_of_standard_hook_are_equal(hook):
     assert normal_hook(hook) == STANDARD_HOOK
     assert read_row(row(hook_code=hook)).content_hash == read_row(ROW).content_hash
 
 
-def test_another_hook_is_kept_and_found_again():
+def test_custom_hook_survives():
     hook = f"cd {DEFAULT_WORKSPACE} && python3 reward/test.py . --strict"
     script = standard_reward_sh(normal_hook(hook))
     assert hook_of(script) == f"cd {DEFAULT_WORKSPACE} && python3 {DEFAULT_WORKSPACE}/reward/check.py . --strict"
@@ -67,17 +67,17 @@ def test_another_hook_is_kept_and_found_again():
     assert task.content_hash != read_row(ROW).content_hash
 
 
-def test_a_script_whose_hook_would_be_rewritten_is_not_a_hook():
+def test_hook_that_would_be_rewritten_is_not_a_hook():
     assert hook_of(standard_reward_sh("python3 reward/test.py .")) is None
     assert hook_of(standard_reward_sh("")) is None
 
 
-def test_a_hook_with_check_py_in_another_name_is_left_alone():
+def test_hook_with_similar_file_name_is_unchanged():
     assert normal_hook("python3 my_reward/test.py .") == "python3 my_reward/test.py ."
     assert normal_hook("python3 reward/test.pyc .") == "python3 reward/test.pyc ."
 
 
-def test_a_script_that_is_not_stock_travels_whole():
+def test_custom_script_is_stored_whole():
     own = VerifierSpec("reward_sh", (TaskFile("reward.sh", b"echo 1\n", executable=True),))
     task = read_row(json.loads(write_row(starter("x"))))
     assert task.content_hash == starter("x").content_hash
@@ -92,7 +92,7 @@ def test_rule_goes_to_metadata_and_back():
     assert json.loads(write_row(task))["rule"] == {"criteria": ["clear"]}
 
 
-def test_additions_survive():
+def test_clawgym_fields_of_rows_survive():
     task = starter("x")
     again = read_row(json.loads(write_row(task)))
     assert again.metadata == task.metadata
@@ -117,7 +117,7 @@ ODDITIES = [
 
 
 @pytest.mark.parametrize(("changes", "message"), ODDITIES, ids=lambda value: str(value)[:40])
-def test_a_bad_row_names_line_and_field(changes, message):
+def test_invalid_row_names_its_field(changes, message):
     with pytest.raises(TaskError) as error:
         read_row(row(**changes), "rows.jsonl:7")
     assert "rows.jsonl:7" in str(error.value)
@@ -140,7 +140,7 @@ def test_a_bad_row_names_line_and_field(changes, message):
         "a\0b",
     ],
 )
-def test_a_path_that_is_not_plain_is_refused(path):
+def test_unsafe_path_raises(path):
     files = [*ROW["input_files"], {"file_path": path, "content": ""}]
     with pytest.raises(TaskError, match="input_files"):
         read_row(row(input_files=files))
@@ -149,13 +149,13 @@ def test_a_path_that_is_not_plain_is_refused(path):
 @pytest.mark.parametrize(
     "paths", [("input/a.csv",), ("input/a.csv/b",), ("input",), ("reward/check.py",), ("reward/check.py/x",)], ids=str
 )
-def test_files_that_collide_are_refused(paths):
+def test_colliding_files_raise(paths):
     files = [*ROW["input_files"], *({"file_path": path, "content": ""} for path in paths)]
     with pytest.raises(TaskError, match=r"twice|both a file and a folder"):
         read_row(row(input_files=files))
 
 
-def test_a_file_of_rows_keeps_the_good_ones(tmp_path):
+def test_valid_rows_are_kept(tmp_path):
     lines = [
         b"\xef\xbb\xbf" + json.dumps(row(origin_template="id: first")).encode(),
         b"",
@@ -182,7 +182,7 @@ def test_limit_stops_early(tmp_path):
     assert read(path, limit=2).problems == {}
 
 
-def test_a_task_that_rows_cannot_hold_is_refused():
+def test_task_that_rows_cannot_store_raises():
 
     binary = dataclasses.replace(starter("x"), inputs=(TaskFile("a.bin", b"\xff\xfe"),))
     with pytest.raises(TaskError, match=r"a\.bin.*UTF-8"):
@@ -192,14 +192,14 @@ def test_a_task_that_rows_cannot_hold_is_refused():
         write_row(below_reward)
 
 
-def test_a_byte_order_mark_in_an_input_survives():
+def test_byte_order_mark_in_input_survives():
 
     task = dataclasses.replace(starter("x"), inputs=(TaskFile("a.csv", b"\xef\xbb\xbfa;b\r\n", executable=True),))
     assert read_row(json.loads(write_row(task))).inputs == task.inputs
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
-def test_a_file_of_rows_without_end_is_not_held(tmp_path, monkeypatch, suffix: str):
+def test_too_large_rows_raise(tmp_path, monkeypatch, suffix: str):
     text = json.dumps(ROW)
     path = tmp_path / f"rows.{suffix}"
     path.write_text(f"[{text}]" if suffix == "json" else text)
@@ -210,7 +210,7 @@ def test_a_file_of_rows_without_end_is_not_held(tmp_path, monkeypatch, suffix: s
         read(path).tasks  # noqa: B018
 
 
-def test_parquet_that_unpacks_to_millions_of_values_is_not_read(tmp_path):
+def test_parquet_bomb_is_not_read(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     count = 20_000_000

@@ -62,7 +62,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("instruction", "path"), CHANGED)
-def test_an_input_that_the_task_asks_to_change(instruction, path):
+def test_mutable_input(instruction, path):
     assert inputs_to_change(instruction, PATHS) == (path,)
 
 
@@ -76,7 +76,7 @@ def test_an_input_that_the_task_asks_to_change(instruction, path):
         "Modify in place: docs/plan.md, config/app.json",
     ],
 )
-def test_what_holds_for_one_name_of_a_list_holds_for_the_others(instruction):
+def test_rule_applies_to_all_names_of_a_list(instruction):
     asked = inputs_to_change(instruction, PATHS)
     assert "config/app.json" in asked
     assert set(asked) <= {"config/app.json", "docs/plan.md"}
@@ -88,17 +88,17 @@ def test_names_listed_after_their_folder():
     assert inputs_to_change("Compare the HTML files in site/ (index.html, menu.html).", pages) == ()
 
 
-def test_a_long_instruction_takes_no_long_time():
+def test_long_instruction_is_fast():
     for filler in ("input/data.csv, ", "save the ", "x", "x/", "."):
         inputs_to_change(f"Edit input/data.csv {filler * 5000}", PATHS)
 
 
 @pytest.mark.parametrize("instruction", KEPT)
-def test_an_input_that_stays_protected(instruction):
+def test_protected_input(instruction):
     assert inputs_to_change(instruction, PATHS) == ()
 
 
-def test_the_patterns_match_their_file_only():
+def test_patterns_match_their_file_only():
     (pattern,) = inputs_to_change("Edit docs/a[1]*.md in place.", ["docs/a[1]*.md", "docs/a1.md"])
     assert fnmatch.fnmatchcase("docs/a[1]*.md", pattern)
     assert not fnmatch.fnmatchcase("docs/a1x.md", pattern)
@@ -119,7 +119,7 @@ def test_categories(instruction, category):
     assert categorize(instruction) == category
 
 
-def test_a_given_category_is_kept_and_ours_is_marked():
+def test_given_category_is_kept_and_derived_one_is_marked():
     assert with_category({"category": "mine"}, "Plan the trip.") == {"category": "mine"}
     filled = with_category({"category": "", "x": 1}, "Plan the trip.")
     assert filled == {"category": "Planning & Knowledge", "category_source": RULE, "x": 1}
@@ -127,6 +127,6 @@ def test_a_given_category_is_kept_and_ours_is_marked():
     assert without_rule_category({"category": "mine"}) == {"category": "mine"}
 
 
-def test_no_keyword_means_two_things():
+def test_keywords_are_unambiguous():
     words = [word for line in KEYWORDS.values() for word in line.split()]
     assert len(words) == len(set(words))

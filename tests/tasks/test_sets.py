@@ -48,7 +48,7 @@ def rows(*ids: str) -> bytes:
 
 
 @pytest.mark.parametrize("below", ["", "data", "RL/data"])
-def test_the_data_folder_may_be_given_at_any_level(tmp_path, monkeypatch, below):
+def test_data_folder_may_be_given_at_any_level(tmp_path, monkeypatch, below):
     write([starter("a"), starter("b")], tmp_path / "root" / below / "clawgym_eval")
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "root"))
     tasks = load("ClawGym-Bench")
@@ -57,14 +57,14 @@ def test_the_data_folder_may_be_given_at_any_level(tmp_path, monkeypatch, below)
     assert load(f"ClawGym-Bench@{tasks.content_hash[:8]}").version == tasks.content_hash
 
 
-def test_a_local_copy_of_another_version_is_not_used(tmp_path, monkeypatch):
+def test_local_copy_of_another_version_is_not_used(tmp_path, monkeypatch):
     write([starter("a")], tmp_path / "clawgym_eval")
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
     fake_hub(monkeypatch, {"bench.jsonl": rows("h")})
     assert [task.id for task in load("ClawGym-Bench@feedbeef").tasks] == ["h"]
 
 
-def test_the_hub_is_the_last_place_and_lands_in_the_cache(tmp_path, monkeypatch):
+def test_hub_is_asked_last_and_cached(tmp_path, monkeypatch):
     asked: list[tuple] = []
     fake_hub(monkeypatch, {"syn_task.jsonl": rows("a", "b"), "other.jsonl": b""}, asked)
     tasks = load("ClawGym-Task")
@@ -79,7 +79,7 @@ def test_the_hub_is_the_last_place_and_lands_in_the_cache(tmp_path, monkeypatch)
     assert asked[1] == ("RUC-AIBOX/ClawGym-Task", "main")
 
 
-def test_a_broken_download_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_download_leaves_nothing(tmp_path, monkeypatch):
     fake_hub(monkeypatch, {"syn_task.jsonl": rows("a")})
 
     def cut(*args, local_dir, **kwargs):
@@ -93,7 +93,7 @@ def test_a_broken_download_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "cache/tasksets/ClawGym-Task").iterdir()) == []
 
 
-def test_offline_names_all_three_places_and_the_way_out(tmp_path, monkeypatch):
+def test_offline_error_names_all_locations_and_remedy(tmp_path, monkeypatch):
     class Api:
         def dataset_info(self, *args, **kwargs):
             raise ConnectionError("no route")
@@ -112,13 +112,13 @@ def test_offline_names_all_three_places_and_the_way_out(tmp_path, monkeypatch):
         load("ClawGym-Train")
 
 
-def test_a_hub_data_set_without_one_jsonl_file_is_refused(monkeypatch):
+def test_hub_data_set_with_several_jsonl_files_raises(monkeypatch):
     fake_hub(monkeypatch, {"a.jsonl": b"", "b.jsonl": b""})
     with pytest.raises(TaskSetNotFound, match="not one JSONL file"):
         load("ClawGym-Bench")
 
 
-def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
+def test_missing_huggingface_hub_names_the_extra(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -140,7 +140,7 @@ def test_did_you_mean(wrong, right):
         load(wrong)
 
 
-def test_nonsense_lists_what_there_is():
+def test_unknown_name_lists_known_sets():
     with pytest.raises(TaskSetNotFound) as error:
         load("qqq")
     assert all(name in str(error.value) for name in names())
@@ -156,7 +156,7 @@ def test_limit_and_ids(tmp_path):
         load(where, ids=["abc"])
 
 
-def test_asking_for_an_unreadable_task_says_why(tmp_path):
+def test_unreadable_task_raises_its_problem(tmp_path):
     write([starter("a"), starter("b")], tmp_path / "set")
     (tmp_path / "set/b/reward/reward.sh").unlink()
     with pytest.raises(TaskError, match=r"reward\.sh"):
@@ -164,7 +164,7 @@ def test_asking_for_an_unreadable_task_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["clawgym", "rows", "harbor"])
-def test_a_path_is_detected(tmp_path, format):
+def test_path_is_detected(tmp_path, format):
     dest = tmp_path / ("set.jsonl" if format == "rows" else "set")
     expected = [starter("a"), starter("b")]
     assert write(expected, dest, format) == 2
@@ -175,12 +175,12 @@ def test_a_path_is_detected(tmp_path, format):
         assert [task.id for task in load(str(dest / "b")).tasks] == ["b"]
 
 
-def test_a_missing_path_says_so(tmp_path):
+def test_missing_path_raises(tmp_path):
     with pytest.raises(TaskError, match="does not exist"):
         load(str(tmp_path / "nope"))
 
 
-def test_writing_is_all_or_nothing(tmp_path):
+def test_writing_is_atomic(tmp_path):
     def tasks():
         yield starter("a")
         raise RuntimeError("interrupted")
@@ -217,12 +217,12 @@ def test_terminal_basic_is_a_pack():
     assert all(task.solution and task.unsupported is None for task in tasks.tasks)
 
 
-def test_the_cache_is_per_set():
+def test_cache_is_per_set():
     assert _hub.cache_folder("A") != _hub.cache_folder("B")
     assert _hub.cached("A", None) is None
 
 
-def test_an_unfinished_download_is_not_in_the_cache():
+def test_unfinished_download_is_not_in_the_cache():
     (_hub.cache_folder("A") / ".scratch").mkdir(parents=True)
     (_hub.cache_folder("A") / ".scratch/x.jsonl").write_text("{")
     assert _hub.cached("A", None) is None

@@ -93,7 +93,7 @@ def row(repos: Path) -> Row:
     }
 
 
-def test_what_a_row_says(row: Row, repos: Path) -> None:
+def test_row_is_read(row: Row, repos: Path) -> None:
     task = read_row(row)
     files = {file.path: file for file in task.inputs}
     assert files["tests/test_calc.py"].read().decode() == OLD_TESTS
@@ -110,7 +110,7 @@ def test_what_a_row_says(row: Row, repos: Path) -> None:
     assert read_row(row).content_hash == task.content_hash
 
 
-async def test_the_patch_solves_it_and_nothing_else_does(backend: Backend, row: Row) -> None:
+async def test_only_the_patch_solves_it(backend: Backend, row: Row) -> None:
     task = read_row(row)
     episode = await episode_of(task, OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, (episode.error, episode.result)
@@ -122,7 +122,7 @@ async def test_the_patch_solves_it_and_nothing_else_does(backend: Backend, row: 
     assert episode.outcome is Outcome.FAILED
 
 
-def test_a_clone_may_be_bare_and_the_tree_is_kept(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_clone_works_and_tree_is_cached(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_row(row).content_hash
     git(repos, "clone", "-q", "--bare", "somebody/calc", "somebody/other.git")
     shutil.copytree(repos / "somebody/calc.site", repos / "somebody/other.site")
@@ -161,7 +161,7 @@ def unsupported(row: Row, **changes: Any) -> str:
     return task.unsupported
 
 
-def test_what_cannot_be_had_is_named(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_repository_or_site_is_named(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "0123456789" * 4
     assert f"the clone of somebody/calc has no commit {nowhere}" in unsupported(row, base_commit=nowhere)
     assert "somebody/else is not a clone of somebody/else: git clone" in unsupported(row, repo="somebody/else")
@@ -190,12 +190,12 @@ def test_what_cannot_be_had_is_named(row: Row, repos: Path, monkeypatch: pytest.
         ({"test_patch": None}, "field test_patch"),
     ],
 )
-def test_a_bad_row_is_refused(row: Row, changes: Row, why: str) -> None:
+def test_invalid_row_raises(row: Row, changes: Row, why: str) -> None:
     with pytest.raises(TaskError, match=why):
         read_row({**row, **changes}, "rows.jsonl:1")
 
 
-def test_no_pattern_undoes_the_solution(row: Row) -> None:
+def test_protected_patterns_do_not_revert_solution(row: Row) -> None:
     patch = row["patch"] + "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1 +1 @@\n-x\n+y\n"
     protected = read_row({**row, "patch": patch}).verifier.protected
     assert "pyproject.toml" not in protected
@@ -221,7 +221,7 @@ HARBOR = {
 }
 
 
-async def test_a_harbor_task_of_this_kind(backend: Backend, tmp_path: Path) -> None:
+async def test_harbor_task_with_tests(backend: Backend, tmp_path: Path) -> None:
     for path, text in HARBOR.items():
         (tmp_path / "swe" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "swe" / path).write_text(text)

@@ -60,7 +60,7 @@ SWAPS = [by_link, by_linked_folder, by_fifo, by_device, by_giant, by_nothing]
 
 @pytest.mark.parametrize("swap", SWAPS)
 @pytest.mark.parametrize("hashed", [False, True], ids=["hash not taken", "hash taken"])
-def test_a_file_replaced_after_loading_is_refused(make_task: Maker, secret: Path, swap, hashed: bool) -> None:
+def test_file_replaced_by_link_after_loading_raises(make_task: Maker, secret: Path, swap, hashed: bool) -> None:
     folder = make_task()
     task = formats.read_task(folder)
     if hashed:
@@ -70,7 +70,7 @@ def test_a_file_replaced_after_loading_is_refused(make_task: Maker, secret: Path
         task.frozen()
 
 
-def test_a_file_with_other_content_is_refused_once_the_hash_was_taken(make_task: Maker) -> None:
+def test_changed_file_raises_after_hash_was_computed(make_task: Maker) -> None:
     folder = make_task()
     task = formats.read_task(folder)
     assert task.content_hash
@@ -79,7 +79,7 @@ def test_a_file_with_other_content_is_refused_once_the_hash_was_taken(make_task:
         task.frozen()
 
 
-def test_what_runs_is_what_the_hash_is_taken_of(make_task: Maker) -> None:
+def test_hashed_files_are_the_ones_that_run(make_task: Maker) -> None:
     folder = make_task()
     copy = formats.read_task(folder).frozen()
     (folder / INPUT).write_text("other")
@@ -91,7 +91,7 @@ def test_what_runs_is_what_the_hash_is_taken_of(make_task: Maker) -> None:
 @pytest.mark.parametrize(
     "name", ["data_entry.json", "reward/reward.sh", "reward/check.py", "reward", "input_files"], ids=str
 )
-def test_a_part_that_is_a_link_out_of_the_task_is_refused(make_task: Maker, tmp_path: Path, name: str) -> None:
+def test_part_that_links_out_of_the_task_raises(make_task: Maker, tmp_path: Path, name: str) -> None:
     other = make_task("other")
     moved = tmp_path / "moved"
     shutil.move(other, moved)
@@ -103,7 +103,7 @@ def test_a_part_that_is_a_link_out_of_the_task_is_refused(make_task: Maker, tmp_
         formats.read_task(folder)
 
 
-def test_a_harbor_step_cannot_name_a_text_outside(make_task: Maker, tmp_path: Path, secret: Path) -> None:
+def test_harbor_step_cannot_name_a_file_outside(make_task: Maker, tmp_path: Path, secret: Path) -> None:
     formats.write([formats.read_task(make_task())], tmp_path / "harbor", "harbor")
     folder = tmp_path / "harbor" / "task_0000"
     instruction = folder / "instruction.md"
@@ -113,7 +113,7 @@ def test_a_harbor_step_cannot_name_a_text_outside(make_task: Maker, tmp_path: Pa
         formats.read_task(folder)
 
 
-def test_a_task_of_a_set_that_is_a_link_elsewhere_is_a_problem(make_task: Maker, tmp_path: Path) -> None:
+def test_task_that_is_a_link_elsewhere_is_a_problem(make_task: Maker, tmp_path: Path) -> None:
     folder = make_task()
     shutil.move(make_task("other"), tmp_path / "elsewhere")
     (folder.parent / "linked").symlink_to(tmp_path / "elsewhere")
@@ -122,10 +122,10 @@ def test_a_task_of_a_set_that_is_a_link_elsewhere_is_a_problem(make_task: Maker,
     assert "is a link out of the set" in found.problems["linked"]
 
 
-def test_a_part_beyond_the_bounds_is_refused(make_task: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_beyond_limits_raises(make_task: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = make_task("deep")
     (deep / "input_files" / Path(*"d" * (_files.DEEPEST + 1))).mkdir(parents=True)
-    with pytest.raises(TaskError, match=f"more than {_files.DEEPEST} folders deep: put its files higher"):
+    with pytest.raises(TaskError, match=f"more than {_files.DEEPEST} folders deep: reduce the nesting"):
         formats.read_task(deep)
     large = make_task("large")
     for number in range(5):
@@ -141,14 +141,14 @@ def test_a_part_beyond_the_bounds_is_refused(make_task: Maker, monkeypatch: pyte
         formats.read_task(wide)
 
 
-def test_a_description_without_end_is_not_read(make_task: Maker) -> None:
+def test_endless_description_is_not_read(make_task: Maker) -> None:
     folder = make_task()
     os.truncate(folder / "data_entry.json", 2**40)
     with pytest.raises(TaskError, match=r"data_entry\.json: cannot be read \(is larger than"):
         formats.read_task(folder)
 
 
-def test_a_file_of_a_caller_is_read_from_where_it_lies(tmp_path: Path) -> None:
+def test_task_file_of_a_caller_is_read_from_its_path(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("content")
     (tmp_path / "link").symlink_to("real")
     assert TaskFile("a", tmp_path / "real").read() == b"content"
@@ -156,7 +156,7 @@ def test_a_file_of_a_caller_is_read_from_where_it_lies(tmp_path: Path) -> None:
         TaskFile("a", tmp_path / "link").read()
 
 
-def test_a_row_is_not_a_way_to_a_file(make_task: Maker, tmp_path: Path) -> None:
+def test_row_cannot_refer_to_a_file(make_task: Maker, tmp_path: Path) -> None:
     """Rows hold the contents of files; what names another place is refused."""
     row = {"task_id": "t", "user_query": "q", "input_files": [{"path": "../../etc/passwd", "content": "x"}]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

@@ -29,7 +29,7 @@ CALLS = b'[{"name": "submit", "arguments": {"message": "x"}}]'
 def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layer:
     """A layer as one that was made here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = layers.place_of(LOCK)
+    folder = layers.layer_folder(LOCK)
     folder.mkdir(parents=True)
     folder.with_name(folder.name + ".json").write_text(json.dumps(LOCK.as_dict()))
     return Layer(LOCK.name, LOCK.digest, folder)
@@ -59,7 +59,7 @@ def change(folder: Path, **changes: Any) -> None:
     (folder / "data_entry.json").write_text(json.dumps(body))
 
 
-def test_a_folder_keeps_all_of_it(tmp_path: Path, layer: Layer):
+def test_folder_keeps_tools_and_layers(tmp_path: Path, layer: Layer):
     task = made(layers={"/opt/layers/site": layer})
     clawgym.write_task(task, tmp_path / "the-task")
     copy = clawgym.read_task(tmp_path / "the-task")
@@ -74,7 +74,7 @@ def test_a_folder_keeps_all_of_it(tmp_path: Path, layer: Layer):
     assert [f.path for f in (*copy.solution, *copy.wrong_solutions)] == ["solve.json", "w.json"]
 
 
-def test_the_hash_knows_servers_layers_and_what_is_protected():
+def test_hash_covers_servers_layers_and_protected_files():
     hashes = {
         made(**changes).content_hash
         for changes in (
@@ -90,7 +90,7 @@ def test_the_hash_knows_servers_layers_and_what_is_protected():
     assert len(hashes) == 7
 
 
-def test_a_layer_that_is_not_here_is_said_and_changes_no_hash(tmp_path: Path, layer: Layer):
+def test_unprepared_layer_is_unsupported_with_same_hash(tmp_path: Path, layer: Layer):
     task = made(layers={"/opt/layers/site": layer})
     clawgym.write_task(task, tmp_path / "the-task")
     layer.folder.rmdir()
@@ -103,7 +103,7 @@ def test_a_layer_that_is_not_here_is_said_and_changes_no_hash(tmp_path: Path, la
     assert not (tmp_path / "again").exists()
 
 
-def test_prepare_makes_what_a_folder_needs(tmp_path: Path, layer: Layer, monkeypatch: pytest.MonkeyPatch):
+def test_prepare_makes_layers_of_a_folder(tmp_path: Path, layer: Layer, monkeypatch: pytest.MonkeyPatch):
     clawgym.write_task(made(layers={"/opt/layers/site": layer}), tmp_path / "set" / "the-task")
     clawgym.write_task(made(), tmp_path / "set" / "other")
     asked: list[str] = []
@@ -128,7 +128,7 @@ def test_prepare_makes_what_a_folder_needs(tmp_path: Path, layer: Layer, monkeyp
         ({"protected": "x"}, "protected"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], part: str):
+def test_invalid_field_is_named(tmp_path: Path, changes: dict[str, Any], part: str):
     folder = tmp_path / "the-task"
     clawgym.write_task(made(solution=(), wrong_solutions=()), folder)
     change(folder, **changes)
@@ -154,7 +154,7 @@ def test_solutions_are_lists_of_calls(tmp_path: Path, path: str, content: str):
         clawgym.read_task(tmp_path / "other")
 
 
-def test_what_other_formats_cannot_hold_is_refused(tmp_path: Path, layer: Layer):
+def test_other_formats_raise(tmp_path: Path, layer: Layer):
     with_layer = made(tools=(), layers={"/opt/x": layer}, solution=(), wrong_solutions=())
     protected = made(tools=(), solution=(), wrong_solutions=())
     for task, what in ((made(), "tools"), (with_layer, "layers")):
@@ -191,7 +191,9 @@ servers = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(servers=servers, protected=st.lists(words, max_size=2).map(tuple))
-def test_every_task_survives(servers: tuple[ToolServer, ...], protected: tuple[str, ...], tmp_path_factory: Any):
+def test_any_task_survives_writing_and_reading(
+    servers: tuple[ToolServer, ...], protected: tuple[str, ...], tmp_path_factory: Any
+):
     task = made(tools=servers, solution=(), wrong_solutions=())
     task = dataclasses.replace(task, verifier=dataclasses.replace(task.verifier, protected=protected))
     folder = tmp_path_factory.mktemp("set") / "the-task"

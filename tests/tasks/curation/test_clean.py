@@ -27,7 +27,7 @@ VERDICTS = st.builds(
 
 
 @given(st.lists(VERDICTS, max_size=5))
-def test_a_list_comes_back_as_it_was_written(verdicts):
+def test_list_reads_back_equal(verdicts):
     assert from_csv(to_csv(verdicts), "x") == tuple(verdicts)
 
 
@@ -40,7 +40,7 @@ def test_a_list_comes_back_as_it_was_written(verdicts):
         (f"task,hash,left_out\n\na,{'0' * 24},\n", "line 2"),
     ],
 )
-def test_a_damaged_list_is_refused_with_its_line(text, line):
+def test_damaged_list_names_the_line(text, line):
     with pytest.raises(TaskError, match=rf"x\.csv: {line}"):
         from_csv(text, "x.csv")
 
@@ -55,7 +55,7 @@ def tasks():
     return [dataclasses.replace(starter(name), instruction=f"do {name}") for name in ("a", "b", "c")]
 
 
-def test_what_is_kept_is_found_by_content_and_has_the_id_of_the_list(tasks):
+def test_kept_tasks_are_matched_by_content_and_get_listed_ids(tasks):
     renamed = TaskSet("rows", tuple(dataclasses.replace(task, id=f"row-{task.id}") for task in reversed(tasks)))
     found = select(renamed, [verdict(tasks[0]), verdict(tasks[1], "cheap"), verdict(tasks[2])], "clean")
     assert [task.id for task in found.tasks] == ["a", "c"]
@@ -63,7 +63,7 @@ def test_what_is_kept_is_found_by_content_and_has_the_id_of_the_list(tasks):
     assert found.content_hash == TaskSet("x", (tasks[0], tasks[2])).content_hash
 
 
-def test_a_task_of_another_content_and_one_that_is_missing_are_named(tasks):
+def test_changed_and_missing_tasks_are_problems(tasks):
     changed = dataclasses.replace(tasks[1], instruction="do something else")
     found = select(TaskSet("here", (tasks[0], changed)), [verdict(task) for task in tasks], "clean")
     assert [task.id for task in found.tasks] == ["a"]
@@ -72,7 +72,7 @@ def test_a_task_of_another_content_and_one_that_is_missing_are_named(tasks):
     assert "not in here" in found.problems["c"]
 
 
-def test_nothing_found_is_an_error_that_says_what_to_do(tasks):
+def test_no_matching_task_raises(tasks):
     with pytest.raises(TaskSetNotFound, match="clawgym tasks audit here"):
         select(TaskSet("here", ()), [verdict(tasks[0])], "clean")
 
@@ -88,7 +88,7 @@ def listed(tasks, monkeypatch, tmp_path):
     return tasks
 
 
-def test_it_is_loaded_by_name_from_folders(listed, tmp_path, monkeypatch):
+def test_clean_set_loads_from_folders(listed, tmp_path, monkeypatch):
     write(listed, tmp_path / "data" / "clawgym_train")
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "data"))
     assert NAME in names()
@@ -103,13 +103,13 @@ def test_it_is_loaded_by_name_from_folders(listed, tmp_path, monkeypatch):
         load(NAME, ids=["b"])
 
 
-def test_it_is_loaded_by_name_from_rows(listed, tmp_path, monkeypatch):
+def test_clean_set_loads_from_rows(listed, tmp_path, monkeypatch):
     (tmp_path / "syn_task.jsonl").write_bytes(b"".join(map(write_row, listed)))
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
     assert [task.id for task in load(NAME).tasks] == ["a", "c"]
 
 
-def test_without_any_source_it_is_said_where_they_were_looked_for(listed, monkeypatch):
+def test_missing_source_names_searched_locations(listed, monkeypatch):
     class Api:
         def dataset_info(self, *args, **kwargs):
             raise ConnectionError("no route")
@@ -121,7 +121,7 @@ def test_without_any_source_it_is_said_where_they_were_looked_for(listed, monkey
 
 
 @pytest.mark.data
-def test_the_shipped_list_fits_the_public_tasks(clawgym_data):
+def test_shipped_list_matches_public_tasks(clawgym_data):
     found = load(NAME)
     assert dict(found.problems) == {}
     assert len(found) == sum(not v.left_out for v in clean.shipped())

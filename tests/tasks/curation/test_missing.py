@@ -27,7 +27,7 @@ def missing(instruction: str, *inputs: str) -> tuple[str, ...]:
         "Files to use: input/b.csv, logs/a.log.",
     ],
 )
-def test_what_is_to_be_read_and_is_not_there_is_named(instruction: str):
+def test_missing_inputs_are_named(instruction: str):
     assert missing(instruction, "input/b.csv") == ("logs/a.log",)
     assert missing(instruction, "input/b.csv", "logs/a.log") == ()
 
@@ -45,10 +45,10 @@ def test_what_is_to_be_read_and_is_not_there_is_named(instruction: str):
         "Check input/b.csv.sample.",
     ],
 )
-def test_what_is_made_or_is_no_input_is_not(instruction: str):
+def test_outputs_are_not_missing_inputs(instruction: str):
     assert missing(instruction, "input/b.csv.sample") == ()
 
 
 @given(st.text(max_size=200))
-def test_any_instruction_is_read(instruction: str):
+def test_any_instruction_is_accepted(instruction: str):
     assert all(path in instruction for path in missing(instruction))

@@ -41,24 +41,24 @@ DOES_NOT = [
 
 
 @pytest.mark.parametrize("sentence", ASKS)
-def test_it_does(sentence):
+def test_asks_for_web(sentence):
     assert asks_for_web(f"Please help me.\n{sentence}\nWrite out/a.md.") == (sentence,)
 
 
 @pytest.mark.parametrize("sentence", DOES_NOT)
-def test_it_does_not(sentence):
+def test_does_not_ask_for_web(sentence):
     assert asks_for_web(f"Please help me.\n{sentence}\nWrite out/a.md.") == ()
 
 
 @pytest.mark.parametrize("ban", ["No internet use.", "Do not use the Internet;", "This must run fully offline."])
-def test_a_ban_anywhere_settles_it(ban):
+def test_ban_outweighs_one_sentence(ban):
     assert asks_for_web(f"{ASKS[0]} {ban}") == ()
 
 
-def test_two_sentences_outweigh_a_ban_which_is_of_one_step():
+def test_two_sentences_outweigh_a_ban():
     assert asks_for_web(f"{ASKS[0]} {ASKS[1]} The report must open without network access.") == tuple(ASKS[:2])
 
 
 @given(st.text(max_size=300))
-def test_what_is_returned_is_in_the_instruction(instruction):
+def test_returned_sentences_are_in_the_instruction(instruction):
     assert all(sentence in instruction for sentence in asks_for_web(instruction))

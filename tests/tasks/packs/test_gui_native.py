@@ -61,7 +61,7 @@ def graded(task: Task, tree: Mapping[str, str], word: str, folder: Path) -> floa
 
 @each_generator
 @pytest.mark.parametrize("seed", [0, 1, 2] if WHOLE else [1])
-def test_what_is_left_is_graded(name: str, seed: int, tmp_path: Path) -> None:
+def test_final_files_are_graded(name: str, seed: int, tmp_path: Path) -> None:
     task, made = pack.make(name, seed), chore(name, seed)
     right, end = ("done", made.end) if made.end is not None else ("fail", made.files)
     assert graded(task, end, right, tmp_path / "right") == 1.0
@@ -83,7 +83,7 @@ def test_what_is_left_is_graded(name: str, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["files-rename", "notes-append"])
-def test_line_ends_at_the_end_of_a_file_do_not_count(name: str, tmp_path: Path) -> None:
+def test_trailing_newlines_do_not_count(name: str, tmp_path: Path) -> None:
     task, made = pack.make(name, 1), chore(name, 1)
     assert made.end is not None
     for what, last in {"none": "", "one": "\n", "two": "\n\n"}.items():
@@ -92,7 +92,7 @@ def test_line_ends_at_the_end_of_a_file_do_not_count(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "binary", "huge", "deep", "many"])
-def test_what_no_program_leaves_is_worth_nothing(what: str, tmp_path: Path) -> None:
+def test_hostile_files_score_zero(what: str, tmp_path: Path) -> None:
     task = pack.make("files-rename-gone", 1)
     workspace = put(task.inputs, tmp_path / "workspace")
     strange = workspace / "strange"
@@ -136,14 +136,14 @@ def test_form(name: str) -> None:
 
 
 @each_generator
-async def test_the_solution_solves_it_in_a_real_program(name: str, programs: None, backend: Backend) -> None:
+async def test_solution_passes_in_real_program(name: str, programs: None, backend: Backend) -> None:
     task = pack.make(name, 1)
     episode = await episode_of(task, OracleAgent(), backend)
     assert episode.outcome is Outcome.SOLVED, (episode.error, episode.result)
 
 
 @each_generator
-async def test_wrong_solutions_fail_in_a_real_program(name: str, programs: None, backend: Backend) -> None:
+async def test_wrong_solutions_fail_in_real_program(name: str, programs: None, backend: Backend) -> None:
     task = pack.make(name, 1)
     for file in task.wrong_solutions[: None if WHOLE else 1]:
         episode = await episode_of(task, ScriptAgent(file.read(), file.path), backend)
@@ -151,9 +151,7 @@ async def test_wrong_solutions_fail_in_a_real_program(name: str, programs: None,
 
 
 @pytest.mark.parametrize("name", ["files-rename", "notes-append"])
-async def test_a_program_begins_without_a_word_and_leaves_nothing_in_the_workspace(
-    name: str, programs: None, backend: Backend
-) -> None:
+async def test_program_starts_silently_and_leaves_workspace_clean(name: str, programs: None, backend: Backend) -> None:
     task = pack.make(name, 1)
     box = await backend.create(sandbox_spec(task))
     try:
@@ -177,7 +175,7 @@ async def filled(desktop: RunningDesktop) -> None:
     assert not (picture == np.array([0x3A, 0x6E, 0xA5], dtype=np.uint8)).all(axis=2).any()
 
 
-async def test_windows_are_drawn_when_they_are_seen(programs: None, backend: Backend) -> None:
+async def test_windows_are_drawn_when_visible(programs: None, backend: Backend) -> None:
     """A dialog opens empty, and is drawn a moment later: that is not yet the answer. (On a machine that is busy enough
     some are seen empty all the same.)"""
     task = pack.make("files-rename", 1)

@@ -34,7 +34,7 @@ def shipped() -> list[Recipe]:
     return [pack.recipe(name) for name in EVERY]
 
 
-def test_how_much_there_is():
+def test_sizes_of_splits():
     recipes = shipped()
     assert len(recipes) >= 6
     assert sum(len(recipe.instances) for recipe in recipes) >= 60
@@ -44,7 +44,7 @@ def test_how_much_there_is():
     assert operators <= set(OPERATORS)
 
 
-def test_no_package_is_on_both_sides():
+def test_no_package_is_in_both_splits():
     assert not set(pack.PACKAGES["train"]) & set(pack.PACKAGES["heldout"])
     assert min(len(packages) for packages in pack.PACKAGES.values()) >= 3
     ids = [instance.id for recipe in shipped() for instance in recipe.instances]
@@ -58,7 +58,7 @@ def test_every_file_is_a_recipe_of_the_pack():
 
 
 @each_package
-def test_what_a_recipe_says_fits_together(name: str):
+def test_recipes_are_consistent(name: str):
     recipe = pack.recipe(name)
     assert recipe.project == name
     assert recipe.source.filename.endswith(".tar.gz")
@@ -79,7 +79,7 @@ def test_what_a_recipe_says_fits_together(name: str):
         assert not re.search(rf"(?<![\w-]){re.escape(instance.path)}(?!\w)", words)
 
 
-def test_what_it_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_unknown_split_seed_or_package_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with pytest.raises(TaskSetNotFound, match="choose 'train' or 'heldout'"):
         pack.load("test")  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="leave the seeds out"):
@@ -113,7 +113,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def test_built_here_it_is_the_recorded_one(smallest: str, monkeypatch: pytest.MonkeyPatch):
+def test_built_tasks_match_recorded_hashes(smallest: str, monkeypatch: pytest.MonkeyPatch):
     recipe = pack.recipe(smallest)
     tasks = pack.taskset("try", [smallest]).tasks
     assert [instance_hash(task) for task in tasks] == [instance.hash for instance in recipe.instances]
@@ -124,7 +124,7 @@ def test_built_here_it_is_the_recorded_one(smallest: str, monkeypatch: pytest.Mo
     bent = recipe.instances[0].model_copy(update={"hash": hashlib.sha256(b"").hexdigest()})
     other = recipe.model_copy(update={"instances": [bent]})
     monkeypatch.setattr(pack, "recipe", lambda name: other)
-    with pytest.raises(TaskError, match="comes out otherwise than it was recorded"):
+    with pytest.raises(TaskError, match="differs from the recorded task"):
         pack.taskset("try", [smallest])
 
 

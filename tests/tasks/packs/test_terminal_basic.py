@@ -119,7 +119,7 @@ def test_wrong_solutions_fail(name: str, seed: int, tmp_path: Path) -> None:
 
 
 @each_case
-def test_cheap_policies_are_worth_little(name: str, seed: int, tmp_path: Path) -> None:
+def test_trivial_policies_score_low(name: str, seed: int, tmp_path: Path) -> None:
     task = pack.make(name, seed)
     for policy, text in [("touch", ""), ("echo", task.instruction)]:
         host = Host(task, tmp_path / policy)
@@ -172,7 +172,7 @@ def test_checker_survives_garbage(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in pack.GENERATORS if name in SLOW])
-def test_nothing_is_left_running(name: str, tmp_path: Path) -> None:
+def test_no_process_is_left_running(name: str, tmp_path: Path) -> None:
     host = Host(pack.make(name, 3), tmp_path)
     host.run(host.task.solution[0])
     host.scores()
@@ -203,7 +203,7 @@ def test_seeds_give_different_instances(name: str) -> None:
 
 
 @each_generator
-def test_the_side_follows_from_the_instruction(name: str) -> None:
+def test_split_depends_on_instruction(name: str) -> None:
     for seed in (*range(6), 10**12, 10**12 + 1):
         first = hashlib.sha256(pack.make(name, seed).instruction.encode()).digest()[0]
         assert first % 2 == seed % 2
@@ -266,7 +266,7 @@ def test_errors_say_what_to_do() -> None:
         [_build.build(fixed, seed) for seed in (0, 1)]
 
 
-def test_words_are_not_parts_of_each_other() -> None:
+def test_words_are_not_substrings_of_each_other() -> None:
     assert [(a, b) for a in seeded.WORDS for b in seeded.WORDS if a != b and a in b] == []
     assert len(set(seeded.WORDS)) == len(seeded.WORDS) >= 120
 

@@ -41,7 +41,7 @@ def made(name: str, seed: int) -> Task:
 
 
 @each_case
-def test_solution_passes_and_nothing_does_not(name: str, seed: int, tmp_path: Path) -> None:
+def test_solution_passes_and_noop_fails(name: str, seed: int, tmp_path: Path) -> None:
     task = made(name, seed)
     host = Host(task, tmp_path)
     assert set(host.scores().values()) == {0.0}, "doing nothing must be worth nothing"
@@ -72,7 +72,7 @@ def test_more_seeds_of_the_worlds(name: str, seed: int) -> None:
 
 
 @each_generator
-def test_the_reference_finds_its_answer(name: str, tmp_path: Path) -> None:
+def test_reference_computes_its_answer(name: str, tmp_path: Path) -> None:
     """What the interpreter prints at last is what the solution answers."""
     task = made(name, 1)
     data = task.verifier.files[1].read().decode()
@@ -138,7 +138,7 @@ def test_checker_survives_garbage(name: str, tmp_path: Path) -> None:
         assert {value for check, value in scores.items() if check != "answer"} == {0.0}, kind
 
 
-def test_a_file_that_lost_its_tail_is_worth_nothing(tmp_path: Path) -> None:
+def test_truncated_file_scores_zero(tmp_path: Path) -> None:
     host = Host(made("bank-settle", 1), tmp_path)
     host.run(host.task.solution[0])
     assert host.world
@@ -148,7 +148,7 @@ def test_a_file_that_lost_its_tail_is_worth_nothing(tmp_path: Path) -> None:
     assert set(host.scores().values()) == {0.0}
 
 
-def test_order_and_numbers_of_what_is_made_do_not_count(tmp_path: Path) -> None:
+def test_order_and_ids_do_not_count(tmp_path: Path) -> None:
     host = Host(made("desk-absence", 1), tmp_path)
     steps = json.loads(host.task.solution[0].read())
     assert host.world
@@ -172,7 +172,7 @@ def _any_event(host: Host) -> dict:
 
 
 @each_generator
-def test_seeds_give_different_instances_on_their_own_sides(name: str) -> None:
+def test_splits_have_different_instances(name: str) -> None:
     seeds = (*range(12), 10**12, 10**12 + 1)
     drafts = {seed: draft_of(pack.GENERATORS[name], seed, _build.chain_of) for seed in seeds}
     for seed, draft in drafts.items():
@@ -227,7 +227,7 @@ SAMPLE = ["math-digits", "data-join", "bank-settle", "desk-absence", "lookup-cus
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-async def test_in_real_boxes(name: str, backend: Backend) -> None:
+async def test_in_real_sandboxes(name: str, backend: Backend) -> None:
     task = made(name, 1)
     for agent, strict in (("oracle", 1.0), ("noop", 0.0)):
         episode = await episode_of(task, make_agent(agent), backend)

@@ -26,7 +26,7 @@ from clawgym.tasks.swe.make import Baseline, Candidate, Journal
 from clawgym.tasks.swe.mutations import Edit
 from clawgym.tasks.swe.recipes import Recipe
 from clawgym.tasks.swe.sources import Source
-from clawgym.tasks.swe.words import tells
+from clawgym.tasks.swe.words import reveals
 
 from ...rollouts import episode_of
 from ..local_index import SHOP, Index, add_pytest, sdist, serving, wheel
@@ -62,7 +62,7 @@ def journal() -> Journal:
 # -- sources
 
 
-def test_the_repository_of_a_source(source: Source):
+def test_repository_of_a_source(source: Source):
     paths = [file.path for file in source.files]
     assert paths == sorted(paths)
     assert LIBRARY in paths
@@ -73,7 +73,7 @@ def test_the_repository_of_a_source(source: Source):
     assert b"Name: shop" in about
 
 
-def test_versions_are_chosen(index: Index):
+def test_resolve_chooses_versions(index: Index):
     for version in ("0.9", "1.10", "2.0rc1"):
         index.add("shop", *sdist("shop", version, SHOP))
     assert resolve.find_sdist("shop", None).version == "1.10"
@@ -93,13 +93,13 @@ def test_hostile_archives_leave_nothing(index: Index, tmp_path: Path):
         sources.read_source(resolve.find_sdist("broken", None))
 
 
-def test_nothing_of_a_package_is_run(index: Index, tmp_path: Path):
+def test_package_code_is_not_run(index: Index, tmp_path: Path):
     index.add("loud", *sdist("loud", "1.0", {"setup.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n", "loud.py": ""}))
     assert "setup.py" in sources.read_source(resolve.find_sdist("loud", None)).by_path
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_not_pure_is_named(index: Index, source: Source):
+def test_impure_package_is_named(index: Index, source: Source):
     add_pytest(index)
     lock, left_out = resolve.resolve(source)
     assert {wheel.project for wheel in lock.wheels} >= {"pytest", "pluggy"}
@@ -115,7 +115,7 @@ def test_what_is_not_pure_is_named(index: Index, source: Source):
 # -- candidates and trials
 
 
-def test_candidates_follow_from_the_seed(source: Source):
+def test_candidates_depend_on_seed(source: Source):
     first = list(make.candidates(source, 1))
     assert first == list(make.candidates(source, 1))
     assert first != (other := list(make.candidates(source, 2)))
@@ -123,7 +123,7 @@ def test_candidates_follow_from_the_seed(source: Source):
     assert len({candidate.edit.operator for candidate in first[:8]}) == 8
 
 
-async def test_what_is_kept(source: Source, site_layer: Layer, backend: Backend, monkeypatch: pytest.MonkeyPatch):
+async def test_kept_instances(source: Source, site_layer: Layer, backend: Backend, monkeypatch: pytest.MonkeyPatch):
     """A bug that breaks nothing, one that breaks all, one that ends the collection, one that hangs, and a good one."""
     base = await make.baseline(backend, source, site_layer)
     assert len(base.tests) == 19
@@ -154,7 +154,7 @@ async def recipe(source: Source, site_layer: Layer, backend: Backend) -> Recipe:
     return await make.make(backend, source, LOCK, site_layer, number=2, seed=3, journal=journal())
 
 
-async def test_an_instance_is_sound(recipe: Recipe, source: Source, site_layer: Layer, backend: Backend):
+async def test_instance_is_sound(recipe: Recipe, source: Source, site_layer: Layer, backend: Backend):
     """Made again it is the same; its solution solves it, nothing and what is wrong does not; its words do not tell."""
     again = recipes.read_recipe(recipes.write_recipe(recipe), "recipe")
     assert again == recipe
@@ -166,7 +166,7 @@ async def test_an_instance_is_sound(recipe: Recipe, source: Source, site_layer: 
         assert len(line.strip()) < 16 or line.strip() not in text, "a recipe holds no package's code"
     for task, instance in zip(tasks, recipe.instances, strict=True):
         edit = Edit(instance.edit.start, instance.edit.end, instance.edit.text, instance.edit.operator)
-        assert tells(task.instruction, instance.path, source.by_path[instance.path].read(), edit) is None
+        assert reveals(task.instruction, instance.path, source.by_path[instance.path].read(), edit) is None
         assert len(task.wrong_solutions) >= 3
     task = tasks[0]
     episode = await episode_of(task, OracleAgent(), backend)
@@ -178,7 +178,7 @@ async def test_an_instance_is_sound(recipe: Recipe, source: Source, site_layer: 
         assert failed.result.strict == 0
 
 
-def test_another_text_is_refused(source: Source, site_layer: Layer):
+def test_recipe_for_another_file_raises(source: Source, site_layer: Layer):
     good = source.by_path[LIBRARY].read()
     row = {"start": 0, "end": 0, "text": "#", "operator": "constant"}
     instance = recipes.Instance(
@@ -210,20 +210,20 @@ def test_another_text_is_refused(source: Source, site_layer: Layer):
 @pytest.mark.parametrize(
     ("data", "said"), [(b"{", "is no recipe"), (b"[]", "is no recipe"), (b"\x1f\x8b", "is no recipe"), (b"{}", "field")]
 )
-def test_files_that_are_no_recipes(data: bytes, said: str):
+def test_invalid_recipes_raise(data: bytes, said: str):
     with pytest.raises(TaskError, match=said):
         recipes.read_recipe(data, "some.json")
 
 
-async def test_a_suite_that_cannot_run_is_named(index: Index, site_layer: Layer, backend: Backend):
+async def test_suite_that_cannot_run_is_named(index: Index, site_layer: Layer, backend: Backend):
     files = {"many.py": "X = 1\n", "test_many.py": "import nowhere\n\n\ndef test():\n    assert True\n"}
     index.add("many", *sdist("many", "1.0", files))
     source = sources.read_source(resolve.find_sdist("many", None))
-    with pytest.raises(TaskError, match=r"(?s)many 1\.0: its suite does not run in a box.*--with.*nowhere"):
+    with pytest.raises(TaskError, match=r"(?s)many 1\.0: its suite does not run in a sandbox.*--with.*nowhere"):
         await make.baseline(backend, source, site_layer)
 
 
-async def test_tests_that_vary_are_in_no_list(index: Index, site_layer: Layer, backend: Backend):
+async def test_flaky_tests_are_dropped(index: Index, site_layer: Layer, backend: Backend):
     tests = (
         "import time, many, pytest\n\n@pytest.mark.parametrize('n', range(12))\ndef test_it(n):\n    assert many.X\n"
     )
@@ -243,7 +243,7 @@ def _command(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["tasks", "make", "swe", *arguments])
 
 
-def test_the_command_goes_on_where_it_was(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_command_resumes(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     add_pytest(index)
     monkeypatch.chdir(tmp_path)
     done = _command("shop", "--count", "1")
@@ -262,5 +262,5 @@ def test_the_command_goes_on_where_it_was(index: Index, tmp_path: Path, monkeypa
     rows = [json.loads(line) for line in first.splitlines()]
     assert rows[0]["package"] == "shop"
     assert len(rows) >= 3
-    assert "was begun with another seed" in str(_command("shop", "--seed", "9").exception)
+    assert "was started with another seed" in str(_command("shop", "--seed", "9").exception)
     assert "shpo: the package index" in str(_command("shpo").exception)

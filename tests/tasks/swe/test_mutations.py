@@ -92,16 +92,16 @@ def made(operator: str) -> set[str]:
         ("body", "raise NotImplementedError"),
     ],
 )
-def test_what_each_operator_does(operator: str, line: str):
+def test_each_operator(operator: str, line: str):
     assert line in made(operator)
 
 
-def test_every_operator_is_shown():
+def test_every_operator_is_tested():
     assert {edit.operator for edit in edits(SAMPLE)} == set(OPERATORS)
     assert len(OPERATORS) >= 10
 
 
-def test_what_is_left_alone():
+def test_excluded_nodes():
     """Text, f-strings, annotations, and what only a program's start reads."""
     for edit in edits(SAMPLE):
         before = SAMPLE[: edit.start].decode()
@@ -119,7 +119,7 @@ def test_pinned():
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_same_on_every_python(version: str, tmp_path: Path):
+def test_edits_are_same_on_every_python(version: str, tmp_path: Path):
     python = shutil.which(f"python{version}")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import mutations\n"
@@ -160,11 +160,11 @@ def test_properties(path: Path, dice: random.Random):
 @pytest.mark.parametrize(
     "source", [b"x = (\n", b"\xff = 1\n", b"x = 1 + 2\r\n", b"x = 1 + 2", b"\xef\xbb\xbfx = 1 + 2\n", b""]
 )
-def test_files_that_are_no_plain_python(source: bytes):
+def test_files_that_are_not_plain_python(source: bytes):
     assert edits(source) == ()
 
 
-def test_an_edit_that_is_no_python_is_not_usable():
+def test_edit_with_invalid_python_is_not_usable():
     assert not usable(b"x = 1\n", Edit(0, 1, "(", "constant"))
     assert not usable(b"x = 1\n", Edit(4, 5, "(1)", "constant"))
     assert not usable(b"while x:\n    break\n", Edit(0, 8, "if x:", "loop"))

@@ -39,7 +39,7 @@ def applied(before: Texts, patch: bytes) -> Texts:
 @given(FILES, FILES)
 @example({"a": b"x"}, {"a": b"x\n"})
 @example({"a": b""}, {})
-def test_it_undoes_and_does_what_a_diff_says(before: Texts, after: Texts) -> None:
+def test_diff_applies_in_both_directions(before: Texts, after: Texts) -> None:
     old, new = ({path: TaskFile(path, data) for path, data in files.items()} for files in (before, after))
     if patch := diff(old, new):
         assert applied(before, patch) == after
@@ -47,7 +47,7 @@ def test_it_undoes_and_does_what_a_diff_says(before: Texts, after: Texts) -> Non
 
 
 @given(TEXT, TEXT)
-def test_plain_diffs_too(before: bytes, after: bytes) -> None:
+def test_plain_diffs(before: bytes, after: bytes) -> None:
     before, after = before.replace(b"\r", b"") + b"\n", after.replace(b"\r", b"") + b"\n"
     texts = [data.decode("latin-1").split("\n")[:-1] for data in (before, after)]
     lines = difflib.unified_diff(*texts, "a/f.py", "b/f.py", lineterm="")
@@ -55,7 +55,7 @@ def test_plain_diffs_too(before: bytes, after: bytes) -> None:
         assert applied({"f.py": before}, patch) == {"f.py": after}
 
 
-def test_a_rename_with_a_change() -> None:
+def test_rename_with_a_change() -> None:
     patch = b"""diff --git a/old.py b/new.py
 similarity index 80%
 rename from old.py
@@ -107,12 +107,12 @@ rename to new two
         (b"diff --git a/f b/f\nGIT binary patch\n", "binary"),
     ],
 )
-def test_what_does_not_fit_is_refused(patch: bytes, why: str) -> None:
+def test_patch_that_does_not_apply_raises(patch: bytes, why: str) -> None:
     with pytest.raises(patching.BadPatch, match=why):
         patching.apply(patch, {"f": b"one\ntwo\n"}.get)
 
 
-def test_the_program_writes_all_or_nothing(tmp_path: Path) -> None:
+def test_program_writes_all_or_nothing(tmp_path: Path) -> None:
     solution = {file.path: file.read() for file in patch_solution(b"")}
     program, work = tmp_path / "patching.py", tmp_path / "work"
     program.write_bytes(solution["patching.py"])

@@ -16,7 +16,7 @@ texts = st.lists(st.sampled_from([b"a", b"b", b"\n", b"ab"]), max_size=12).map(b
 @example(b"return a - b\n", b"return a + b\n")
 @example(b"xaaaa", b"xaabaa")
 @example(b"cdab", b"zdbb")
-def test_one_replacement_gives_the_other_and_is_the_smallest(old: bytes, new: bytes) -> None:
+def test_difference_is_the_smallest_replacement(old: bytes, new: bytes) -> None:
     start, end, text = _difference(old, new)
     assert 0 <= start <= end <= len(old)
     assert old[:start] + text + old[end:] == new

@@ -84,7 +84,7 @@ def test_passes(): pass
 """
 
 
-async def test_what_each_kind_of_test_comes_to(backend: Backend, site_layer: Layer) -> None:
+async def test_outcome_of_each_kind_of_test(backend: Backend, site_layer: Layer) -> None:
     names = [line[4:].split("(")[0] for line in KINDS.splitlines() if line.startswith("def test_")]
     ids = [f"tests/test_kinds.py::{name}" for name in names]
     task = calc(site_layer, {**FILES, "tests/test_kinds.py": KINDS}, keep=[*ids, "tests/test_gone.py::test_x"])
@@ -95,7 +95,7 @@ async def test_what_each_kind_of_test_comes_to(backend: Backend, site_layer: Lay
     assert (result.cause, result.official) == (None, 0.0)
 
 
-async def test_a_file_that_cannot_be_collected_fails_alone(backend: Backend, site_layer: Layer) -> None:
+async def test_uncollectable_file_fails_alone(backend: Backend, site_layer: Layer) -> None:
     other = "from calc import gone\ndef test_other(): pass\n"
     task = calc(site_layer, {**FILES, "tests/test_other.py": other}, keep=["tests/test_other.py::test_other"])
     result = await graded(task, FIXED, backend)
@@ -119,7 +119,7 @@ HURT = "import os, sys, time\nfrom calc._text import shown\ndef mul(a, b): retur
         ("raise KeyboardInterrupt", "crash"),
     ],
 )
-async def test_a_test_that_ends_the_run(backend: Backend, site_layer: Layer, line: str, cause: str | None) -> None:
+async def test_test_that_ends_the_run(backend: Backend, site_layer: Layer, line: str, cause: str | None) -> None:
     task = calc(site_layer)
     task = dataclasses.replace(task, limits=dataclasses.replace(task.limits, verify_seconds=9))
     result = await graded(task, {"calc/__init__.py": HURT + line + "\n"}, backend)
@@ -129,7 +129,7 @@ async def test_a_test_that_ends_the_run(backend: Backend, site_layer: Layer, lin
         assert result.cause == cause
 
 
-async def test_a_run_that_never_works_is_not_the_agents_fault(backend: Backend, site_layer: Layer) -> None:
+async def test_broken_pytest_is_not_the_agents_fault(backend: Backend, site_layer: Layer) -> None:
     task = calc(dataclasses.replace(site_layer, folder=site_layer.folder / "_pytest"))
     with pytest.raises(GradingError, match="pytest cannot be imported"):
         await graded(task, FIXED, backend)
@@ -142,7 +142,7 @@ async def test_thousands_of_tests(backend: Backend, site_layer: Layer) -> None:
     assert [test for test, value in result.checks.items() if not value] == ["tests/test_many.py::test_many[7]"]
 
 
-async def test_ids_that_were_cut_off_at_a_blank(backend: Backend, site_layer: Layer) -> None:
+async def test_ids_truncated_at_a_blank(backend: Backend, site_layer: Layer) -> None:
     task = calc(site_layer, keep=["tests/test_calc.py::test_shown[a"])
     assert (await graded(task, FIXED, backend)).official == 1.0
     assert (await graded(task, {**FIXED, "calc/_text.py": "shown = len\n"}, backend)).official == 0.0
@@ -158,7 +158,7 @@ async def test_hidden_tests(backend: Backend, site_layer: Layer) -> None:
     assert (await graded(task, FIXED, backend)).official == 1.0
 
 
-async def test_tests_that_are_run_as_a_whole_and_found(backend: Backend, site_layer: Layer) -> None:
+async def test_observing_verifier_reports_all_tests(backend: Backend, site_layer: Layer) -> None:
     task = calc(site_layer, verifier=verifier.observing_verifier(["tests"]))
     result = await graded(task, {}, backend)
     assert result.checks == {**dict.fromkeys(FAIL, 0.0), **dict.fromkeys(PASS, 1.0)}
@@ -176,7 +176,7 @@ async def test_arguments_reach_pytest(backend: Backend, site_layer: Layer) -> No
     assert (await graded(calc(site_layer, text, verifier=spec), FIXED, backend)).official == 1.0
 
 
-def test_a_folder_keeps_it(tmp_path, site_layer: Layer) -> None:
+def test_folder_keeps_verifier(tmp_path, site_layer: Layer) -> None:
     task = dataclasses.replace(calc(site_layer), layers={})
     write([task], tmp_path / "set")
     back = read_task(tmp_path / "set" / "calc")
@@ -188,17 +188,17 @@ def test_a_folder_keeps_it(tmp_path, site_layer: Layer) -> None:
     ("fail", "keep", "why"),
     [((), PASS, "fail_to_pass is empty"), (FAIL, FAIL, "is in fail_to_pass and in pass_to_pass")],
 )
-def test_lists_that_make_no_task(fail, keep, why: str) -> None:
+def test_invalid_test_lists_raise(fail, keep, why: str) -> None:
     with pytest.raises(TaskError, match=why):
         verifier.tests_verifier(fail_to_pass=fail, pass_to_pass=keep)
 
 
-def test_a_kept_layer_is_no_diff() -> None:
+def test_protected_files_need_clean_mode() -> None:
     with pytest.raises(TaskError, match="need the mode 'clean'"):
         VerifierSpec("reward_sh", (), GradingMode.FORK, protected=("tests/*",))
 
 
-def test_what_is_protected_by_default() -> None:
+def test_default_protected_patterns() -> None:
     from clawgym.verifiers.workspace import unprotected
 
     kept = ["src/pkg/a.py", "pkg/testing/b.py", "jinja2/tests.py", "json.py", "docs/x.md", "setup.py", "pkg/conf.py"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym.tasks.swe.mutations import apply, edits
-from clawgym.tasks.swe.words import Example, clean_message, describe, statement_at, tells
+from clawgym.tasks.swe.words import Example, clean_message, describe, reveals, statement_at
 
 from ..local_index import SHOP
 
@@ -19,7 +19,7 @@ def text(*examples: Example, failing: int = 2) -> str:
     return describe("shop", "1.0", frozenset({"total", "label"}), examples, failing)
 
 
-def test_expected_and_got():
+def test_expected_and_actual_values():
     one = Example(
         "tests/a.py::test_a",
         "assert total([1, 2]) == 3\n",
@@ -67,7 +67,7 @@ def test_messages_are_cleaned():
     assert max(map(len, lines)) <= 200
 
 
-def test_the_statement_of_a_line():
+def test_statement_at_line():
     source = b"def test():\n    x = [\n        1,\n    ]\n    assert x == 1, (\n        2)\n"
     assert source[slice(*statement_at(source, 3))] == b"    x = [\n        1,\n    ]\n"
     assert source[slice(*statement_at(source, 6))] == b"    assert x == 1, (\n        2)\n"
@@ -77,10 +77,10 @@ def test_the_statement_of_a_line():
 
 
 @given(st.sampled_from(edits(SOURCE)))
-def test_an_edit_is_not_told(edit):
+def test_edit_is_not_revealed(edit):
     """A text with the changed line, before or after, or with the file, is found; the words' own frame is not."""
     assert (
-        tells(
+        reveals(
             text(Example("tests/test_shop.py::test_total[1]", "assert total(a) == b", "ValueError", "no")),
             PATH,
             SOURCE,
@@ -92,7 +92,7 @@ def test_an_edit_is_not_told(edit):
         at = data.rfind(b"\n", 0, edit.start) + 1
         line = data[at : data.find(b"\n", edit.start)].decode().strip()
         if line:
-            assert tells(f"Look:\n    {line}\n", PATH, SOURCE, edit) is not None
-    assert tells(f"see {PATH}:12", PATH, SOURCE, edit) == "the file"
-    assert tells("see __init__.py", PATH, SOURCE, edit) == "the file's name"
-    assert tells("see src/shop/__init__.pyc and tests/test_shop.py", PATH, SOURCE, edit) is None
+            assert reveals(f"Look:\n    {line}\n", PATH, SOURCE, edit) is not None
+    assert reveals(f"see {PATH}:12", PATH, SOURCE, edit) == "the file"
+    assert reveals("see __init__.py", PATH, SOURCE, edit) == "the file's name"
+    assert reveals("see src/shop/__init__.pyc and tests/test_shop.py", PATH, SOURCE, edit) is None

@@ -69,7 +69,7 @@ async def test_interrupted_benchmark_resumes(tmp_path: Path) -> None:
         stop, said = asyncio.Event(), []
 
         def on_progress(what: str, at: int, total: int) -> None:
-            done.append((what.partition(",")[0], at))
+            done.append((what.replace(",", " ").split()[0], at))
             if len(done) == until:
                 stop.set()
 

@@ -196,7 +196,7 @@ async def test_full_disk_raises_before_overwriting(
     usage = checkpoints.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda where: usage._replace(free=1000))
     longer = small(model={"path": str(taught)}, budget={"steps": 2})
-    with pytest.raises(TrainingError, match=r"takes \d+ MiB and 0 are free: .* from checkpoint 000001"):
+    with pytest.raises(TrainingError, match=r"takes \d+ MiB and 0 MiB are free: .* from checkpoint 000001"):
         await train(longer, tmp_path / "rl", view=Said())
     assert Checkpoints(tmp_path / "rl").last() == before
     assert not list((tmp_path / "rl/checkpoints").glob(".0*"))
