@@ -1,8 +1,9 @@
-"""Removes from a forked layer what could stand in for the verifier: ``python3 -c TEXT FOLDER...``.
+"""Removes files of the agent that could replace or expose the verifier from a forked layer: ``python3 -c TEXT
+FOLDER...``.
 
-Removed are a result that is there already, and links that lead to the verifier's FOLDERs: through them its files would
-be graded as the agent's own. File modes hide nothing from the search; a folder gets its mode back at the end. Mounts
-and the image's own programs are not searched, because no link is needed there.
+It removes an existing result, and links that lead to the verifier's FOLDERs: through them the verifier's files would be
+graded as the agent's own. Unreadable folders are searched too, and get their modes back. Mounts and the image's own
+programs are not searched, because links there are harmless.
 """
 
 import errno
@@ -12,7 +13,7 @@ import sys
 import time
 
 SECONDS = 3
-"""CPU time after which every further link counts as one that leads to the verifier: honest work is searched sooner."""
+"""CPU seconds after which every further link is removed. Ordinary workspaces are searched in less time."""
 NOT_SEARCHED = {"/usr/lib", "/usr/share", "/usr/include", "/usr/src", "/.pristine", "/proc", "/sys", "/dev"}
 
 
@@ -41,7 +42,7 @@ def leads_to(path, folders):
         finally:
             os.close(fd)
     except OSError as error:
-        # The kernel follows no circle of links, but a program that does not count them may.
+        # The kernel reports a loop of links, but a program with its own resolution may follow it.
         if error.errno == errno.ELOOP or time.process_time() > SECONDS:
             return True
         end = os.path.realpath(path)  # the target does not exist yet, or there is no /proc

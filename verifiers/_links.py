@@ -1,4 +1,4 @@
-"""Which links of a workspace lead into some of its folders: in time that grows with the lengths of the links alone."""
+"""Find the symbolic links of a workspace that lead into given folders, in time linear in the lengths of the links."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 __all__ = ["links_into"]
 
 _MOST_FOLLOWED = 40
-"""As the kernel has it: a longer way leads nowhere."""
+"""The kernel's limit of followed links; a longer chain is an error."""
 
 
 def links_into(links: Mapping[str, str], trees: Sequence[str]) -> set[str]:
-    """The ``links`` (path to target) that lead into ``trees``, by way of other links too, whether or not there is
-    anything now. Every path is from the top of the workspace."""
+    """The ``links`` (path -> target) that lead into ``trees``, directly or through other links, whether or not the
+    target exists. All paths are relative to the top of the workspace."""
     top = _Place(None)
     for tree in trees:
         top.at(tree).wanted = True
@@ -25,12 +25,12 @@ def links_into(links: Mapping[str, str], trees: Sequence[str]) -> set[str]:
 
 
 class _Place:
-    """A path that is a link or a wanted tree, or leads to one."""
+    """A node of the tree of paths: a link, a wanted tree, or a folder above one."""
 
     __slots__ = ("above", "inner", "target", "wanted", "way")
 
     def __init__(self, above: _Place | None) -> None:
-        self.above = above or self  # above the top is the top: a link that climbs further is in no workspace
+        self.above = above or self  # the parent of the top is the top itself
         self.inner: dict[str, _Place] = {}
         self.wanted = False
         self.target: str | None = None
@@ -46,7 +46,7 @@ class _Place:
 
 
 class _Way:
-    """What the kernel passes through when it follows one link."""
+    """The resolution of one link, as the kernel does it."""
 
     __slots__ = ("_ahead", "_followed", "beyond", "ended", "meets", "place")
 
@@ -55,12 +55,12 @@ class _Way:
         self._followed = 1
         self.place = link.above
         self.beyond = 0
-        """Folders from ``place`` to where the way is: below them there is no link, and nothing that is wanted."""
+        """Number of folders below ``place`` at the current position; there is no link and no wanted tree in them."""
         self.meets = _is_wanted(link)
         self.ended = False
 
     def go(self) -> _Place | None:
-        """Go on to the end, or to a link that has to be followed before; returns that link."""
+        """Resolve to the end, or up to a link that must be resolved first; returns that link."""
         while self._ahead:
             part = self._ahead.pop()
             if part == "..":
@@ -87,7 +87,7 @@ class _Way:
     def _through(self, link: _Place, way: _Way) -> None:
         self.meets = self.meets or link.wanted or way.meets
         self._followed += way._followed
-        if not way.ended or self._followed > _MOST_FOLLOWED:  # a circle, or too long: it leads nowhere
+        if not way.ended or self._followed > _MOST_FOLLOWED:  # a loop, or too long: an error in the kernel
             self._followed = _MOST_FOLLOWED + 1
             self._ahead.clear()
         self.place, self.beyond = way.place, way.beyond
@@ -102,7 +102,7 @@ def _is_wanted(place: _Place) -> bool:
 
 
 def _follow(link: _Place) -> None:
-    """Follow ``link``, and what it needs, without recursion: a chain may be as long as the workspace has entries."""
+    """Resolve ``link`` and the links that it needs. No recursion: a chain may have as many links as the workspace."""
     waiting = [link]
     while waiting:
         place = waiting[-1]

@@ -1,11 +1,11 @@
-"""Runs a checker and says that it came to its own end. Sent into the grading box as text (``python3 -I -c``).
+"""Runs a checker and proves that it ran to its end. Sent into the grading sandbox as text (``python3 -I -c``).
 
-A checker that imports the agent's code shares its process with it: such code can print a perfect result and leave.
-So stdin brings a mark, which goes to stderr only once the checker's last line has run (or the checker itself has
-called ``sys.exit``), with ``print``, ``json`` and ``sys.stdout`` as they were. A checker that starts the agent's code
-is out of its reach: this process cannot be read, written or traced by another (``PR_SET_DUMPABLE``).
+A checker that imports the agent's code shares its process with it, and that code could print a perfect result and exit.
+Therefore stdin has a secret mark. It is written to stderr only after the checker's last line has run, or the checker
+itself has called ``sys.exit``, and only if ``print``, ``json`` and ``sys.stdout`` are unchanged. Agent code in another
+process cannot read, write or trace this process (``PR_SET_DUMPABLE``).
 
-Code in the same process that knows all this can still forge a result; see ``docs/grading.md``.
+Code in the same process that knows this mechanism can still forge a result; see docs/grading.md.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> None:
     os.close(null)
     out = os.dup(2)
     try:
-        import _ctypes  # the C half: ctypes itself takes ten times as long
+        import _ctypes  # the C module; importing ctypes takes ten times as long
 
         prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # pyright: ignore[reportArgumentType] None: this program
         _ctypes.call_function(prctl, (4, 0, 0, 0, 0))  # PR_SET_DUMPABLE
@@ -27,7 +27,7 @@ def main() -> None:
         pass
     path, workspace = sys.argv[1:3]
     sys.argv = sys.argv[1:]
-    # Helpers beside the checker are importable, as they are for a plain script; nothing else on the path is writable.
+    # Modules beside the checker are importable, as for a plain script; nothing else on the path is writable.
     folder = path.rpartition("/")[0]
     sys.path.insert(0, folder)
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _program(path):
-    """The checker, as Python's main program. (runpy does so too; its imports take as long as a short checker.)"""
+    """The checker as Python's main program. Like runpy, whose imports take as long as a short checker."""
     program = type(sys)("__main__")
     program.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["__main__"] = program
@@ -55,7 +55,7 @@ def _program(path):
 
 
 def _speakers():
-    """What a result is made and printed with."""
+    """The objects with which a result is made and printed."""
     import builtins
     import json
 
@@ -72,7 +72,7 @@ def _speakers():
 
 
 def _by_itself(error, trusted):
-    """Whether no code but the checker's and Python's own took part in the exit: text that is ``exec``ed is neither."""
+    """Whether only code of the checker and of Python is in the traceback of the exit. ``exec``ed text is neither."""
     frame = error.__traceback__.tb_next  # the first is here
     while frame is not None:
         if not frame.tb_frame.f_code.co_filename.startswith(trusted):

@@ -1,8 +1,8 @@
-"""Cheap policies: what can be left in a workspace without doing the work.
+"""Cheap policies: workspaces that are made without doing the work.
 
-``nothing`` leaves the inputs, ``empty`` deletes them, ``touch`` makes an empty file at every output path that the
-prompt names, ``echo`` writes the prompt's own text into each. What they earn is a task's floor
-(:mod:`clawgym.verifiers.floors`), and what they break is the verifier's fault (``clawgym tasks audit``).
+``nothing`` leaves the inputs as they are, ``empty`` deletes them, ``touch`` creates an empty file at each output path in
+the instruction, and ``echo`` writes the instruction into each. Their best score is a task's no-model baseline
+(:mod:`clawgym.verifiers.baselines`). A verifier that fails on them has a flaw (``clawgym tasks audit``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PATH = re.compile(
 
 
 def output_paths(task: Task) -> list[str]:
-    """The new files that the instruction names, below the workspace, in order."""
+    """Paths below the workspace that the instruction names and that are not inputs, in order."""
     inputs = {f.path for f in task.inputs}
     found: list[str] = []
     for match in _PATH.finditer(task.instruction):
@@ -51,8 +51,8 @@ def output_paths(task: Task) -> list[str]:
 
 
 def output_files(task: Task, content: Callable[[str], bytes]) -> list[TaskFile]:
-    """A file with ``content(path)`` at every output path. A path that cannot be made is skipped: one below
-    or above a file that is there, or with an empty component."""
+    """A file with ``content(path)`` at each output path. Impossible paths are skipped: those below or above another
+    file, and those with an empty component."""
     taken: set[str] = {f.path for f in task.inputs}
     files: list[TaskFile] = []
     for path in output_paths(task):
@@ -65,7 +65,7 @@ def output_files(task: Task, content: Callable[[str], bytes]) -> list[TaskFile]:
 
 
 def cheap_workspace(task: Task, policy: str) -> Archive:
-    """What ``policy`` (one of :data:`CHEAP_POLICIES`) leaves."""
+    """The workspace of ``policy`` (one of :data:`CHEAP_POLICIES`)."""
     if policy == "empty":
         return empty_archive()
     if policy == "nothing":
@@ -75,28 +75,28 @@ def cheap_workspace(task: Task, policy: str) -> Archive:
 
 
 def with_files(task: Task, files: Sequence[TaskFile]) -> Archive:
-    """The untouched workspace with ``files`` put into it."""
+    """The initial workspace with ``files`` added."""
     return Archive(compose(untouched(task).tar, put=files))
 
 
 @dataclass(frozen=True)
 class CheapGrade:
-    """What a workspace that took no work earns."""
+    """The scores of a workspace that was made without work."""
 
     official: float | None
-    """``None``: the verifier gave no score (``cause`` says why), which counts as 0."""
+    """``None`` if the verifier gave no score (see ``cause``); it counts as 0."""
     mean: float
-    """Of the non-composite checks of the strict grading, as in the corrected score."""
+    """Mean of the non-composite checks of the strict grading, as in the baseline-adjusted score."""
     strict: float
     checks: Mapping[str, float] = field(default_factory=dict)
-    """Of the strict grading."""
+    """The checks of the strict grading."""
     cause: str | None = None
     seconds: float = 0.0
-    """Wall time of the grading, its box included."""
+    """Wall time of the grading, including its sandbox."""
 
 
 async def grade_cheaply(task: Task, workspace: Archive, backend: Backend) -> CheapGrade:
-    """Grade ``workspace``; a verifier that fails on everything is a grade without a score, too.
+    """Grade ``workspace``. If the verifier fails on the initial workspace too, the grade has no score.
 
     Raises :class:`~clawgym.errors.InfraError` if the host fails.
     """
@@ -104,7 +104,7 @@ async def grade_cheaply(task: Task, workspace: Archive, backend: Backend) -> Che
         result = await grade(task, Subject(workspace), backend)
     except GradingError as error:
         return CheapGrade(None, 0.0, 0.0, cause=error.cause)
-    # A failure that only the restored inputs bring about leaves the official score standing.
+    # If the verifier fails only after inputs were restored, the official score is valid.
     crashed = result.cause is not None and not result.tampered
     return CheapGrade(
         None if crashed else result.official,

@@ -1,8 +1,8 @@
-"""The submission as text: what the agent changed, in git's format.
+"""The agent's changes as a diff in git's format.
 
-Invariant: ``git apply`` of it on the task's inputs gives the files that are graded, mode and all; what is protected,
-caches and links are in neither (:mod:`clawgym.verifiers.workspace`). Format: ``git help diff-format``; a binary file
-is a ``literal``: a zlib stream in base 85, 52 bytes a line.
+Invariant: ``git apply`` on the task's inputs gives the graded files with their modes. Protected files, caches and links
+are in neither (:mod:`clawgym.verifiers.workspace`). Format: ``git help diff-format``. A binary file is a ``literal``: a
+zlib stream in base 85, 52 bytes per line.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from clawgym.verifiers.workspace import submitted, unprotected
 __all__ = ["DIFF_FILE", "diff", "submission_diff"]
 
 DIFF_FILE = "submission.diff"
-"""Its name among :attr:`clawgym.records.Episode.files`."""
+"""The name of the diff in :attr:`clawgym.records.Episode.files`."""
 _CONTEXT = 3
 _MOST_PAIRS = 4_000_000
-"""Lines before times lines after, over all files; beyond them a changed part is one hunk: comparing takes minutes."""
+"""Limit of old lines times new lines, over all files. Beyond it a changed part is one hunk, because comparing would
+take minutes."""
 _MAX_BYTES = 16 * 2**20
 _NOTHING = "/dev/null"
 _Code = tuple[str, int, int, int, int]
-"""What :meth:`difflib.SequenceMatcher.get_opcodes` gives."""
+"""An opcode of :meth:`difflib.SequenceMatcher.get_opcodes`."""
 
 
 def submission_diff(task: Task, tar: bytes) -> bytes:
-    """The changes of the workspace ``tar`` to the inputs of ``task``, as far as they count.
+    """The changes of the workspace ``tar`` to the inputs of ``task`` that are graded.
 
-    At most 16 MiB: of files beyond that only the names are told, in a ``#`` line, and such a text cannot be applied.
+    At most 16 MiB. Files beyond that are only named in a ``#`` line; such a diff cannot be applied.
     """
     return diff(unprotected(task.inputs, task.verifier), submitted(tar, task.verifier))
 
 
 def diff(before: Mapping[str, TaskFile], after: Mapping[str, TaskFile]) -> bytes:
-    """A git patch that makes ``after`` of ``before`` (both by path)."""
+    """A git patch that changes the files ``before`` to ``after`` (path -> file)."""
     parts: list[bytes] = []
     size, left_out, budget = 0, [], [_MOST_PAIRS]
     for path in sorted({*before, *after}):
@@ -74,9 +75,9 @@ def _of_file(path: str, old: TaskFile | None, new: TaskFile | None, budget: list
     if b"\0" in was or b"\0" in now:
         return b"\n".join([*head, b"GIT binary patch", *_literal(now), b"", *_literal(was), b"", b""])
     body = b"".join(_hunks(was.split(b"\n"), now.split(b"\n"), budget))
-    if not body:  # an empty file comes or goes
+    if not body:  # an empty file is added or deleted
         return b"\n".join(head) + b"\n"
-    # git marks the end of a name that has blanks in it with a tab
+    # git ends a name that contains blanks with a tab
     head.append(b"--- " + (_named(ours) if old else _NOTHING.encode()))
     head.append(b"+++ " + (_named(theirs) if new else _NOTHING.encode()))
     return b"\n".join(head) + b"\n" + body
@@ -87,12 +88,12 @@ def _mode(file: TaskFile | None) -> bytes:
 
 
 def _hash(file: TaskFile | None, data: bytes) -> bytes:
-    """The name of a blob: SHA-1 of ``blob <size>``, a zero byte, and the content; zeros for no file."""
+    """The id of a git blob: SHA-1 of ``blob <size>``, a zero byte, and the content; zeros if there is no file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest().encode() if file else b"0" * 40
 
 
 def _quoted(path: str) -> bytes:
-    """As git quotes a path: in C style where a byte is a control character, a quote, a backslash, or not ASCII."""
+    """``path`` quoted as in git: in C style if it has a control character, a quote, a backslash, or non-ASCII bytes."""
     raw = path.encode("utf-8", "surrogateescape")
     if all(32 <= byte < 127 and byte not in b'"\\' for byte in raw):
         return raw
@@ -115,7 +116,7 @@ def _literal(data: bytes) -> Iterator[bytes]:
 
 
 def _hunks(was: list[bytes], now: list[bytes], budget: list[int]) -> Iterator[bytes]:
-    """The hunks between two texts, split at line feeds: the last entry is what follows the last one."""
+    """The hunks between two texts, which are split at line feeds."""
     old, new = _lines(was), _lines(now)
     for group in _groups(old, new, budget):
         first, last = group[0], group[-1]
@@ -134,7 +135,7 @@ def _lines(text: list[bytes]) -> list[bytes]:
 
 
 def _groups(old: Sequence[bytes], new: Sequence[bytes], budget: list[int]) -> Iterator[list[_Code]]:
-    """What :meth:`difflib.SequenceMatcher.get_grouped_opcodes` gives, in bounded time."""
+    """As :meth:`difflib.SequenceMatcher.get_grouped_opcodes`, in bounded time."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -162,6 +163,6 @@ def _groups(old: Sequence[bytes], new: Sequence[bytes], budget: list[int]) -> It
 
 
 def _range(start: int, stop: int) -> bytes:
-    """A range of a hunk's head: from the line before, if it is empty."""
+    """A range in a hunk header. An empty range starts at the line before."""
     length = stop - start
     return b"%d,%d" % (start + 1 if length else start, length)

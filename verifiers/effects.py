@@ -1,7 +1,7 @@
-"""Read a checker without running it: what besides the workspace does its verdict depend on?
+"""Static analysis of checkers: dependencies of the result on anything besides the workspace.
 
-The clock, the times of files, the network, programs that may never end, patterns that cannot match. Read from the
-syntax tree, names resolved through the imports; what is called through a variable or built at run time is missed.
+It finds uses of the clock, file times, the network, programs without a timeout, and invalid patterns. It reads the
+syntax tree and resolves names through imports. Calls through variables, or of code made at run time, are missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CLOCK = {
     "time.time_ns",
 }
 _CLOCK_BY_DEFAULT = {"time.strftime": 2, "time.localtime": 1, "time.gmtime": 1, "time.ctime": 1, "time.asctime": 1}
-"""Functions that read the clock when they are called with fewer arguments."""
+"""Function -> number of arguments; with fewer it reads the clock."""
 _FILE_TIMES = {"os.path.getmtime", "os.path.getctime", "os.path.getatime"}
 _STAT_FIELDS = {f"st_{kind}time{unit}" for kind in "mac" for unit in ("", "_ns")}
 _NETWORK = (
@@ -38,14 +38,14 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Each entry is ``line N: what``, in the order of the source."""
+    """What a checker depends on. Each entry is ``line N: what``, in the order of the source."""
 
     clock: tuple[str, ...] = ()
-    """Reads of the current time or date. The monotonic clock is none: it says nothing but how long something took."""
+    """Reads of the current time or date, without the monotonic clock, which only measures durations."""
     file_times: tuple[str, ...] = ()
-    """Reads of when a file was last written, read or changed."""
+    """Reads of modification, access or change times of files."""
     network: tuple[str, ...] = ()
-    """Modules that open connections: imports of them."""
+    """Imports of modules that open connections."""
     unbounded: tuple[str, ...] = ()
     """Programs started without a timeout."""
     bad_patterns: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Effects:
 
 
 def effects_of(source: str) -> Effects:
-    """The effects of Python source; none at all if it cannot be parsed.
+    """The effects of Python source; empty if it cannot be parsed.
 
     >>> effects_of("from datetime import date\\nprint(date.today())").clock
     ('line 2: datetime.date.today',)
@@ -91,7 +91,7 @@ def effects_of(source: str) -> Effects:
 
 
 def _imported(node: ast.AST, names: dict[str, str]) -> str:
-    """The dotted name of something imported; empty for local names, whatever they are called."""
+    """The dotted name of an imported object; empty for local names."""
     root = node
     while isinstance(root, ast.Attribute):
         root = root.value
@@ -107,7 +107,7 @@ def _connecting(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _names_timeout(call: ast.Call) -> bool:
-    """A ``timeout=``, or a ``**mapping`` that may hold one."""
+    """Whether a call has ``timeout=``, or a ``**mapping`` that may contain it."""
     return any(keyword.arg in ("timeout", None) for keyword in call.keywords)
 
 
@@ -125,7 +125,7 @@ def _bad_pattern(call: ast.Call) -> str | None:
     why = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for flags in (0, re.VERBOSE):  # in a verbose pattern a comment may hold anything
+        for flags in (0, re.VERBOSE):  # a comment in a verbose pattern may contain anything
             try:
                 re.compile(pattern.value, flags)
             except (re.error, OverflowError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Graders: named judges that read the frozen workspace on the host, in place of a verifier's files.
 
-Invariants: nothing of a task is executed, only the grader that its user installed; an answer that is not a mapping of
-names to finite numbers is the grader's fault and scores 0.
+Invariants: no code of a task is executed, only the grader that the user installed. An answer that is not a mapping of
+names to finite numbers scores 0.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _REFUSED = (400, 413, 422)
 
 
 def make_grader(spec: VerifierSpec) -> Grader:
-    """The grader that ``spec`` names. Raises :class:`GradingError` if it is unknown, or cannot be made."""
+    """The grader of ``spec``. Raises :class:`GradingError` if it is unknown or cannot be made."""
     made = graders.make(spec.grader, **spec.grader_options)
     if not isinstance(made, Grader):
         raise GradingError(
-            f"grader {spec.grader!r} is no grader, but {type(made).__name__}: give it name, version, model and "
-            "grade(submission) (docs/grading.md)"
+            f"grader {spec.grader!r} is {type(made).__name__}, which is not a grader: a grader has name, "
+            "version, model and grade(submission) (docs/grading.md)"
         )
     return made
 
 
 def judged_by(spec: VerifierSpec) -> str:
-    """The grader and its model, where a model decides: ``rubric (gpt-5)``; else empty.
+    """The grader and its model, such as ``rubric (gpt-5)``; empty if no model decides.
 
     Raises as :func:`make_grader` does.
     """
@@ -48,9 +48,9 @@ def judged_by(spec: VerifierSpec) -> str:
 
 
 def checked(scores: Any, grader: str) -> dict[str, float]:
-    """What a grader answered, as named numbers. Raises :class:`ValueError` if it is anything else."""
+    """A grader's answer as named numbers. Raises :class:`ValueError` if it is invalid."""
     if not isinstance(scores, Mapping) or not 0 < len(scores) <= _MOST_CHECKS:
-        raise ValueError(f"grader {grader!r} answered no mapping of 1 to {_MOST_CHECKS} names to scores")
+        raise ValueError(f"grader {grader!r} must return a mapping of 1 to {_MOST_CHECKS} names to scores")
     found = {str(name): float(score) for name, score in scores.items()}
     if bad := [name for name, score in found.items() if not math.isfinite(score)]:
         raise ValueError(f"grader {grader!r} gave check {bad[0]!r} a score that is not finite")
@@ -58,7 +58,7 @@ def checked(scores: Any, grader: str) -> dict[str, float]:
 
 
 async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]) -> VerifierReport:
-    """The verdict of the task's grader on the workspace, with ``originals`` put back. The score is the mean.
+    """Grade the workspace, with ``originals`` restored, with the task's grader. The score is the mean of its checks.
 
     Raises :class:`~clawgym.errors.EngineError` if the grader cannot reach its model.
     """
@@ -74,7 +74,7 @@ async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]
     try:
         values = checked(await grader.grade(submission), grader.name)
     except EngineError as error:
-        # The endpoint refused this request for its content or size. The control tells whether the task is at fault.
+        # The endpoint rejected the request for its content or size. The control run shows whether the task is at fault.
         if error.status not in _REFUSED:
             raise
         return VerifierReport(0.0, cause="judge-refused", log=str(error))
@@ -82,6 +82,6 @@ async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]
         return VerifierReport(0.0, cause="output", log=str(error)[-LOG_BYTES:])
     except ClawGymError:
         raise
-    except Exception as error:  # of the grader's own code
+    except Exception as error:  # from the grader's code
         return VerifierReport(0.0, cause="crash", log=traceback_of(error)[-LOG_BYTES:])
     return scored(math.fsum(values.values()) / len(values), values, "")

@@ -1,16 +1,19 @@
-"""Grading: the verifier runs in a fresh sandbox, on what the agent left, out of the agent's reach.
+"""Grading: run the verifier on the agent's workspace in a new sandbox.
 
-Modes (``VerifierSpec.mode``): ``clean``, a fresh sandbox gets a copy of the frozen workspace; ``fork``, a fresh sandbox
-over the agent's whole writable layer, with an interpreter from an untouched mount; ``live``, a fresh sandbox that
-shares the network of the running one. In each mode the verifier has another outer uid than the agent, no other network,
-limits of its own, and its files mounted read-only outside the workspace. Its result comes over a stream that the agent
-never held.
+Modes (``VerifierSpec.mode``):
 
-A verifier that crashes, hangs or dies scores 0, as in the formats' own harnesses, unless it also fails on the
-untouched workspace: then the task or the host is broken (:class:`GradingError`).
+- ``clean``: a new sandbox with a copy of the frozen workspace.
+- ``fork``: a new sandbox over all files that the agent wrote, with an interpreter from an untouched mount.
+- ``live``: a new sandbox that shares the network of the agent's running sandbox.
 
-A task may name a grader instead (``VerifierSpec.grader``), which reads the frozen workspace on the host and executes
-nothing of it. How the files of a verifier are run is in :mod:`clawgym.verifiers.protocols`.
+In all modes the verifier has another outer uid than the agent, no other network, its own limits, and its files mounted
+read-only outside the workspace. The agent has no access to the stream of its result.
+
+A verifier that crashes, hangs or dies scores 0, as in the formats' original harnesses. If it also fails on the initial
+workspace, the task or the host is broken (:class:`GradingError`).
+
+A task may have a grader instead (``VerifierSpec.grader``). It reads the frozen workspace on the host and executes no
+code from it. :mod:`clawgym.verifiers.protocols` runs the files of a verifier.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
 from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
-from clawgym.verifiers.scores import corrected, plain_mean
+from clawgym.verifiers.scores import baseline_adjusted, plain_mean
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
 __all__ = ["Subject", "empty_archive", "grade", "untouched"]
@@ -38,14 +41,14 @@ _CONTROL_LOG = 3000
 
 
 def empty_archive() -> Archive:
-    """A workspace with nothing in it."""
+    """An empty workspace."""
     buffer = io.BytesIO()
     tarfile.open(fileobj=buffer, mode="w").close()
     return Archive(buffer.getvalue())
 
 
 def untouched(task: Task) -> Archive:
-    """The workspace as the agent finds it."""
+    """The initial workspace of a task."""
     return Archive(compose(empty_archive().tar, put=task.inputs))
 
 
@@ -62,7 +65,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
     spec = task.verifier
     subject = await _submitted(task, subject)
     changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, spec.mutable_inputs)
-    # A grader is asked once, about the restored workspace: a model would not give the same answer twice.
+    # A grader is called once, on the restored workspace, because a model may not give the same answer twice.
     official = await _run(task, subject, backend, restore=changed if spec.grader else ())
     strict = official
     if changed and official.cause is None and not spec.grader:
@@ -72,7 +75,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
         if control.cause is not None:
             raise GradingError(
                 f"task {task.id}: its verifier fails on the untouched workspace too ({control.cause}): "
-                f"mend the verifier in {task.origin or 'the task'}\n{control.log[-_CONTROL_LOG:]}",
+                f"repair the verifier in {task.origin or 'the task'}\n{control.log[-_CONTROL_LOG:]}",
                 cause=f"control-{control.cause}",
             )
     checks = strict.checks
@@ -81,7 +84,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
         checks=checks,
         official=official.official,
         strict=1.0 if solved else 0.0,
-        corrected=None if floor is None else corrected(plain_mean(checks), floor),
+        corrected=None if floor is None else baseline_adjusted(plain_mean(checks), floor),
         mode=spec.mode,
         verifier_hash=spec.digest,
         floor=floor,
@@ -96,7 +99,7 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
 
 
 async def _submitted(task: Task, subject: Subject) -> Subject:
-    """``subject``; of a task with protected files, its inputs with the agent's changes to the other files."""
+    """``subject``; if the task has protected files, with these restored."""
     spec = task.verifier
     if not spec.protected:
         return subject
@@ -108,7 +111,7 @@ async def _submitted(task: Task, subject: Subject) -> Subject:
 
 
 async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> VerifierReport:
-    """Run the verifier once, with the inputs in ``restore`` as the task gave them."""
+    """Run the verifier once, with the inputs in ``restore`` restored."""
     spec = task.verifier
     originals = [file for file in task.inputs if file.path in restore]
     if spec.grader:
@@ -133,7 +136,7 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
     try:
         if forked is None:
             workspace = await offloaded(partial(compose, subject.workspace.tar, drop=protocol.drop, put=originals))
-            # An image may bring the files that the agent has deleted.
+            # The image may contain files that the agent has deleted.
             if spec.protected and packages_of(task.image) is None:
                 await sandbox.exec(["rm", "-rf", "--", *(file.path for file in task.inputs)], cwd=task.workspace)
             await sandbox.put_archive(Archive(workspace), task.workspace)
@@ -151,11 +154,11 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
 
 
 async def _fork(backend: Backend, layer: Snapshot, spec: SandboxSpec) -> Sandbox | None:
-    """A sandbox over the agent's layer; None if the layer, not the host, prevents it (a link where a mount must go)."""
+    """A sandbox over the agent's files; None if these files, not the host, prevent it (a link in place of a mount)."""
     try:
         return await backend.fork(layer, spec)
     except (InfraError, SandboxError):
-        control = await backend.create(spec)  # raises where the host is at fault
+        control = await backend.create(spec)  # raises if the host is at fault
         await control.close()
     try:
         return await backend.fork(layer, spec)
@@ -164,7 +167,7 @@ async def _fork(backend: Backend, layer: Snapshot, spec: SandboxSpec) -> Sandbox
 
 
 async def _clear(sandbox: Sandbox, folders: list[str]) -> None:
-    """Remove from a forked layer what could stand in for the verifier, which is mounted at ``folders``."""
+    """Remove files of the agent that could replace or expose the verifier, which is mounted at ``folders``."""
     argv = [*sandbox.tool("python3"), "-I", "-S", "-B", "-c", _clear_layer(), *folders]
     done = await sandbox.exec(argv, cwd="/", timeout=60)
     if done.exit_code != 0:

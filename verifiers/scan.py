@@ -1,8 +1,8 @@
-"""Read a checker without running it: does it execute what the agent wrote, what does it import?
+"""Static analysis of checkers: whether they execute the agent's code, and what they import.
 
-A checker that imports or starts the agent's code shares its process (or its uid) with it, so its
-verdict can be forged. Such tasks are flagged when they are read, and reported apart. The answer is
-an over-estimate by design: a checker that only ever runs ``git log`` is flagged as well.
+A checker that imports or starts the agent's code shares its process or its uid with it, so the result can be forged.
+Such tasks are flagged when they are read, and reported separately. False positives are accepted: a checker that only
+runs ``git log`` is flagged too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _STARTERS = re.compile(
     r"|asyncio\.(subprocess\.)?create_subprocess_(exec|shell)"
     r"|clawgym(_checks|\.verifiers\.checks)\.run_program"
 )
-# No source without one of these can match anything above (bar spaces before a bracket): most checkers are never parsed.
+# A source without one of these matches nothing above, so most checkers need not be parsed.
 _HINTS = (
     *("subprocess", "runpy", "importlib", "__import__", "load_module", "SourceFileLoader", "InteractiveInterpreter"),
     *("sys.path", "from sys", "run_program", "startfile", "popen", "spawn", "import system", "os.system", "os.exec"),
     *("exec(", "eval(", "execfile(", "system("),
 )
 
-# Imports alone on a line, which is how most are written: reading these takes a fiftieth of the time of parsing.
+# Imports alone on a line. Most imports are written so, and matching them is 50 times faster than parsing.
 _IMPORT = re.compile(r"\bimport\b")
 _ONE = r"[\w.]+(?:[ \t]+as[ \t]+\w+)?"
 _PLAIN_IMPORT = re.compile(
@@ -53,11 +53,11 @@ _MODULE = re.compile(r"(?:^|,)[ \t]*(\w+)")
 
 
 def scan_checker(source: str) -> Execution | None:
-    """How a checker may execute code it finds in the workspace; ``None`` if it does not.
+    """How a checker may execute code from the workspace; ``None`` if it does not.
 
-    ``in_process``: it imports, ``exec``s or ``eval``s text that is not written in the checker itself.
-    ``subprocess``: it starts programs. The first outranks the second. A source that cannot be parsed but
-    holds one of the calls in question counts as ``in_process``.
+    ``in_process``: it imports, ``exec``s or ``eval``s code that is not in the checker itself. ``subprocess``: it starts
+    programs. ``in_process`` takes precedence. A source that cannot be parsed but contains such a call counts as
+    ``in_process``.
 
     >>> scan_checker("import json; print(json.dumps({}))") is None
     True
@@ -83,14 +83,14 @@ def scan_checker(source: str) -> Execution | None:
     return found
 
 
-@lru_cache(maxsize=512)  # the episodes of one task have one checker
+@lru_cache(maxsize=512)  # all episodes of a task have the same checker
 def third_party_imports(source: str) -> tuple[str, ...]:
     """Top-level names of imported modules that are not in the standard library, sorted.
 
-    Guarded imports (``try: import yaml``) count; relative ones do not. Empty if the source cannot be parsed.
+    Guarded imports (``try: import yaml``) are included, relative ones are not. Empty if the source cannot be parsed.
     """
     plain = list(_PLAIN_IMPORT.finditer(source))
-    if len(plain) == len(_IMPORT.findall(source)):  # no import can have been missed; what is in a string is too much
+    if len(plain) == len(_IMPORT.findall(source)):  # no import was missed; strings may add false ones
         found = {name for match in plain for name in _MODULE.findall(match[1] or match[2])}
         if found <= sys.stdlib_module_names:
             return ()

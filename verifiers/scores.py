@@ -1,8 +1,9 @@
-"""From what a verifier printed to named checks and numbers. Pure functions.
+"""Convert a verifier's output to named checks and scores. Pure functions.
 
-``official`` follows each format's own harness to the bit. ClawGym's (``reward.sh`` of the public data): exit
-code other than 0, unparsable or missing output: 0.0; else the float of the last non-empty stdout line, which
-the standard ``reward.sh`` computes as the plain mean over all values of the checker's JSON object.
+``official`` equals the score of each format's original harness exactly. ClawGym's harness (``reward.sh`` of the public
+data) scores 0.0 for a non-zero exit code and for missing or invalid output. Otherwise the score is the float in the
+last non-empty line of stdout. The standard ``reward.sh`` computes it as the mean of all values of the checker's JSON
+object.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 __all__ = [
     "COMPOSITE_KEYS",
     "checks_of",
-    "corrected",
+    "baseline_adjusted",
     "last_line_score",
     "out_of_range",
     "plain_mean",
@@ -38,13 +39,14 @@ COMPOSITE_KEYS = frozenset(
         "weighted_score",
     }
 )
-"""Keys that repeat the others in one number. They count in ``official`` and are left out of ``corrected``."""
+"""Keys that summarize the others in one number. They are part of ``official``, but not of the baseline-adjusted
+score."""
 
 
 def standard_score(stdout: str) -> tuple[float, dict[str, float]]:
-    """What the standard ``reward.sh`` computes from the checker's stdout: (score, named checks).
+    """The score and the named checks that the standard ``reward.sh`` computes from the checker's stdout.
 
-    Raises ValueError (or TypeError) where the standard script would end with an error, so score 0.
+    Raises ValueError or TypeError where the standard script would end with an error, which scores 0.
     """
     data = json.loads(stdout.strip())
     if isinstance(data, dict) and data:
@@ -56,7 +58,7 @@ def standard_score(stdout: str) -> tuple[float, dict[str, float]]:
 
 
 def last_line_score(stdout: str) -> float:
-    """The float of the last non-empty line; 0.0 if there is none or it is not a number."""
+    """The float in the last non-empty line; 0.0 if there is none or it is not a number."""
     lines = [line for line in stdout.splitlines() if line.strip()]
     try:
         return float(lines[-1].strip())
@@ -65,7 +67,7 @@ def last_line_score(stdout: str) -> float:
 
 
 def checks_of(values: Mapping[str, float]) -> dict[str, float]:
-    """Named checks held to [0, 1]; what is not a finite number is 0."""
+    """Named checks, clipped to [0, 1]; NaN and infinite values become 0."""
     return {k: min(1.0, max(0.0, v)) if math.isfinite(v) else 0.0 for k, v in values.items()}
 
 
@@ -75,7 +77,7 @@ def out_of_range(values: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def without_composites(checks: Mapping[str, float]) -> dict[str, float]:
-    """The checks without composite keys; all of them if there is nothing else."""
+    """The checks without composite keys; all checks if there are only composite ones."""
     return {k: v for k, v in checks.items() if k not in COMPOSITE_KEYS} or dict(checks)
 
 
@@ -85,6 +87,6 @@ def plain_mean(checks: Mapping[str, float]) -> float:
     return math.fsum(kept.values()) / len(kept) if kept else 0.0
 
 
-def corrected(score: float, floor: float) -> float:
-    """max(0, (s - f) / (1 - f)); 0 where the floor is 1 (nothing is left to earn)."""
-    return max(0.0, (score - floor) / (1 - floor)) if floor < 1 else 0.0
+def baseline_adjusted(score: float, baseline: float) -> float:
+    """The baseline-adjusted score max(0, (s - b) / (1 - b)), for the no-model baseline b; 0 if b is 1."""
+    return max(0.0, (score - baseline) / (1 - baseline)) if baseline < 1 else 0.0

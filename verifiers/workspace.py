@@ -1,4 +1,4 @@
-"""Comparing and rewriting a frozen workspace: plain functions on tar bytes. Standard library only."""
+"""Compare and rewrite a frozen workspace: functions on tar bytes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ __all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "unpro
 
 _MTIME = 1577836800
 OVERLAY = "overlay/"
-"""Files of a verifier below this folder are put into the workspace that is graded: tests that the agent never saw."""
+"""Files of a verifier below this folder are added to the graded workspace, such as tests that the agent must not
+see."""
 _NEVER = (
     *("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".cache"),
     *("*.egg-info", "*.dist-info", ".git", ".venv", ".tox", ".nox"),
 )
-"""Never part of a submission, in capitals or not: what programs leave behind, and what other programs then believe."""
+"""Never part of a submission (case-insensitive): caches and metadata that programs write and that other programs
+trust."""
 
 
 def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str]) -> tuple[str, ...]:
-    """Paths of ``inputs`` that are missing from the workspace or changed in it, less those matching ``mutable``."""
+    """Paths of ``inputs`` that are missing or changed in the workspace, without those that match ``mutable``."""
     held: dict[str, str] = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as source:
         wanted = {f.path for f in inputs}
@@ -44,13 +46,13 @@ def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str
 
 
 def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = ()) -> bytes:
-    """The workspace without the trees in ``drop`` and the links that lead there, and with the files in ``put``."""
+    """The workspace without the trees in ``drop`` and links into them, and with the files in ``put``."""
     gone = {*drop, *(f.path for f in put)}
     links: set[str] = set()
     if drop:
         with tarfile.open(fileobj=io.BytesIO(tar)) as source:
             links = links_into({member.name: member.linkname for member in source if member.issym()}, drop)
-    # A file cannot be put below something that is not a folder.
+    # A file can only be added below a folder.
     parents = {"/".join(f.path.split("/")[:i]) for f in put for i in range(1, f.path.count("/") + 1)}
     buffer = io.BytesIO()
     with (
@@ -72,14 +74,14 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
 
 
 def _and_above(path: str) -> Iterator[str]:
-    """``path`` and the folders that it is in."""
+    """``path`` and all folders above it."""
     while path:
         yield path
         path = path.rpartition("/")[0]
 
 
 def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:
-    """The agent's files, by path: regular files outside ``spec.protected``, without caches. Links are no files."""
+    """The agent's files by path: regular files outside ``spec.protected``, without caches and links."""
     guarded = _guard(spec)
     files: dict[str, TaskFile] = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as source:
@@ -92,13 +94,13 @@ def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:
 
 
 def unprotected(inputs: Sequence[TaskFile], spec: VerifierSpec) -> dict[str, TaskFile]:
-    """The inputs that an agent's submission may change, by path."""
+    """The inputs that the agent may change, by path."""
     guarded = _guard(spec)
     return {file.path: file for file in inputs if not guarded(file.path)}
 
 
 def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], spec: VerifierSpec) -> list[TaskFile]:
-    """What is graded: ``files``, the protected files of ``inputs`` as they were given, and the verifier's overlay."""
+    """The graded files: ``files``, the original protected files of ``inputs``, and the verifier's overlay."""
     guarded = _guard(spec)
     put = {file.path: file for file in inputs if guarded(file.path)}
     for file in spec.files:
@@ -110,10 +112,10 @@ def with_protected(files: Mapping[str, TaskFile], inputs: Sequence[TaskFile], sp
 
 
 def _guard(spec: VerifierSpec) -> Callable[[str], bool]:
-    """Whether a path, or a folder that it is in, is protected, is a cache, or is the overlay's."""
+    """A function that tells whether a path, or a folder above it, is protected, a cache, or in the overlay."""
     overlay = {f.path.removeprefix(OVERLAY) for f in spec.files if f.path.startswith(OVERLAY)}
     protected = re.compile("|".join(map(translate, spec.protected)) or r"(?!)").match
-    # Python knows packaging metadata by its name in any case.
+    # Python finds packaging metadata by name, ignoring case.
     never = re.compile("|".join(map(translate, (*_NEVER, *(f"*/{glob}" for glob in _NEVER)))), re.IGNORECASE).match
 
     @cache

@@ -39,9 +39,9 @@ class TaskChoice:
 
     def baseline(self, task: Task) -> float | None:
         """Return the no-model baseline of the task, if it is known."""
-        from clawgym.verifiers.floors import known_floor
+        from clawgym.verifiers.baselines import known_baseline
 
-        return known_floor(task)
+        return known_baseline(task)
 
 
 def _load(name: str) -> TaskSet:

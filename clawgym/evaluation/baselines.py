@@ -8,7 +8,7 @@ from collections.abc import Callable
 from clawgym.errors import GradingError, InfraError
 from clawgym.records import Task, TaskSet
 from clawgym.sandbox.protocol import Backend
-from clawgym.verifiers.floors import known_floor, measure_floor
+from clawgym.verifiers.baselines import known_baseline, measure_baseline
 
 __all__ = ["measure_baselines"]
 
@@ -31,7 +31,7 @@ async def measure_baselines(
     baselines: dict[str, float] = {}
     unknown: list[Task] = []
     for task in task_set.tasks:
-        known = known_floor(task)
+        known = known_baseline(task)
         if known is not None:
             baselines[task.id] = known
         elif not task.unsupported:
@@ -44,7 +44,7 @@ async def measure_baselines(
         async with slots:
             for attempt in range(_ATTEMPTS):
                 try:
-                    baselines[task.id] = await measure_floor(task, backend)
+                    baselines[task.id] = await measure_baseline(task, backend)
                 except GradingError:
                     pass
                 except InfraError as error:

@@ -18,7 +18,7 @@ from clawgym.evaluation.summary import summarize
 from clawgym.records import Outcome
 from clawgym.records.atif import PICTURES, picture_name, steps_from_atif
 from clawgym.records.run_folder import RESULTS, SUMMARY, RunFolder, checksum_of
-from clawgym.verifiers.scores import corrected, plain_mean
+from clawgym.verifiers.scores import baseline_adjusted, plain_mean
 
 __all__ = ["belongs", "discrepancies", "edited", "picture_damage", "results_digest", "unpacked"]
 
@@ -87,7 +87,7 @@ def _contradictions(run: RunFolder, row: Row) -> list[str]:
     if baseline is not None:
         if baseline != run.manifest.tasks.get(row["task_id"], {}).get("floor"):
             found.append("its no-model baseline (floor) differs from the run manifest's")
-        if abs(corrected(plain_mean(checks), baseline) - (result.get("corrected") or 0.0)) > 1e-9:
+        if abs(baseline_adjusted(plain_mean(checks), baseline) - (result.get("corrected") or 0.0)) > 1e-9:
             found.append("its baseline-adjusted score (corrected) contradicts the checks and the baseline")
     return found
 

@@ -57,7 +57,7 @@ class EvalConfig:
     """Store the final workspace of each episode in the run folder."""
     baselines: Mapping[str, float] = field(default_factory=dict)
     """No-model baseline by task id, in [0, 1], for the baseline-adjusted score. For other tasks
-    :func:`~clawgym.verifiers.floors.known_floor` is used."""
+    :func:`~clawgym.verifiers.baselines.known_baseline` is used."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that change results. Stored in the run manifest as part of its identity."""
 
@@ -120,9 +120,9 @@ async def evaluate(
 
 def _baselines(config: EvalConfig) -> dict[str, float]:
     """The no-model baselines that are known, by task id."""
-    from clawgym.verifiers.floors import known_floor
+    from clawgym.verifiers.baselines import known_baseline
 
-    known = {task.id: known_floor(task) for task in config.task_set.tasks if task.id not in config.baselines}
+    known = {task.id: known_baseline(task) for task in config.task_set.tasks if task.id not in config.baselines}
     return {task: value for task, value in (known | dict(config.baselines)).items() if value is not None}
 
 

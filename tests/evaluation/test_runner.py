@@ -211,7 +211,7 @@ async def test_unavailable_backend_ends_the_run(tmp_path: Path):
 
 async def test_baselines_reach_the_episodes_and_the_run_manifest(tmp_path: Path, monkeypatch):
     task_set = tasks(2)
-    monkeypatch.setattr("clawgym.verifiers.floors.known_floor", lambda task: 0.25)
+    monkeypatch.setattr("clawgym.verifiers.baselines.known_baseline", lambda task: 0.25)
     await evaluate(config(tmp_path / "run", task_set, baselines={"t1": 0.5}), run_episode=attempt)
     run = RunFolder.read(tmp_path / "run")
     assert {k: row["result"]["floor"] for k, row in run.latest.items()} == {"t0#0": 0.25, "t1#0": 0.5}

@@ -87,7 +87,7 @@ async def test_a_verifier_that_runs_out_of_memory_on_the_agents_work(backend: Ba
     hungry = task(b"import os, sys\nroot = sys.argv[1]\nheld = bytearray(2**31)")
     without = await episode_of(hungry, script("true"), backend)
     assert (without.outcome, without.cause) == (Outcome.INFRA, "control-killed")
-    assert without.error.splitlines()[0].endswith("mend the verifier in the task")
+    assert without.error.splitlines()[0].endswith("repair the verifier in the task")
     control = b"if not os.path.exists(os.path.join(sys.argv[1], 'output/sum.txt')): print('{}'); raise SystemExit\n"
     made = task(b"import os, sys\n" + control + READS_ALL, limits=SMALL)
     bloated = "mkdir output; head -c 8M /dev/zero > output/sum.txt"

@@ -234,7 +234,7 @@ DAMAGES = [
     (damage_latin1_check, r"check\.py.*UTF-8"),
     (damage_link_out, "passwd.*link out of"),
     (damage_link_to_checker, r"answers\.py.*link out of"),
-    (damage_dangling_link, "gone.*nowhere"),
+    (damage_dangling_link, "gone.*broken link"),
     (damage_link_to_folder, "loop.*folder"),
     (damage_linked_part, "reward.*link"),
     (damage_fifo, "fifo"),
@@ -275,7 +275,7 @@ def test_invalid_task_does_not_hide_others(make_task, tmp_path):
     assert [task.id for task in tasks.tasks] == ["task_0", "task_2"]
     assert sorted(tasks.problems) == ["README.md", "empty", "task_1", "task_3", "task_4"]
     assert "taken by task_0" in tasks.problems["task_3"]
-    assert "stray file" in tasks.problems["README.md"]
+    assert "is not a task" in tasks.problems["README.md"]
 
 
 def test_empty_folder_raises(tmp_path):
@@ -324,7 +324,7 @@ def test_empty_list_of_mutable_inputs_overrides_rule(make_task, tmp_path):
 
 def test_writing_to_existing_folder_raises(make_task):
     folder = make_task()
-    with pytest.raises(TaskError, match="cannot be made"):
+    with pytest.raises(TaskError, match="cannot be created"):
         write_task(read_task(folder), folder)
 
 

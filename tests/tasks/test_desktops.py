@@ -97,12 +97,12 @@ def test_any_desktop_survives_writing_and_reading(desktop: Desktop, tmp_path_fac
         ({"width": 10, "site": {"argv": ["x"]}}, "320 x 240"),
         ({"width": "640"}, "desktop.width"),
         ({"page": "orders", "site": {"argv": ["x"]}}, "'orders'"),
-        ({"page": "/"}, "belongs to no clawgym.desktop.site"),
+        ({"page": "/"}, "needs clawgym.desktop.site"),
         ({"site": {"argv": []}}, "site.argv"),
         ({"site": {"argv": ["x"]}, "programs": [["y"]]}, "not both"),
         ({"site": {"argv": ["x"], "port": 3}}, "port"),
         ({"programs": [[]]}, "programs"),
-        (None, "belongs to no clawgym.desktop.site"),
+        (None, "needs clawgym.desktop.site"),
     ],
 )
 def test_invalid_field_is_named(tmp_path: Path, desktop: Any, part: str):
@@ -119,7 +119,7 @@ def test_tools_and_desktop_together_raise(tmp_path: Path):
     clawgym.write_task(made(), tmp_path / "the-task")
     change(tmp_path / "the-task", {"programs": [["x"]]}, tools=[{"name": "one", "argv": ["x"]}])
     (tmp_path / "the-task" / "site").rename(tmp_path / "site")
-    with pytest.raises(TaskError, match="both tools and a desktop"):
+    with pytest.raises(TaskError, match="both tools and desktop"):
         clawgym.read_task(tmp_path / "the-task")
 
 

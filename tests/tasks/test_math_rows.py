@@ -76,7 +76,7 @@ def test_damaged_parquet_file_is_named(tmp_path: Path, start: int, end: int | No
     data = bytearray(path.read_bytes())
     data[start:end] = b"\xff" * len(data[start:end])
     path.write_bytes(data)
-    with pytest.raises(TaskError, match=r"(?s)dapo\.parquet: is not a Parquet file.*restore the file"):
+    with pytest.raises(TaskError, match=r"(?s)dapo\.parquet: is not a readable Parquet file.*restore the file"):
         read(path)
 
 

@@ -108,7 +108,7 @@ ODDITIES = [
     ({"input_files": "x"}, "input_files"),
     ({"input_files": [{"file_path": "input/a"}]}, "input_files.0.content"),
     ({"input_files": [{"file_path": "reward/test.py", "content": None}]}, "input_files.0.content"),
-    ({"input_files": [{"file_path": "input/a.csv", "content": "no check"}]}, "nothing grades"),
+    ({"input_files": [{"file_path": "input/a.csv", "content": "no check"}]}, "has no verifier"),
     ({"input_files": [{"file_path": "reward/other.py", "content": ""}]}, "check.py"),
     ({"hook_code": 3}, "hook_code"),
     ({"origin_template": 3}, "origin_template"),

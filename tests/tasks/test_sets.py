@@ -114,7 +114,7 @@ def test_offline_error_names_all_locations_and_remedy(tmp_path, monkeypatch):
 
 def test_hub_data_set_with_several_jsonl_files_raises(monkeypatch):
     fake_hub(monkeypatch, {"a.jsonl": b"", "b.jsonl": b""})
-    with pytest.raises(TaskSetNotFound, match="not one JSONL file"):
+    with pytest.raises(TaskSetNotFound, match="not exactly one"):
         load("ClawGym-Bench")
 
 
@@ -190,7 +190,7 @@ def test_writing_is_atomic(tmp_path):
             write(tasks(), dest, format)
     assert list(tmp_path.iterdir()) == [] or [p.name for p in tmp_path.iterdir()] == ["cache"]
     write([starter("a")], tmp_path / "set")
-    with pytest.raises(TaskError, match="already there"):
+    with pytest.raises(TaskError, match="already exists"):
         write([starter("b")], tmp_path / "set")
     assert [task.id for task in load(str(tmp_path / "set")).tasks] == ["a"]
 

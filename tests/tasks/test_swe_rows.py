@@ -166,7 +166,7 @@ def test_missing_repository_or_site_is_named(row: Row, repos: Path, monkeypatch:
     assert f"the clone of somebody/calc has no commit {nowhere}" in unsupported(row, base_commit=nowhere)
     assert "somebody/else is not a clone of somebody/else: git clone" in unsupported(row, repo="somebody/else")
     assert "bin/test" in unsupported(row, repo="sympy/sympy")
-    assert "'test_add' is no pytest id" in unsupported(row, FAIL_TO_PASS=["test_add"])
+    assert "'test_add' is not a pytest id" in unsupported(row, FAIL_TO_PASS=["test_add"])
     assert "is not as the patch has it" in unsupported(row, test_patch=row["test_patch"].replace("-from", "-frm"))
     (repos / "somebody/calc.site").unlink()
     assert "pip install --target" in unsupported(row)
@@ -181,8 +181,8 @@ def test_missing_repository_or_site_is_named(row: Row, repos: Path, monkeypatch:
     [
         ({"repo": "../etc/passwd"}, "field repo"),
         ({"repo": "a/.."}, "field repo"),
-        ({"base_commit": "HEAD"}, "base_commit 'HEAD' is not a whole commit id"),
-        ({"base_commit": "--upload-pack=x"}, "is not a whole commit id"),
+        ({"base_commit": "HEAD"}, "base_commit 'HEAD' is not a commit id"),
+        ({"base_commit": "--upload-pack=x"}, "is not a commit id"),
         ({"FAIL_TO_PASS": "[]"}, "fail_to_pass is empty"),
         ({"FAIL_TO_PASS": "nonsense"}, "FAIL_TO_PASS"),
         ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS"),

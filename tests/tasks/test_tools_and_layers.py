@@ -97,7 +97,7 @@ def test_unprepared_layer_is_unsupported_with_same_hash(tmp_path: Path, layer: L
     copy = clawgym.read_task(tmp_path / "the-task")
     assert copy.content_hash == task.content_hash
     assert copy.unsupported is not None
-    assert "test/site is not made here yet: clawgym tasks prepare" in copy.unsupported
+    assert "test/site is not prepared on this machine: run clawgym tasks prepare" in copy.unsupported
     with pytest.raises(TaskError, match="clawgym tasks prepare"):
         clawgym.write_task(copy, tmp_path / "again")
     assert not (tmp_path / "again").exists()
@@ -119,7 +119,7 @@ def test_prepare_makes_layers_of_a_folder(tmp_path: Path, layer: Layer, monkeypa
         ({"tools": [{"name": "one", "argv": []}]}, "argv"),
         ({"tools": [{"name": "one"}]}, "argv"),
         ({"tools": [{"name": "a b", "argv": ["x"]}, {"name": "one", "argv": ["x"]}]}, "letters, digits"),
-        ({"tools": [{"name": "one", "argv": ["x"]}] * 2}, "one name"),
+        ({"tools": [{"name": "one", "argv": ["x"]}] * 2}, "the same name"),
         ({"tools": [{"name": "other", "argv": ["x"]}]}, "belongs to no server"),
         ({"tools": [{"name": "one", "argv": ["x"], "command": "y"}]}, "command"),
         ({"tools": []}, "belongs to no server"),
@@ -161,7 +161,7 @@ def test_other_formats_raise(tmp_path: Path, layer: Layer):
         for write in (write_row, lambda t: harbor.write_task(t, tmp_path / "h")):
             with pytest.raises(TaskError, match=f"has {what}, which"):
                 write(task)
-    with pytest.raises(TaskError, match="Harbor would not"):
+    with pytest.raises(TaskError, match="Harbor does not support"):
         harbor.write_task(protected, tmp_path / "h")
     assert not (tmp_path / "h").exists()
     assert read_row(json.loads(write_row(protected))).content_hash == protected.content_hash

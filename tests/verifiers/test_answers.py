@@ -56,7 +56,7 @@ def library() -> Iterator[str]:
         ("", ""),
     ],
 )
-def test_the_answer_of_a_message(message: str, answer: str) -> None:
+def test_answer_in_message(message: str, answer: str) -> None:
     assert answer_in(message) == answer
 
 
@@ -72,7 +72,7 @@ def test_numbers_are_exact(value: Fraction, form: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     number(text)
     assert not equal(text, "no such answer")
     assert equal(text, text) == same_text(text, text) or len(text) > 500
@@ -81,12 +81,12 @@ def test_any_text_is_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("left", "right"), [("1,234,567", "1234567"), ("−5", "-5"), ("1{,}000", "1000"), ("073", "73")]
 )
-def test_forms_of_one_number(left: str, right: str) -> None:
+def test_equal_forms_of_a_number(left: str, right: str) -> None:
     assert equal(left, right)
 
 
 @pytest.mark.parametrize("text", ["1 2", "1,23", "1/0", "0x10", "1e3", "١٢", "1_000", "5 apples"])
-def test_what_is_no_plain_number(text: str) -> None:
+def test_texts_that_are_not_plain_numbers(text: str) -> None:
     assert number(text) is None or text == "١٢"
     assert not equal(text, "12") or text == "١٢"
 
@@ -106,7 +106,7 @@ def test_what_is_no_plain_number(text: str) -> None:
         ("336", "336^\\circ"),
     ],
 )
-def test_the_library_knows_equal_expressions(answer: str, truth: str, library: str) -> None:
+def test_equal_expressions(answer: str, truth: str, library: str) -> None:
     assert equal(answer, truth, library)
 
 
@@ -129,7 +129,7 @@ def test_the_library_knows_equal_expressions(answer: str, truth: str, library: s
         ("1" * 600, "\\sqrt{2}"),
     ],
 )
-def test_what_is_not_equal(answer: str, truth: str, library: str) -> None:
+def test_unequal_answers(answer: str, truth: str, library: str) -> None:
     assert not equal(answer, truth, library)
 
 
@@ -140,7 +140,7 @@ def test_hostile_answers_do_not_hang(library: str, monkeypatch: pytest.MonkeyPat
     assert time.process_time() - start < 2, "the work is done elsewhere"
 
 
-def test_the_library_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_missing_library_is_named(tmp_path: Path) -> None:
     from clawgym.verifiers import answers
 
     with pytest.raises(SystemExit, match="layer is missing"):

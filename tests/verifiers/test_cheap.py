@@ -36,18 +36,18 @@ def files_in(archive: Archive) -> dict[str, bytes]:
 
 
 @given(st.lists(st.tuples(PATH, AROUND), max_size=5))
-def test_every_path_in_prose_is_found_once_and_in_order(mentions):
+def test_paths_in_prose_are_found_once_in_order(mentions):
     instruction = " Write ".join(around.format(path) for path, around in [("x", " {} "), *mentions])
     assert output_paths(task(instruction)) == list(dict.fromkeys(path for path, _ in mentions))
 
 
 @given(PATH)
-def test_inputs_are_no_outputs(path):
+def test_inputs_are_not_outputs(path):
     assert output_paths(task(f"Read {path}.", path)) == []
 
 
 @given(st.text(max_size=200))
-def test_whatever_is_found_is_new_below_the_workspace_and_written_in_the_prompt(instruction):
+def test_output_paths_are_new_and_in_the_instruction(instruction):
     for path in output_paths(task(instruction)):
         assert path in instruction
         assert "/" in path
@@ -67,11 +67,11 @@ def test_whatever_is_found_is_new_below_the_workspace_and_written_in_the_prompt(
         "Write out/a.json-lines.",
     ],
 )
-def test_what_is_not_a_named_output(instruction):
+def test_texts_without_output_paths(instruction):
     assert output_paths(task(instruction)) == []
 
 
-def test_an_ending_is_not_cut_short():
+def test_extension_is_not_truncated():
     assert output_paths(task("out/a.jsonl out/b.tar.gz out/c.md5.txt")) == [
         "out/a.jsonl",
         "out/b.tar.gz",
@@ -80,7 +80,7 @@ def test_an_ending_is_not_cut_short():
 
 
 @given(st.lists(PATH, max_size=6), st.lists(PATH, max_size=2))
-def test_what_is_made_can_be_unpacked(named, inputs):
+def test_cheap_workspaces_can_be_unpacked(named, inputs):
     """No file is above or below another one."""
     made = task(" ".join(f"`{path}`" for path in named), *inputs)
     new = [f.path for f in output_files(made, lambda path: path.encode())]
@@ -90,7 +90,7 @@ def test_what_is_made_can_be_unpacked(named, inputs):
     assert set(new) <= set(named)
 
 
-def test_the_four_workspaces():
+def test_four_cheap_workspaces():
     made = task("Read in/a.csv, write out/b.json and out/b.json/c.md.", "in/a.csv")
     untouched = {"in/a.csv": b"in"}
     assert files_in(cheap_workspace(made, "nothing")) == untouched

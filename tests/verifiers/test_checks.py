@@ -21,7 +21,7 @@ def spare_what_was_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cg, "_below", lambda root: {pid for pid in below(root) if pid not in before})
 
 
-def test_scores_are_clamped_and_guarded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_are_clipped_and_exceptions_score_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = cg.Checks(tmp_path)
     for name, value in [("yes", True), ("half", 0.5), ("much", 7), ("less", -1), ("none", None), ("nan", float("nan"))]:
         checks(name)(lambda: value)  # noqa: B023
@@ -47,7 +47,7 @@ def test_readers(tmp_path: Path) -> None:
     assert cg.read_json(tmp_path / "a.json") == {"a": 1}
 
 
-def test_readers_refuse_what_is_no_small_file(tmp_path: Path) -> None:
+def test_readers_raise_for_special_and_large_files(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/hostname")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -133,7 +133,7 @@ def test_orphans_are_reaped_while_a_program_runs(tmp_path: Path) -> None:
     assert checker(tmp_path, body)[0] == "1"
 
 
-def test_programs_that_hang_too_often_are_not_run_any_more(tmp_path: Path) -> None:
+def test_programs_that_hang_repeatedly_are_not_run_again(tmp_path: Path) -> None:
     body = """
 cg.HUNG_SECONDS = 0.4
 for _ in range(3):

@@ -66,7 +66,7 @@ FILES = st.dictionaries(NAMES, st.tuples(DATA, st.booleans()), max_size=4)
 @example({"a": (b"", False)}, {})
 @example({}, {"a b": (b"", True)})
 @example({"d": (b"x\n", False)}, {"d/x": (b"x\n", False)})
-def test_git_makes_the_graded_tree_of_it(before: Files, after: Files) -> None:
+def test_git_apply_gives_the_graded_files(before: Files, after: Files) -> None:
     assert applied(before, diff(made(before), made(after))) == after
 
 
@@ -85,19 +85,19 @@ def test_large_files(changed: Mapping[int, bytes]) -> None:
     assert len(patch) < (1000 if len(changed) == 1 else 200_000)
 
 
-def test_what_cannot_be_compared_in_time_is_one_hunk() -> None:
+def test_expensive_comparison_is_one_hunk() -> None:
     before = b"".join(b"%d\n" % (n % 1999) for n in range(30_000))
     after = b"".join(b"%d\n" % (n * 7 % 1999) for n in range(30_000))
     patch = diff(made({"a": (before, False)}), made({"a": (after, False)}))
     assert patch.count(b"@@ -") == 1
 
 
-def test_nothing_changed_is_no_text() -> None:
+def test_unchanged_workspace_has_empty_diff() -> None:
     files = made({"a": (b"x", False), "b": (b"\0", True)})
     assert diff(files, files) == b""
 
 
-def test_a_large_file_is_named_only() -> None:
+def test_too_large_file_is_only_named() -> None:
     text = diff({}, made({"big": (b"x\n" * 10 * 2**20, False), "small": (b"x\n", False)}))
     assert len(text) < 1000
     assert b"# too large to be shown: big" in text
@@ -140,14 +140,14 @@ GIVEN = {"tests/test_a.py": b"assert 1\n"}
         ({"a.py": b"2\n"}, {"b": "tests", "c": "a.py", "tests/test_b.py": "../a.py"}),
     ],
 )
-def test_what_is_protected_is_as_it_was_given(left: dict[str, bytes], links: dict[str, str]) -> None:
+def test_protected_files_are_restored(left: dict[str, bytes], links: dict[str, str]) -> None:
     made_task = protecting("tests/*", "conftest.py", "*/conftest.py")
     found = tree_of(made_task, left, links)
     mine = {path: data for path, data in found.items() if path.startswith("mine/")}
     assert {path: data for path, data in found.items() if path not in mine} == {"a.py": b"2\n", **GIVEN}
 
 
-def test_hidden_tests_are_put_over_it_and_are_not_in_the_diff() -> None:
+def test_overlay_is_graded_but_not_in_diff() -> None:
     hidden = TaskFile("tests/test_b.py", b"assert 2\n")
     made_task = protecting("tests/*", overlay=(hidden, TaskFile("new/test_c.py", b"assert 3\n")))
     left = {"a.py": b"2\n", "new/test_c.py/deep": b"x", "tests/test_b.py": b"mine"}
@@ -163,7 +163,7 @@ def test_hidden_tests_are_put_over_it_and_are_not_in_the_diff() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["a.py", "b.py", "tests/test_a.py", "x/conftest.py"]), TEXT, max_size=4))
-def test_the_diff_and_what_is_graded_are_of_one_mind(left: dict[str, bytes]) -> None:
+def test_diff_matches_graded_files(left: dict[str, bytes]) -> None:
     made_task = protecting("tests/*", "*/conftest.py")
     tar = packed([TaskFile(path, data) for path, data in left.items()])
     after = submitted(tar, made_task.verifier)

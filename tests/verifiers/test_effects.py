@@ -25,12 +25,12 @@ NOT_CLOCK = [
 
 
 @pytest.mark.parametrize(("source", "found"), CLOCK)
-def test_reads_of_the_clock_are_found_with_their_line(source, found):
+def test_clock_reads_are_found_with_line(source, found):
     assert effects_of(source).clock == (found,)
 
 
 @pytest.mark.parametrize("source", NOT_CLOCK)
-def test_what_is_no_clock(source):
+def test_other_time_functions_are_not_clock_reads(source):
     assert effects_of(source) == Effects()
 
 
@@ -86,7 +86,7 @@ def test_programs_with_a_timeout(source):
 
 
 @pytest.mark.parametrize("pattern", ["(", "a(?i)b", "[z-a]", "(?P<x>a)(?P<x>b)"])
-def test_a_pattern_that_does_not_compile(pattern):
+def test_invalid_pattern_is_found(pattern):
     assert len(effects_of(f"import re\nre.search({pattern!r}, text)").bad_patterns) == 1
 
 
@@ -99,9 +99,9 @@ def test_a_pattern_that_does_not_compile(pattern):
         "text.split('(')",
     ],
 )
-def test_patterns_that_do_or_are_unknown(source):
+def test_valid_and_unknown_patterns(source):
     assert effects_of(source).bad_patterns == ()
 
 
-def test_what_cannot_be_parsed_has_no_effects():
+def test_invalid_source_has_no_effects():
     assert effects_of("import time\ntime.time(") == Effects()

@@ -88,25 +88,25 @@ async def test_scores_of_a_model_are_marked() -> None:
         ("refused", "judge-refused"),
     ],
 )
-async def test_what_only_this_submission_causes_scores_0(text: str, cause: str) -> None:
+async def test_error_caused_by_submission_scores_0(text: str, cause: str) -> None:
     result = await grade(graded(), left(text.encode()), NOBODY)
     assert (result.official, result.strict, result.cause) == (0.0, 0.0, cause)
 
 
-async def test_endpoint_that_is_gone_is_never_a_0() -> None:
+async def test_unreachable_endpoint_raises() -> None:
     with pytest.raises(EngineError, match="connection refused"):
         await grade(graded(), left(b"gone"), NOBODY)
 
 
 @pytest.mark.parametrize("text", ["crash", "value", "nan", "refused"])
-async def test_grader_that_fails_on_the_untouched_workspace_too_is_at_fault(text: str) -> None:
+async def test_grader_that_fails_on_initial_workspace_raises(text: str) -> None:
     made = dataclasses.replace(graded(), inputs=(TaskFile("output/sum.txt", text.encode()),))
     with pytest.raises(GradingError, match="fails on the untouched workspace too") as caught:
         await grade(made, left(text.encode()), NOBODY)
     assert caught.value.cause.startswith("control-")
 
 
-async def test_scores_beyond_the_range_are_held_and_named() -> None:
+async def test_scores_out_of_range_are_clipped_and_named() -> None:
     result = await grade(graded(), left(b"high"), NOBODY)
     assert result.checks == {"right": 1.0, "low": 0.0}
     assert result.out_of_range == ("low", "right")
@@ -118,7 +118,7 @@ def test_hash_covers_the_name_and_the_options_of_a_grader() -> None:
     assert graded(right=7, model="m").content_hash == graded(model="m", right=7).content_hash
 
 
-def test_wrong_specifications_are_refused() -> None:
+def test_invalid_specifications_raise() -> None:
     for wrong in (
         {"protocol": "grader"},
         {"protocol": "reward_sh", "grader": "rubric"},
@@ -131,7 +131,7 @@ def test_wrong_specifications_are_refused() -> None:
         judged_by(VerifierSpec("grader", grader="rubrik"))
     with pytest.raises(GradingError, match="does not take wrong"):
         judged_by(VerifierSpec("grader", grader="test-sum", grader_options={"wrong": 1}))
-    with pytest.raises(GradingError, match="is no grader, but dict"):
+    with pytest.raises(GradingError, match="is dict, which is not a grader"):
         judged_by(VerifierSpec("grader", grader="builtins:dict"))
 
 

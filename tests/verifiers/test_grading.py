@@ -26,13 +26,13 @@ async def test_right_answer_is_solved(backend: Backend) -> None:
     assert result.cause is None
 
 
-async def test_doing_nothing_earns_nothing(backend: Backend) -> None:
+async def test_no_work_scores_zero(backend: Backend) -> None:
     result = await grade(task(), Subject(untouched(task())), backend)
     assert (result.official, result.strict, result.corrected) == (0.0, 0.0, None)
 
 
 @pytest.mark.parametrize("second", ["0.5", "0.999", "0", "-1", "float('nan')"])
-async def test_solved_means_every_check_passed_whole(backend: Backend, second: str) -> None:
+async def test_solved_requires_all_checks(backend: Backend, second: str) -> None:
     made = task(f"import json; print(json.dumps({{'made': 1.0, 'right': {second}}}))".encode())
     result = await grade(made, Subject(archive(**NUMBERS)), backend)
     assert result.strict == 0.0
@@ -40,12 +40,12 @@ async def test_solved_means_every_check_passed_whole(backend: Backend, second: s
     assert len(result.checks) == 2
 
 
-async def test_no_check_at_all_is_not_solved(backend: Backend) -> None:
+async def test_no_checks_is_not_solved(backend: Backend) -> None:
     result = await grade(task(b"print('{}')"), Subject(archive(**NUMBERS)), backend)
     assert (result.strict, result.checks) == (0.0, {})
 
 
-async def test_edited_input_that_changes_no_check_is_not_tampered_with(backend: Backend) -> None:
+async def test_edited_input_without_effect_is_not_tampering(backend: Backend) -> None:
     """The same numbers in another order: the input is put back, and the checks say the same."""
     result = await grade(task(), Subject(archive(input__numbers_txt=b"3 2 1", output__sum_txt=b"6")), backend)
     assert result.changed_inputs == ("input/numbers.txt",)
@@ -54,7 +54,7 @@ async def test_edited_input_that_changes_no_check_is_not_tampered_with(backend: 
 
 
 @pytest.mark.parametrize("target", ["../copy", "nowhere", "numbers.txt"], ids=["to a copy", "to nothing", "to itself"])
-async def test_a_link_in_the_place_of_an_input_is_a_change(backend: Backend, target: str) -> None:
+async def test_input_replaced_by_link_is_changed(backend: Backend, target: str) -> None:
     """Whatever it leads to: what is read there is not what the task gave."""
     left = archive(input__numbers_txt=target, copy=b"1 2 3\n", output__sum_txt=b"6")
     result = await grade(task(), Subject(left), backend)
@@ -63,14 +63,14 @@ async def test_a_link_in_the_place_of_an_input_is_a_change(backend: Backend, tar
     assert result.tampered == (target != "../copy")
 
 
-async def test_edited_input_that_only_decides_whether_the_checker_runs_is_tampered_with(backend: Backend) -> None:
+async def test_edited_input_that_breaks_checker_is_tampering(backend: Backend) -> None:
     check = b"import sys; sys.exit(open(sys.argv[1] + '/input/numbers.txt').read() == '1 2 3\\n')"
     made = task(check.replace(b"sys.exit", b"print('{}') or sys.exit"))
     result = await grade(made, Subject(archive(input__numbers_txt=b"0")), backend)
     assert (result.tampered, result.cause, result.strict) == (True, "crash", 0.0)
 
 
-async def test_edited_input_counts_officially_and_not_strictly(backend: Backend) -> None:
+async def test_edited_input_counts_in_official_score_only(backend: Backend) -> None:
     subject = Subject(archive(input__numbers_txt=b"0\n", output__sum_txt=b"0"))
     result = await grade(task(), subject, backend)
     assert result.official == 1.0
@@ -79,7 +79,7 @@ async def test_edited_input_counts_officially_and_not_strictly(backend: Backend)
     assert result.changed_inputs == ("input/numbers.txt",)
 
 
-async def test_an_input_that_the_task_lets_change_is_not_restored(backend: Backend) -> None:
+async def test_mutable_input_is_not_restored(backend: Backend) -> None:
     made = task()
     made = dataclasses.replace(made, verifier=dataclasses.replace(made.verifier, mutable_inputs=("input/*",)))
     result = await grade(made, Subject(archive(input__numbers_txt=b"0\n", output__sum_txt=b"0")), backend)
@@ -102,7 +102,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-async def test_a_checker_that_the_agent_breaks_scores_zero_with_a_cause(backend: Backend, kind: str) -> None:
+async def test_checker_broken_by_agent_scores_zero_with_cause(backend: Backend, kind: str) -> None:
     head = "import os, sys\nif os.path.exists(sys.argv[1] + '/output/sum.txt'):\n    "
     made = task(f"{head}{BROKEN[kind]}\nprint('{{\"a\": 0}}')".encode())
     seconds = 2 if kind == "timeout" else 20
@@ -114,13 +114,13 @@ async def test_a_checker_that_the_agent_breaks_scores_zero_with_a_cause(backend:
     assert result.log
 
 
-async def test_a_checker_that_always_fails_is_not_the_agents_fault(backend: Backend) -> None:
+async def test_checker_that_always_fails_raises(backend: Backend) -> None:
     with pytest.raises(GradingError, match="untouched workspace too") as caught:
         await grade(task(b"raise SystemExit(3)"), Subject(archive(output__sum_txt=b"6")), backend)
     assert caught.value.cause == "control-crash"
 
 
-async def test_a_script_of_ones_own_is_run_as_it_is(backend: Backend) -> None:
+async def test_custom_reward_sh_is_run(backend: Backend) -> None:
     script = b"echo noise; test -f /root/.openclaw/workspace/reward/helper.txt && echo 0.25\n"
     spec = VerifierSpec("reward_sh", (TaskFile("reward.sh", script), TaskFile("helper.txt", b"")))
     result = await grade(task(verifier=spec), Subject(archive(output__sum_txt=b"6")), backend)
@@ -128,7 +128,7 @@ async def test_a_script_of_ones_own_is_run_as_it_is(backend: Backend) -> None:
     assert result.checks == {"score": 0.25}
 
 
-async def test_the_payload_has_every_documented_key(backend: Backend) -> None:
+async def test_payload_has_documented_keys(backend: Backend) -> None:
     check = b"""
 import json, os
 body = json.load(open(os.environ["OPENCLAW_REWARD_PAYLOAD"]))
@@ -140,7 +140,7 @@ print(json.dumps({k: float(bool(body.get(k))) for k in keys}))
     assert set(result.checks.values()) == {1.0}
 
 
-async def test_helpers_beside_the_checker_can_be_imported(backend: Backend) -> None:
+async def test_modules_beside_checker_can_be_imported(backend: Backend) -> None:
     made = task(b"import helper\nprint(helper.TEXT)")
     files = (*made.verifier.files, TaskFile("helper.py", b"TEXT = '{\"a\": 1.0}'"))
     made = dataclasses.replace(made, verifier=dataclasses.replace(made.verifier, files=files))
@@ -164,13 +164,13 @@ async def test_harbor(backend: Backend, script: str, official: float, checks: di
     assert result.checks == checks
 
 
-async def test_harbor_without_a_result_is_a_crash_of_the_task(backend: Backend) -> None:
+async def test_harbor_without_result_raises(backend: Backend) -> None:
     spec = VerifierSpec("harbor", (TaskFile("test.sh", b"true"),))
     with pytest.raises(GradingError, match="untouched workspace too"):
         await grade(task(verifier=spec), Subject(archive(a=b"")), backend)
 
 
-async def test_fork_keeps_the_whole_layer_and_its_own_interpreter(backend: Backend) -> None:
+async def test_fork_keeps_all_files_and_uses_its_own_interpreter(backend: Backend) -> None:
     check = b"""
 import json, os, sys
 print(json.dumps({"installed": float(os.path.exists("/usr/local/bin/tool")),
@@ -195,7 +195,7 @@ print(json.dumps({"installed": float(os.path.exists("/usr/local/bin/tool")),
     assert "evil.so" not in result.log, "the loader of the verifier's interpreter has read what the agent left for it"
 
 
-async def test_live_reaches_a_running_service_and_nothing_else(backend: Backend) -> None:
+async def test_live_reaches_running_service_only(backend: Backend) -> None:
     check = b"""
 import json, os, urllib.request
 body = urllib.request.urlopen("http://127.0.0.1:8123/", timeout=5).read()
@@ -226,7 +226,7 @@ async def test_cheap_policies(backend: Backend) -> None:
     }
 
 
-def test_the_hash_changes_with_what_grades() -> None:
+def test_verifier_hash_covers_its_files() -> None:
     digests = {task().verifier.digest, task(b"x").verifier.digest, with_mode(task(), GradingMode.FORK).verifier.digest}
     assert len(digests) == 3
     assert json.dumps(task().content_hash)

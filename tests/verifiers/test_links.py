@@ -37,14 +37,14 @@ def passes(name: str, links: dict[str, str], tree: str) -> bool | None:
 
 
 @given(LINKS)
-def test_links_are_found_as_the_kernel_goes(links: dict[str, str]) -> None:
+def test_links_match_kernel_resolution(links: dict[str, str]) -> None:
     found = links_into(links, ["reward"])
     for name in links:
         expected = passes(name, links, "reward")
         assert expected is None or (name in found) == expected, (name, links)
 
 
-def test_a_chain_as_long_as_a_workspace_and_names_as_long_as_it_may_hold() -> None:
+def test_longest_chains_and_names_are_fast() -> None:
     chain = {f"{i:05}" + "n" * 200: f"{i + 1:05}" + "n" * 200 for i in range(20_000)} | {
         "20000" + "n" * 200: "reward/x"
     }

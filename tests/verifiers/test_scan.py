@@ -61,17 +61,17 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("source", IN_PROCESS)
-def test_running_in_this_process_is_seen(source):
+def test_in_process_execution_is_flagged(source):
     assert scan_checker(source) == "in_process"
 
 
 @pytest.mark.parametrize("source", SUBPROCESS)
-def test_starting_programs_is_seen(source):
+def test_starting_programs_is_flagged(source):
     assert scan_checker(source) == "subprocess"
 
 
 @pytest.mark.parametrize("source", HARMLESS)
-def test_everything_else_is_not_flagged(source):
+def test_other_code_is_not_flagged(source):
     assert scan_checker(source) is None
 
 
@@ -111,7 +111,7 @@ LINES = st.sampled_from(
 
 
 @given(st.lists(LINES, max_size=6).map("\n".join))
-def test_third_party_imports_are_those_of_the_syntax_tree(source):
+def test_third_party_imports_match_syntax_tree(source):
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:

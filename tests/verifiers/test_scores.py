@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 from clawgym.verifiers.scores import (
+    baseline_adjusted,
     checks_of,
-    corrected,
     last_line_score,
     plain_mean,
     standard_score,
@@ -59,7 +59,7 @@ def shipped(stdout: str) -> str | None:
         '{"\\u00e9": 0.3333333333333333, "b": 0.1}',
     ],
 )
-def test_standard_score_is_what_the_shipped_script_prints(stdout: str) -> None:
+def test_standard_score_matches_standard_script(stdout: str) -> None:
     expected = shipped(stdout)
     try:
         got: str | None = str(standard_score(stdout)[0])
@@ -84,11 +84,11 @@ def test_last_line(stdout: str, score: float) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=4), st.floats(allow_nan=True, allow_infinity=True), max_size=9))
-def test_checks_are_held_to_the_unit_interval(values: dict[str, float]) -> None:
+def test_checks_are_clipped_to_unit_interval(values: dict[str, float]) -> None:
     assert all(0.0 <= v <= 1.0 for v in checks_of(values).values())
 
 
-def test_composite_keys_are_left_out_of_the_mean_but_not_of_a_lone_score() -> None:
+def test_composite_keys_are_excluded_unless_alone() -> None:
     assert without_composites({"reward": 0.5, "a": 1.0}) == {"a": 1.0}
     assert plain_mean({"reward": 0.0, "a": 1.0, "b": 0.5}) == 0.75
     assert plain_mean({"score": 0.5}) == 0.5
@@ -96,8 +96,8 @@ def test_composite_keys_are_left_out_of_the_mean_but_not_of_a_lone_score() -> No
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_corrected_is_zero_at_the_floor_and_one_at_the_top(score: float, floor: float) -> None:
-    value = corrected(score, floor)
+def test_baseline_adjusted_is_zero_at_baseline_and_one_at_top(score: float, floor: float) -> None:
+    value = baseline_adjusted(score, floor)
     assert 0.0 <= value <= 1.0
     if score <= floor:
         assert value == 0.0

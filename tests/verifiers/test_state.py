@@ -67,47 +67,47 @@ def compared(tmp_path: Path) -> Callable[..., Comparison]:
     return compare
 
 
-def test_what_was_asked_for_is_whole(compared: Callable[..., Comparison]) -> None:
+def test_complete_work_scores_one(compared: Callable[..., Comparison]) -> None:
     found = compared()
     assert found.exact()
     assert found.tables == ["orders", "stock"], "lines are told with the order that they belong to"
     assert (found.share("orders"), found.share("stock")) == (1.0, 1.0)
 
 
-def test_half_of_what_was_asked_for_is_half(compared: Callable[..., Comparison]) -> None:
+def test_half_of_the_work_scores_half(compared: Callable[..., Comparison]) -> None:
     found = compared(stock=[["nut", 99], ["bolt", 50], ["screw", 7]])
     assert not found.exact()
     assert (found.share("orders"), found.share("stock")) == (1.0, 0.5)
 
 
-def test_what_nobody_asked_for_counts_against_it(compared: Callable[..., Comparison]) -> None:
+def test_unrequested_changes_lower_the_score(compared: Callable[..., Comparison]) -> None:
     found = compared(stock=[["nut", 99], ["bolt", 1], ["screw", 5]])
     assert not found.exact()
     assert found.share("stock") == pytest.approx(2 / 3)
 
 
-def test_a_wrong_value_is_both_missing_and_too_much(compared: Callable[..., Comparison]) -> None:
+def test_wrong_value_counts_as_missing_and_extra(compared: Callable[..., Comparison]) -> None:
     found = compared(stock=[["nut", 98], ["bolt", 50], ["screw", 5]])
     assert found.share("stock") == pytest.approx(1 / 3)
 
 
-def test_nothing_done_is_worth_nothing(compared: Callable[..., Comparison]) -> None:
+def test_no_work_scores_zero(compared: Callable[..., Comparison]) -> None:
     found = compared(**START)
     assert not found.exact()
     assert (found.share("orders"), found.share("stock")) == (0.0, 0.0)
 
 
-def test_a_table_that_nobody_asked_for_and_nobody_changed_has_no_share(compared: Callable[..., Comparison]) -> None:
+def test_unchanged_table_without_expected_changes_is_ignored(compared: Callable[..., Comparison]) -> None:
     assert compared().share("lines") == 0.0
 
 
 @pytest.mark.parametrize("number", [4, 77])
-def test_the_number_that_a_tool_gave_does_not_count(compared: Callable[..., Comparison], number: int) -> None:
+def test_generated_ids_do_not_count(compared: Callable[..., Comparison], number: int) -> None:
     lines = [*START["lines"], [number, "screw", 2], [number, "nut", 1]]
     assert compared(orders=[*START["orders"], [number, "Cleo", 5.0]], lines=lines).exact()
 
 
-def test_blanks_do_not_count_and_types_do(compared: Callable[..., Comparison]) -> None:
+def test_types_count_but_blanks_do_not(compared: Callable[..., Comparison]) -> None:
     assert compared(orders=[*START["orders"], [3, " Cleo\n", 5.0]]).exact()
     assert not compared(orders=[*START["orders"], [3, "cleo", 5.0]]).exact()
     assert not compared(stock=[["nut", "99 or so"], ["bolt", 50], ["screw", 5]]).exact()
@@ -116,20 +116,20 @@ def test_blanks_do_not_count_and_types_do(compared: Callable[..., Comparison]) -
 @pytest.mark.parametrize(
     "lines", [[[3, "nut", 1]], [[3, "nut", 1], [3, "screw", 3]], [[3, "nut", 1], [3, "screw", 2], [3, "bolt", 1]]]
 )
-def test_the_parts_of_what_is_new_count(compared: Callable[..., Comparison], lines: list[list[Any]]) -> None:
+def test_parts_of_new_rows_count(compared: Callable[..., Comparison], lines: list[list[Any]]) -> None:
     found = compared(lines=[*START["lines"], *lines])
     assert not found.exact()
     assert found.share("orders") == 0.0
     assert found.share("lines") == 0.0
 
 
-def test_a_line_that_is_added_to_an_old_order_counts_for_itself(compared: Callable[..., Comparison]) -> None:
+def test_line_added_to_existing_order_counts(compared: Callable[..., Comparison]) -> None:
     found = compared(lines=[*END["lines"], [1, "bolt", 1]])
     assert not found.exact()
     assert found.share("orders") == 1.0
 
 
-def test_rows_that_are_gone_count(tmp_path: Path) -> None:
+def test_deleted_rows_count(tmp_path: Path) -> None:
     end = {**START, "orders": START["orders"][:1], "lines": START["lines"][:1]}
     expected = {"shape": SHAPE, "start": START, "end": end}
     found = Comparison(world(tmp_path / "w", end), expected)
@@ -146,7 +146,7 @@ def test_rows_that_are_gone_count(tmp_path: Path) -> None:
     "more",
     ["CREATE VIEW v AS SELECT 1", "CREATE TABLE more (x)", "CREATE INDEX i ON stock (amount)", "DROP TABLE lines"],
 )
-def test_another_shape_makes_every_check_zero(compared: Callable[..., Comparison], more: str) -> None:
+def test_changed_schema_scores_zero(compared: Callable[..., Comparison], more: str) -> None:
     _unusable(compared(more))
 
 
@@ -213,13 +213,13 @@ def _sql(path: Path, sql: str) -> None:
 @pytest.mark.parametrize(
     "spoil", [_none, _text, _cut, _huge, _link, _folder, _pipe, _bytes, _text_that_is_none, _too_many]
 )
-def test_a_spoilt_file_makes_every_check_zero(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_damaged_file_scores_zero(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     path = world(tmp_path / "w.sqlite", END)
     spoil(path)
     _unusable(Comparison(path, {"shape": SHAPE, "start": START, "end": END}))
 
 
-def test_the_file_is_not_written_to(tmp_path: Path) -> None:
+def test_state_file_is_not_written(tmp_path: Path) -> None:
     path = world(tmp_path / "w.sqlite", END)
     before = path.read_bytes()
     assert Comparison(path, {"shape": SHAPE, "start": START, "end": END}).exact()

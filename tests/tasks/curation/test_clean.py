@@ -68,7 +68,7 @@ def test_changed_and_missing_tasks_are_problems(tasks):
     found = select(TaskSet("here", (tasks[0], changed)), [verdict(task) for task in tasks], "clean")
     assert [task.id for task in found.tasks] == ["a"]
     assert list(found.problems) == ["b", "c"]
-    assert "not what was audited" in found.problems["b"]
+    assert "changed since the audit" in found.problems["b"]
     assert "not in here" in found.problems["c"]
 
 

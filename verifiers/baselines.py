@@ -1,8 +1,8 @@
-"""Floors: what a task pays for no work, so that scores can be corrected for it.
+"""No-model baselines: the score of a task without any work, for baseline-adjusted scores.
 
-A floor is the best mean of the non-composite checks that a cheap policy earns (:mod:`clawgym.verifiers.cheap`).
-Measured once for each task content and kept in the user's cache; floors of the public task sets and of our packs
-come with the package.
+The baseline is the best mean of the non-composite checks over the cheap policies (:mod:`clawgym.verifiers.cheap`). It
+is measured once for each task content and kept in the user's cache. Baselines of the public task sets and of the packs
+are part of the package (``floors.json.gz``).
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from clawgym.records import Task
 from clawgym.sandbox.protocol import Backend
 from clawgym.verifiers.cheap import CHEAP_POLICIES, cheap_workspace, grade_cheaply
 
-__all__ = ["key_of", "known_floor", "measure_floor"]
+__all__ = ["key_of", "known_baseline", "measure_baseline"]
 
 _lock = threading.Lock()
 
 
-async def measure_floor(task: Task, backend: Backend) -> float:
-    """The task's floor; measured with four gradings if it is not known, and kept where the cache can be written."""
-    known = known_floor(task)
+async def measure_baseline(task: Task, backend: Backend) -> float:
+    """The task's no-model baseline in [0, 1]. If it is not known, four gradings measure it; the result is cached."""
+    known = known_baseline(task)
     if known is not None:
         return known
-    task = task.frozen()  # what is measured is what the floor is kept under
-    floor = max([(await grade_cheaply(task, cheap_workspace(task, p), backend)).mean for p in CHEAP_POLICIES])
+    task = task.frozen()  # so that the measured content is the one in the key
+    baseline = max([(await grade_cheaply(task, cheap_workspace(task, p), backend)).mean for p in CHEAP_POLICIES])
     with _lock:
-        floors = _cached() | {key_of(task): floor}
+        known_baselines = _cached() | {key_of(task): baseline}
         path = _cache_path()
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(floors))
+            temporary.write_text(json.dumps(known_baselines))
             temporary.replace(path)
-        except OSError:  # a full disk: it is measured again the next time
+        except OSError:  # a full disk: the baseline is measured again next time
             with contextlib.suppress(OSError):
                 temporary.unlink()
         _read.cache_clear()
-    return floor
+    return baseline
 
 
-def known_floor(task: Task) -> float | None:
-    """The floor that came with the package or was measured before, or None."""
+def known_baseline(task: Task) -> float | None:
+    """The baseline from the package or the cache, or None."""
     key = key_of(task)
     shipped = _shipped().get(key)
     return shipped if shipped is not None else _cached().get(key)
 
 
 def key_of(task: Task) -> str:
-    """Under what a floor is kept: the task's content."""
+    """The key of a baseline: the first 24 digits of the task's content hash."""
     return task.content_hash[:24]
 
 
