@@ -1,7 +1,7 @@
 """Cheap policies: workspaces that are made without doing the work.
 
-``nothing`` leaves the inputs as they are, ``empty`` deletes them, ``touch`` creates an empty file at each output path in
-the instruction, and ``echo`` writes the instruction into each. Their best score is a task's no-model baseline
+``nothing`` leaves the inputs as they are, ``empty`` deletes them, ``touch`` creates an empty file at each output path
+in the instruction, and ``echo`` writes the instruction into each. Their best score is a task's no-model baseline
 (:mod:`clawgym.verifiers.baselines`). A verifier that fails on them has a flaw (``clawgym tasks audit``).
 """
 
