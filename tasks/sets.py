@@ -71,7 +71,7 @@ def about(name: str) -> str:
     return f"{what}, version {pack(name).version}; " + " and ".join(f"{name}:{split}" for split in SPLITS)
 
 
-def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
+def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | None = None) -> TaskSet:
     """The task set called ``name``, or at the path ``name``.
 
     Args:
@@ -88,6 +88,7 @@ def load(name: str, *, limit: int | None = None, ids: Iterable[str] | None = Non
         TaskError: if the set has no readable task.
         MissingDependency: if the set must be downloaded and huggingface_hub is not installed.
     """
+    name = str(name)
     wanted = None if ids is None else list(ids)
     stop = limit if wanted is None else None
     base, _, version = name.partition("@")
