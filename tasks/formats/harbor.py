@@ -76,9 +76,9 @@ def read_task(folder: Path) -> Task:
         check_folders_only(extras, f"{where}: metadata.clawgym", "Harbor folders")
     limits = config.limits(where)
     reasons: list[str] = []
-    box = _ours(folder, config, extras) if extras else None
-    if box is None:
-        box, reasons = _environment(folder, config, where)
+    sandbox = _ours(folder, config, extras) if extras else None
+    if sandbox is None:
+        sandbox, reasons = _environment(folder, config, where)
         reasons = [*config.unsupported(), *_script_reasons(folder), *reasons]
     if extras:
         limits = extras.read_limits(f"{where}: metadata.clawgym", limits)
@@ -86,7 +86,7 @@ def read_task(folder: Path) -> Task:
     instruction = _instruction(folder, config, exact=extras is not None)
     verifier = _verifier(walk_part(folder, "tests"), config, extras, folder)
     # Harbor does not distinguish inputs from outputs: its tests expect the files as the agent left them.
-    mutable = extras.read_mutable(instruction, box.get("inputs", ())) if extras else ("*",)
+    mutable = extras.read_mutable(instruction, sandbox.get("inputs", ())) if extras else ("*",)
     return Task(
         id=check_task_id(folder.name, str(folder)),
         instruction=instruction,
@@ -97,7 +97,7 @@ def read_task(folder: Path) -> Task:
         wrong_solutions=check_wrong(walk_part(folder, "wrong"), f"{folder}/wrong"),
         unsupported=reasons[0] if reasons else None,
         origin=str(folder),
-        **box,
+        **sandbox,
     )
 
 
@@ -197,30 +197,30 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
     context = walk_part(folder, "environment")
     names = {file.path for file in context}
     env, reasons = environment.variables()
-    box: dict[str, Any] = {"env": env}
+    sandbox: dict[str, Any] = {"env": env}
     if compose := sorted(names & {"docker-compose.yaml", "docker-compose.yml", "compose.yaml"}):
-        return box, [*reasons, f"needs several containers (environment/{compose[0]})"]
+        return sandbox, [*reasons, f"needs several containers (environment/{compose[0]})"]
     if ".dockerignore" in names:
-        return box, [*reasons, "needs an image build (environment/.dockerignore)"]
+        return sandbox, [*reasons, "needs an image build (environment/.dockerignore)"]
     try:
         if "Dockerfile" in names:
             build = read_dockerfile(read_text(folder, "environment/Dockerfile"), context)
             workspace = environment.workdir or build.workdir
-            box["env"] = {**build.env, **env}
+            sandbox["env"] = {**build.env, **env}
         elif environment.docker_image:
-            box["image"] = "default" if is_plain_image(environment.docker_image) else environment.docker_image
-            if box["image"] != "default":
-                return box, [*reasons, f"needs the container image {environment.docker_image}"]
+            sandbox["image"] = "default" if is_plain_image(environment.docker_image) else environment.docker_image
+            if sandbox["image"] != "default":
+                return sandbox, [*reasons, f"needs the container image {environment.docker_image}"]
             workspace, build = environment.workdir or "/", None
         else:
             raise TaskError(f"{folder}/environment/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
         if system_folder(workspace):
             raise NeedsBuild(f"works in {workspace}, a system folder of the sandbox")
-        box["workspace"] = check_workspace(workspace, f"{where}: working folder")
-        box["inputs"] = build.inputs(workspace) if build else context
+        sandbox["workspace"] = check_workspace(workspace, f"{where}: working folder")
+        sandbox["inputs"] = build.inputs(workspace) if build else context
     except NeedsBuild as error:
         reasons.append(f"environment/Dockerfile {error}")
-    return box, reasons
+    return sandbox, reasons
 
 
 def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras | None, folder: Path) -> VerifierSpec:

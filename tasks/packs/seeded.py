@@ -1,7 +1,7 @@
-"""What the packs that are made from integer seeds share: generators by name, two sides, plain words.
+"""Packs whose tasks are made from integer seeds: named generators, two splits, and a list of plain words.
 
-Invariants: a draft depends on ``random.Random(f"{generator}:{seed}")`` and on nothing else; even seeds are for
-training and odd seeds are held out, and no text that a pack holds apart is ever on both sides.
+Invariants: a draft depends only on ``random.Random(f"{generator}:{seed}")``. Even seeds are the training split and odd
+seeds the held-out split. A text that must differ between the splits (the instruction at least) is never in both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FIRST", "WORDS", "Generator", "SeededPack", "Split", "csv_text", "dr
 
 
 class Instructed(Protocol):
-    """What every pack's drafts have."""
+    """A draft of a task; each pack has its own class."""
 
     @property
     def instruction(self) -> str: ...
@@ -40,7 +40,7 @@ planet plum pocket poplar prairie puzzle quartz quilt rabbit raven reef ribbon r
 shadow silver spruce squid summit sunset
 """
 WORDS = tuple(_WORDS.split())
-"""Plain words; none is part of another, so that a substring search finds whole words only."""
+"""Plain words. None is a substring of another, so that a substring search finds whole words only."""
 
 FIRST = (
     *("Ada", "Bea", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Mio", "Nora", "Olga"),
@@ -53,7 +53,7 @@ _SEEDS: dict[Split, Sequence[int]] = {"train": range(0, 16, 2), "heldout": (1, 3
 
 @dataclass(frozen=True)
 class Generator(Generic[D]):
-    """A named family of instances, one for each seed."""
+    """A named function that makes one instance for each seed."""
 
     name: str
     family: str
@@ -65,7 +65,7 @@ class Generator(Generic[D]):
         return f"{self.name}-{split_of(seed)[0]}{seed:04d}"
 
     def metadata(self, seed: int) -> dict[str, Any]:
-        """As it stands in the task."""
+        """The metadata of the task for ``seed``."""
         return {
             "category": self.family,
             "family": self.family,
@@ -88,16 +88,17 @@ def generator(
 
 
 def split_of(seed: int) -> Split:
-    """Even seeds are for training, odd seeds are held out."""
+    """The split of a seed: even seeds are the training split, odd seeds the held-out split."""
     return "heldout" if seed % 2 else "train"
 
 
 def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
-    """Draw until the hashes of the instruction, and of each text to hold ``apart`` as well, fall on the seed's side:
-    this keeps the splits apart."""
+    """Draw drafts until the instruction, and each text of ``apart``, has a hash of the same parity as the seed.
+
+    So these texts never occur in both splits. Raises :class:`TaskError` for a negative seed, and if 1,000 draws fail."""
     if seed < 0:
         raise TaskError(
-            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (train) or 1, 3, 5, ... (held out)"
+            f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (training) or 1, 3, 5, ... (held-out split)"
         )
     rng = random.Random(f"{made_by.name}:{seed}")
     for _ in range(1000):
@@ -115,20 +116,21 @@ class SeededPack(Generic[D]):
     name: str
     version: str
     generators: Mapping[str, Generator[D]]
-    """In the order of :meth:`load`."""
+    """Generators by name, in the order of :meth:`load`."""
     build: Callable[[Generator[D], int], Task]
 
     def make(self, generator: str, seed: int) -> Task:
-        """The instance of a generator for a seed: the same one everywhere."""
+        """The instance of a generator for a seed, the same on every machine. Raises :class:`TaskSetNotFound` for an
+        unknown generator."""
         if generator not in self.generators:
             hint = did_you_mean(generator, self.generators) or f" Choose one of {', '.join(self.generators)}"
             raise TaskSetNotFound(f"{self.name} has no generator {generator!r}.{hint}")
         return self.build(self.generators[generator], seed)
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        """One task per generator and seed: by default two held-out ones of each generator, or eight for training.
+        """One task per generator and seed. The default is two seeds for ``heldout`` and eight for ``train``.
 
-        ``seeds`` must lie on the side of ``split``: even for ``train``, odd for ``heldout``.
+        ``seeds`` must be in the split: even for ``train``, odd for ``heldout``.
         """
         if split not in _SEEDS:
             raise TaskSetNotFound(f"{self.name} has no split {split!r}: choose 'train' or 'heldout'")

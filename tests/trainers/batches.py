@@ -1,4 +1,4 @@
-"""Batches made by hand, as a pool gives them."""
+"""Hand-made batches in the form of the pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["batch_of", "episode_of", "sample_of"]
 def sample_of(
     ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], turns: Sequence[int] | None = None
 ) -> TrainingSequence:
-    """A row; all of it turn 0 unless ``turns`` says of each trained id which turn it is of."""
+    """A training sequence; ``turns`` gives the turn of each trained id, 0 by default."""
     count = sum(mask)
     turn_of = tuple(turns or [0] * count)
     return TrainingSequence(
@@ -25,7 +25,7 @@ def sample_of(
 def episode_of(
     number: int, reward: float, samples: Sequence[TrainingSequence], judged: Mapping[int, float] | None = None
 ) -> BatchEpisode:
-    """A closed episode with its rows, and with process rewards by turn."""
+    """A closed episode with training sequences and process rewards by turn."""
     pooled = PooledEpisode(
         id=f"e{number}", channel="train", task_id="t", task_hash="", group="g", sample=number, seed=0, agent="",
         secret_sha256="", state="closed", n_turns=1, opened_at=0.0, outcome="solved" if reward == 1 else "failed",
@@ -41,7 +41,7 @@ def batch_of(groups: Sequence[Sequence[BatchEpisode]]) -> Batch:
 
 
 def some_batch(seed: int = 0, *, vocab: int = 600) -> Batch:
-    """Two groups of four, prompts in common, one episode with two rows."""
+    """Two groups of four with shared prompts; one episode has two training sequences."""
     rng = random.Random(seed)
     groups = []
     for group in range(2):

@@ -14,7 +14,7 @@ __all__ = ["judge_endpoint"]
 
 @contextlib.asynccontextmanager
 async def judge_endpoint() -> AsyncIterator[Callable[[bool], str]]:
-    """Finds every step good; its address, with a hint or without."""
+    """A judge that finds every step good, with or without a hint; yields its address."""
 
     async def answer(request: web.Request) -> web.Response:
         marker = re.search(r"<hint (\w+)>", json.dumps((await request.json())["messages"]))

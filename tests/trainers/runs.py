@@ -1,4 +1,4 @@
-"""A training run that is over in seconds."""
+"""A training run that takes seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Said", "small"]
 
 
 def small(**parts: Any) -> TrainConfig:
-    """One-word tasks, a model of random weights, a few episodes a step."""
+    """One-word tasks, a random model, a few episodes per step."""
     return TrainConfig.model_validate(
         {
             "name": "small",
@@ -36,7 +36,7 @@ def small(**parts: Any) -> TrainConfig:
 
 
 class Said:
-    """Keeps what a run says."""
+    """Records the messages of a run."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Formulas against numbers worked out by hand."""
+"""Formulas compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_top_k_overlap() -> None:
     close(formulas.topk_overlap(longs(1, 2)[None], longs(2, 1)[None]), 1)
 
 
-# --- what does not fit is said
+# --- errors
 
 
 @pytest.mark.parametrize(

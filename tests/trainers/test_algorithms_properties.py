@@ -1,4 +1,4 @@
-"""What must hold for any batch: invariances, votes, gradients, padding."""
+"""Properties of the formulas for any batch: invariances, weights, gradients, padding."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def same(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
 
 @holds(batches(), st.floats(-50, 50), st.floats(0.1, 50))
 def test_advantages_are_invariant_to_shift_and_scale(batch: Steps, shift: float, scale: float) -> None:
-    """With eps=0: then the deviation takes the scale out. RLOO and the forms without deviation keep the scale."""
+    """With eps=0 the standard deviation removes the scale. RLOO and the forms without it keep the scale."""
     moved, steps = batch.outcome * scale + shift, batch.rewards * scale + shift
     at = (batch.groups, batch.steps, batch.episodes)
     for std, factor in ((True, 1.0), (False, scale)):
@@ -166,13 +166,13 @@ def test_all_forms_equal_grpo_for_one_step_episodes(batch: Steps) -> None:
     same(formulas.step_advantages(batch.outcome, batch.group_of, one, own), grpo)
     zeros = torch.zeros_like(batch.outcome)
     same(formulas.integrated_advantages(zeros, batch.outcome, batch.group_of, own), grpo)
-    # Every step an index of its own: each bucket is of one, and the group's baseline is what GRPO takes.
+    # Every step has its own index: each bucket has one step, so the baseline is that of GRPO.
     same(formulas.step_advantages(batch.outcome, batch.group_of, own, own), grpo)
 
 
 @holds(batches(), st.integers(2, 4))
 def test_episodes_are_weighted_equally_in_baselines(batch: Steps, times: int) -> None:
-    """The first episode's steps are repeated: nobody's baseline moves."""
+    """Repeating the steps of the first episode changes no baseline."""
     again = torch.ones_like(batch.episodes)
     again[batch.episodes == 0] = times
     kept = torch.repeat_interleave(torch.arange(len(again)), again)
@@ -284,7 +284,7 @@ def test_padded_and_flat_tensors_give_same_loss(seed: int, rows: int, width: int
     episodes = torch.arange(rows)[:, None].expand(rows, width) // 2
     weights = torch.zeros(rows, width)
     weights[mask] = formulas.token_weights(episodes[mask])
-    if spoil:  # what is in the padding does not matter
+    if spoil:  # values in the padding are ignored
         nan = torch.full_like(old, torch.nan)
         logp, old, engine, gain = (torch.where(mask, x, nan) for x in (logp, old, engine, gain))
     logp.requires_grad_()

@@ -63,7 +63,7 @@ def test_grpo(generator: torch.Generator, mask: Tensor, std: bool) -> None:
 
 
 def test_intended_differences_from_verl() -> None:
-    """If this fails, verl has changed: the list above is to be read again."""
+    """If this fails, verl has changed: check the list above."""
     rewards, mask = torch.tensor([0.7, 0.1, 0.1, 0.1]), torch.ones(4, 1)
     groups = torch.tensor([0, 1, 1, 1])
     theirs, _ = core.compute_grpo_outcome_advantage(rewards[:, None], mask, groups.numpy())
@@ -108,7 +108,7 @@ def weights_of(mask: Tensor, mode: str, norm: float | None) -> Tensor:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_aggregation(generator: torch.Generator, mask: Tensor, mode: str) -> None:
-    mask[3] = 0  # a row without a trained token is nobody's voter
+    mask[3] = 0  # a sequence without trained tokens has no weight
     losses = torch.randn(B, T, generator=generator)
     ours, norm = MODES[mode]
     theirs = core.agg_loss(losses, mask, mode, loss_scale_factor=norm)

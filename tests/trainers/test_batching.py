@@ -1,4 +1,4 @@
-"""Training sequences as tensors: what is put together is computed as if it lay alone."""
+"""Packing of training sequences: results equal those of single sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clawgym.trainers.common.policy import token_logprobs
 
 @st.composite
 def paths(draw: st.DrawFn) -> list[MaskedSequence]:
-    """Rows over few ids, so that many begin alike; some are equal, some a beginning of another one."""
+    """Sequences over few ids, so that many share prefixes; some are equal, some are prefixes of others."""
     count = draw(st.integers(1, 8))
     made = []
     for _ in range(count):
@@ -30,7 +30,7 @@ def paths(draw: st.DrawFn) -> list[MaskedSequence]:
 
 
 def along(row: Packed, place: int) -> list[int]:
-    """The ids that the token at ``place`` sees, in their order."""
+    """The ids that the token at ``place`` attends to, in order."""
     return [int(row.ids[n]) for n in row.seen()[place].nonzero()[0]]
 
 
@@ -58,7 +58,7 @@ def test_token_attends_to_its_own_sequence_only(made: list[MaskedSequence], row_
 
 @given(paths())
 def test_shared_prefix_is_stored_once(made: list[MaskedSequence]) -> None:
-    opening = tuple(range(100, 200))  # long enough to be worth one row
+    opening = tuple(range(100, 200))  # long enough to share a row
     made = [MaskedSequence(opening + path.ids, (0,) * 100 + path.mask) for path in made]
     (row,) = pack(made, row_tokens=10**6)
     beginnings = {path.ids[:n] for path in made for n in range(1, len(path.ids) + 1)}
@@ -67,7 +67,7 @@ def test_shared_prefix_is_stored_once(made: list[MaskedSequence]) -> None:
 
 @pytest.mark.parametrize(("shared", "own", "rows"), [(0, 50, 16), (10, 300, 16), (600, 32, 1), (200, 100, 2)])
 def test_sequence_joins_row_only_if_cheaper(shared: int, own: int, rows: int) -> None:
-    """Unrelated paths in one row would make attention dearer and save nothing."""
+    """Unrelated sequences in one row would make attention slower without saving anything."""
     made = [
         MaskedSequence((*range(shared), *range(at, at + own)), (0,) * (shared + own)) for at in range(1000, 17000, 1000)
     ]

@@ -1,4 +1,4 @@
-"""One file, checked as a whole."""
+"""The configuration file."""
 
 from __future__ import annotations
 

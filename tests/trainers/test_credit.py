@@ -1,4 +1,4 @@
-"""Advantages of turns: outcome and process together, as a configuration asks."""
+"""Advantages of turns from outcome and process rewards."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The pack ``gui-basic``: work at web pages and in native programs by mouse and keyboard, made from integer seeds.
 
-Even seeds are for training, odd seeds are held out; neither an instruction nor a reference chain of actions is on both
-sides, whatever the seed. Some tasks cannot be done (their generators say so), and each has a twin in nearly the same
-words that can.
+Even seeds are the training split, odd seeds the held-out split. No instruction and no reference chain of actions is in
+both. Some tasks are infeasible (see their generators); each has a feasible twin with a similar instruction.
 """
 
 from __future__ import annotations

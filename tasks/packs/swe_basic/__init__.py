@@ -1,7 +1,7 @@
-"""The pack ``swe-basic``: bugs in well-tested packages, as recipes; the packages are fetched at first use.
+"""The pack ``swe-basic``: bugs in well-tested packages, as recipes. The packages are downloaded at first use.
 
-A recipe (``<package>.json.gz``) holds digests, places and replacements, no package's code. Packages, not instances, are
-divided into the splits: no repository is on both sides. ``docs/swe.md`` tells how the recipes were made.
+A recipe (``<package>.json.gz``) has digests, positions and replacements, but no code of the package. The splits have
+different packages, so no repository is in both. docs/swe.md describes how the recipes were made.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def recipe(package: str) -> Recipe:
 
 
 def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-    """The instances of a split. What is not in the cache yet is downloaded, with progress on stderr.
+    """The instances of a split. Missing packages are downloaded, with progress on stderr.
 
-    Raises :class:`TaskSetNotFound` for another split, or if a package cannot be had; :class:`TaskError` for ``seeds``,
-    which this pack does not have; :class:`MissingDependency` without the extra ``packages``, if something is missing.
+    Raises :class:`TaskSetNotFound` for an unknown split or if a package cannot be downloaded, :class:`TaskError` if
+    ``seeds`` are given, and :class:`MissingDependency` if a download needs the extra ``packages``.
     """
     if split not in PACKAGES:
         raise TaskSetNotFound(f"{NAME} has no split {split!r}: choose 'train' or 'heldout'")
@@ -66,13 +66,13 @@ def taskset(name: str, packages: Sequence[str]) -> TaskSet:
         with _shown() as progress:
             tasks = build_all(wanted, progress=progress)
     except TaskSetNotFound as error:
-        raise TaskSetNotFound(f"{name} is made of packages that are not all on this machine: {error}") from error
+        raise TaskSetNotFound(f"{name} needs packages that are not on this machine: {error}") from error
     return TaskSet(name, tuple(tasks), VERSION)
 
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
-    """A line on stderr, from the first download on; nothing where all is there."""
+    """A status line on stderr, from the first download on."""
     from rich.text import Text
 
     from clawgym.console import Console

@@ -1,7 +1,7 @@
 """The pack ``toolcall-basic``: tasks for agents with tools, made from integer seeds.
 
-Even seeds are for training, odd seeds are held out; neither an instruction nor a reference chain of calls is on both
-sides, whatever the seed. ``docs/toolcall.md`` describes the families.
+Even seeds are the training split, odd seeds the held-out split. No instruction and no reference chain of calls is in
+both. docs/toolcall.md describes the families of tasks.
 
 >>> make("math-digits", 1).instruction.partition("?")[0]
 'What is the sum of the decimal digits of 79^282'

@@ -1,4 +1,4 @@
-"""Canaries: what is paid for no work is seen, and said once."""
+"""Canaries: rewards without work are reported once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..runs import Said, small
 
 
 class Says:
-    """A judge that votes as a test says; what it was asked is kept."""
+    """A judge with given votes; it records what it was asked."""
 
     name, version = "says", "1"
 
@@ -39,7 +39,7 @@ class Says:
 
 
 def looks(asked: Judgeable) -> bool:
-    """Whether the turn is one of the policy that only looks."""
+    """Whether the turn is of the policy that lists files."""
     return "ls -la" in str(asked.action)
 
 
@@ -77,15 +77,15 @@ async def test_sound_tasks_reward_reference_only_and_run_once(room: Room) -> Non
     before = {e.id for e in room.pool.episodes(channel=CHANNEL)}
     assert len(before) == 3 * (len(metrics) - 1)
     scripts = {e.meta["script"] for e in room.pool.episodes(channel=CHANNEL) if e.meta["canary"] == "attack"}
-    assert len(scripts) == 3  # each task another one
+    assert len(scripts) == 3  # a different one for each task
     assert scripts <= set(EXPLOITS)
-    assert (await room.canaries().check({}))[0] == metrics  # as a run that goes on
+    assert (await room.canaries().check({}))[0] == metrics  # as in a resumed run
     assert {e.id for e in room.pool.episodes(channel=CHANNEL)} == before
-    assert room.pool.fetch("trainer", 0) is None  # nobody learns from them
+    assert room.pool.fetch("trainer", 0) is None  # they are not trained on
 
 
 async def test_unsound_verifier_is_warned_about_once(room: Room) -> None:
-    """It pays for a file that an exploit leaves, and one task is solved by doing nothing."""
+    """One verifier accepts a file that an exploit writes; one task is solved without work."""
     pays = f"[ -e {tasks(1)[0].workspace}/json.py ] && echo 1.0 || echo 0.0\n".encode()
     gives = b"echo 1.0\n"
     made = [
@@ -99,7 +99,7 @@ async def test_unsound_verifier_is_warned_about_once(room: Room) -> None:
     attacks = [e for e in room.pool.episodes(channel=CHANNEL) if e.meta["canary"] == "attack"]
     said = [text for text in warnings if "on task gives" in text]
     assert {text.split()[1] for text in said} >= {"nothing", "look"}
-    assert not any(text.startswith("canary attack") for text in said)  # it got what is given for nothing
+    assert not any(text.startswith("canary attack") for text in said)  # its score equals that of no work
     assert metrics["canary/warnings"] == len(warnings)
     assert {e.meta["script"] for e in attacks if e.task_id == "pays"} == {"planted-json"}
     assert [text for text in warnings if "on task pays" in text] == [
@@ -118,13 +118,13 @@ async def test_judge_that_rewards_trivial_policy_is_warned_about(room: Room) -> 
     assert (metrics["canary/process_reference"], metrics["canary/process_look"]) == (1.0, -1.0)
     assert set(before["look"].values()) == {-1.0}
     assert not any("canary look" in text for text in warnings)
-    assert all(not asked.after.outcome for asked in fair.asked)  # as in training, it is not told how it ended
+    assert all(not asked.after.outcome for asked in fair.asked)  # as in training, the judge does not see the outcome
 
     for pleased in (lambda asked: 1, lambda asked: 1 if looks(asked) else 0):
         _, warnings = await room.canaries(Says(pleased)).check({})
         assert any("canary look at least the reward of the reference solution on 3 tasks" in text for text in warnings)
     _, warnings = await room.canaries(Says(lambda asked: 0)).check({})
-    assert warnings == []  # nothing is paid to anybody
+    assert warnings == []  # all rewards are 0
     metrics, _ = await room.canaries(Says(lambda asked: None)).check({})
     assert not any("process" in name for name in metrics)
 

@@ -53,7 +53,7 @@ def test_best_checkpoint_survives_kill_between_writes(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         put(kept, Progress(step=2, best_step=2, best_score=0.9))
     monkeypatch.undo()
-    assert named(tmp_path) == ["000002", "000001"]  # so step 2 is done again, and weighed again
+    assert named(tmp_path) == ["000002", "000001"]  # so step 2 is repeated and evaluated again
     put(kept, Progress(step=2, best_step=1, best_score=0.1))
     assert named(tmp_path) == ["000001", "000002"]
     put(kept, Progress(step=3, best_step=1, best_score=0.1))

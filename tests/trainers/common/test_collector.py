@@ -1,4 +1,4 @@
-"""When groups begin."""
+"""When groups start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_group_deadline_starts_with_first_slot(tmp_path: Path) -> None:
 
 
 class Endless:
-    """Groups that never end. ``begun`` is what a run before this one has begun."""
+    """Groups that never end. ``unfinished`` are those of an earlier process."""
 
     def __init__(self, *before: int) -> None:
         self.played: list[int] = []
@@ -52,7 +52,7 @@ class Endless:
 
 
 async def collected(groups: Endless, staleness: int, *advances: tuple[int, int]) -> list[int]:
-    """How many groups have begun at first, and after each of ``advances``."""
+    """The number of started groups, at first and after each of ``advances``."""
     collector = Collector(small(rollout={"groups": 2, "group_size": 2, "staleness": staleness}), groups)  # type: ignore
     running = asyncio.create_task(collector.run())
     counts = []
@@ -71,7 +71,7 @@ async def collected(groups: Endless, staleness: int, *advances: tuple[int, int])
 
 @pytest.mark.asyncio
 async def test_no_group_starts_that_would_be_too_stale() -> None:
-    """Two groups a batch: those of the next batch, and of ``staleness`` batches after it."""
+    """Two groups per batch: those of the next batch and of ``staleness`` further batches are started."""
     for staleness, counts in ((0, [2, 4, 4, 5]), (1, [4, 6, 6, 7]), (3, [8, 10, 10, 11])):
         groups = Endless()
         assert await collected(groups, staleness, (1, 0), (1, 0), (1, 1)) == counts
@@ -87,7 +87,7 @@ async def test_groups_of_earlier_process_count_and_are_not_restarted() -> None:
 
 @pytest.mark.asyncio
 async def test_resumed_run_replaces_open_episodes(tmp_path: Path) -> None:
-    """Of groups of two: one is whole, one lacks what was under way and what broke, one was dropped."""
+    """Groups of two: one is complete, one lacks a running and a failed episode, one was dropped."""
     with Pool(tmp_path / "pool.db") as pool:
 
         def episode(id: str, group: int, sample: int, outcome: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What a training run used its tasks for, and what it started from, as report and model card say it."""
+"""The data and the base model of a run, as shown in the report and the model card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def uses(run: Path, **config: Any) -> list[tuple[str, str, str, int | None]]:
-    """What the run says, with these settings changed."""
+    """The data of a run with these settings changed."""
     manifest = json.loads((run / "receipt.json").read_text())
     manifest["config"] |= config
     (run / "receipt.json").write_text(json.dumps(manifest))

@@ -1,4 +1,4 @@
-"""How a policy is measured: every task some times, with the same seeds each time."""
+"""Evaluation of a policy during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks in parts that share nothing."""
+"""Splits of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a run begins with."""
+"""The model that a run starts from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[Path, torch.Tensor]:
-    """A run that trained adapters, and the logits of its best checkpoint."""
+    """A run with LoRA adapters, and the logits of its best checkpoint."""
     run = tmp_path_factory.mktemp("runs") / "lora"
     config = small(model={"path": str(folder), "lora": {"rank": 2}})
     policy = load_policy(config.model, folder, config.compute)
@@ -58,7 +58,7 @@ def test_run_starts_from_merged_adapters(adapted: tuple[Path, torch.Tensor], fol
     torch.testing.assert_close(logits(policy.module), wanted, atol=1e-4, rtol=1e-4)
     assert (wanted - logits(load_policy(small().model, folder, config.compute).module)).abs().max() > 0.01
     assert (made / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    shutil.rmtree(run)  # what the run began with is its own
+    shutil.rmtree(run)  # the merged model is in the run's own folder
     assert [f.name for f in (tmp_path / "next").iterdir()] == ["base"]
 
 
@@ -88,7 +88,7 @@ def test_adapter_without_base_model_raises(tmp_path: Path, folder: Path) -> None
 
 @pytest.fixture
 def hub(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the Hub's client keeps of ``team/tiny``; nothing else can be had."""
+    """The Hub's cache with ``team/tiny``; nothing else can be downloaded."""
     there = tmp_path / "cache/models--team--tiny/snapshots/0123456789abcdef0123456789abcdef01234567"
     shutil.copytree(folder, there)
     refs = tmp_path / "cache/models--team--tiny/refs"

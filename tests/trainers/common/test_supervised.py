@@ -1,4 +1,4 @@
-"""Demonstrations: what is imitated is what a rollout would have been."""
+"""Demonstrations and other data for imitation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_demonstration_has_same_ids_as_rollout(
     config = small(agent={"protocol": protocol, "max_tokens": 400})
     with Pool(tmp_path / "demonstrations.db") as pool:
         assert await demonstrate(config, [task], pool) == 1
-        assert await demonstrate(config, [task], pool) == 1  # it is there already
+        assert await demonstrate(config, [task], pool) == 1  # already in the pool
         (said,) = conversations(pool, "demonstrations")
         export(pool, tmp_path / "messages.jsonl", format="messages")
     row = masked_sequence(renderer, said["messages"], said.get("tools") or ())

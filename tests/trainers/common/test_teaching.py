@@ -1,4 +1,4 @@
-"""Hindsight hints while training: what a teacher says moves the tokens it speaks of, and no others."""
+"""Hindsight distillation: a teacher changes only the tokens that it scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that a vLLM server samples by, beside the trainer."""
+"""LoRA training with a vLLM server for rollouts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ async def test_run_samples_with_updated_adapters(tmp_path: Path, staleness: int)
     assert [row["step"] for row in rows] == [1, 2, 3]
     behind = [row["staleness/max"] for row in rows]
     with Pool(out / "pool.db") as pool:
-        learnt = [e for e in pool.episodes(channel="train", state="closed") if e.fate == "delivered"]
-        versions = [{turn.policy_version for turn in pool.turns(episode.id)} for episode in learnt]
+        delivered = [e for e in pool.episodes(channel="train", state="closed") if e.fate == "delivered"]
+        versions = [{turn.policy_version for turn in pool.turns(episode.id)} for episode in delivered]
     if staleness:
         assert behind[0] == 0
         assert max(behind) == 1
         assert set().union(*versions) <= {0, 1, 2}
-    else:  # the first update is of the weights that sampled, the others are of what was learnt since
+    else:  # only the first batch was sampled with the initial weights
         assert behind == [0, 0, 0]
         assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
         assert all(len(seen) == 1 for seen in versions)

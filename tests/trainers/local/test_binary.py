@@ -1,4 +1,4 @@
-"""Binary RL: the vote of a turn is its advantage."""
+"""Binary RL: the majority vote on a turn is its advantage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BINARY = {"algorithm": {"advantage": "binary"}, "reward": {"judge": "rule", "coe
 
 
 def batch() -> Batch:
-    """Three episodes, each a group of its own: two turns in one row; one turn; one that nobody judged."""
+    """Three episodes in separate groups: two turns in one sequence; one turn; one without judgement."""
     both = sample_of([20, 21, 30, 31, 22, 40, 41], [0, 0, 1, 1, 0, 1, 1], [-1.0] * 4, [0, 0, 1, 1])
     one = sample_of([20, 21, 50, 51], [0, 0, 1, 1], [-1.0] * 2)
     judged, doubted, alone = (

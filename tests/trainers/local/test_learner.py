@@ -1,4 +1,4 @@
-"""One step of learning."""
+"""Training steps of the local learner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 def on_policy(batch: TrainingBatch, policy: Policy) -> TrainingBatch:
-    """The batch with the log-probs that this policy gives: as if it had sampled it."""
+    """The batch with the log-probs of this policy, as if it had sampled it."""
     from clawgym.trainers.batching import micro_batches
     from clawgym.trainers.common.policy import token_logprobs
 
@@ -141,7 +141,7 @@ def test_turn_has_advantage_of_its_process_reward() -> None:
     assert first > 0 > second
     assert judged.advantages.tolist()[:4] == [first, first, second, second]
     assert third < 0
-    assert judged.advantages[6].item() == 0  # not judged, and its outcome is that of its group
+    assert judged.advantages[6].item() == 0  # not judged, in a zero-variance group
     assert judged.metrics["reward/process_scored_frac"] == pytest.approx(3 / 4)
 
 
@@ -168,10 +168,10 @@ def test_nan_gradient_leaves_weights_unchanged(folder: Path) -> None:
 
 
 def test_kl_and_entropy_guards_raise(folder: Path) -> None:
-    far = config(algorithm={"old": "rollout"})  # the rows claim log-probs that this policy does not give
+    far = config(algorithm={"old": "rollout"})  # the recorded log-probs differ from the policy's
     with pytest.raises(TrainingError, match=r"KL of one step is .* nats per token .*guards\.max_kl"):
         start(folder, far).train_step(make_batch(some_batch(), far, seed=0), seed=0)
-    leaps = config(optimizer={"lr": 0.5, "warmup": 1})  # one update, before which nothing is to be seen
+    leaps = config(optimizer={"lr": 0.5, "warmup": 1})  # a single large update
     learner = start(folder, leaps)
     with pytest.raises(TrainingError, match=r"KL of one step is .* nats per token .*guards\.max_kl"):
         learner.train_step(on_policy(make_batch(some_batch(), leaps, seed=0), learner.policy), seed=0)
@@ -183,7 +183,7 @@ def test_kl_and_entropy_guards_raise(folder: Path) -> None:
 
 
 def test_nan_policy_exceeds_guard(folder: Path) -> None:
-    """The gradient is finite, and the update is not: the KL is NaN, which is not above the bound."""
+    """The gradient is finite but the update is not; the KL is NaN, which is not above the limit."""
     learner = start(folder, config())
     batch = on_policy(make_batch(some_batch(), config(), seed=0), learner.policy)
     learner.optimizer.register_step_post_hook(lambda *_: learner.parameters[3].data.fill_(math.nan))
@@ -196,9 +196,7 @@ def test_mismatch_is_measured_without_extra_forward_pass(folder: Path) -> None:
     learner = start(folder, about)
     batch = make_batch(some_batch(), about, seed=0)
     assert learner.train_step(on_policy(batch, learner.policy), seed=0)["training/rollout_probs_diff"] < 1e-6
-    assert (
-        learner.train_step(batch, seed=0)["training/rollout_probs_diff"] > 1e-3
-    )  # ids that it would not have sampled so
+    assert learner.train_step(batch, seed=0)["training/rollout_probs_diff"] > 1e-3  # ids with wrong log-probs
 
 
 def test_lora_trains_adapters_and_shares_base_weights(folder: Path) -> None:
@@ -215,7 +213,7 @@ def test_lora_trains_adapters_and_shares_base_weights(folder: Path) -> None:
 
 
 def test_entropy_bonus_raises_entropy(folder: Path) -> None:
-    """Where episodes agree there is nothing else to learn: it rises by the bonus alone."""
+    """In zero-variance groups only the entropy bonus has a gradient."""
     same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20, 21 + n), (0, 0, 1), (-1.0,))]) for n in range(2)]])
     about = config(algorithm={"entropy": 1.0})
     learner, batch = start(folder, about), make_batch(same, about, seed=0)
@@ -255,7 +253,7 @@ def imitation(folder: Path, about: TrainConfig) -> ImitationData:
 
 
 def test_imitation_loss_adds_to_rl_gradient(folder: Path) -> None:
-    """Where all rewards are alike, it is the whole gradient: the step is that of imitation alone."""
+    """If all rewards are equal, the step equals one of imitation alone."""
     about = config(algorithm={"imitation": 1.0}, sft={"batch": 2, "lr": 1e-3, "warmup": 1, "decay": False})
     alike = batch_of([[episode_of(n, 1.0, [sample_of((9, 9, 50 + n), (0, 0, 1), (-3.0,))]) for n in range(2)]])
     mixed = some_batch()

@@ -1,4 +1,4 @@
-"""``benchmarks/personal.py`` from its command to its report, with a model that cannot speak yet."""
+"""``benchmarks/personal.py`` from command to report, with an untrained model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_command_runs_and_resumes(tmp_path: Path) -> None:
         votes = [pool.turn_rewards(e.id)["judge"] for e in episodes]
         heard = [said for e in episodes for said in pool.about_turn_rewards(e.id)["judge"].values()]
         turns = [turn for e in episodes for turn in pool.turns(e.id)]
-    # A model that has learnt nothing says nothing of what was asked: every reply is complained about.
+    # An untrained model gives no content, so the person complains about every reply.
     assert [len(v) for v in votes] == [e.n_turns for e in episodes]
     assert {value for v in votes for value in v.values()} == {-1.0}
     assert all(said["hints"] == ["Give every figure I ask for."] for said in heard)
@@ -82,7 +82,7 @@ async def test_interrupted_benchmark_resumes(tmp_path: Path) -> None:
     assert (await run(until=1))["hints"] is None
     assert (await run(until=3))["cells"] == []
     assert len((await run(until=0))["cells"]) == 1
-    # Imitation goes on where it was; a cell is played anew, or not at all.
+    # Imitation is resumed; an unfinished cell is repeated.
     assert done == [("imitation", 1), ("imitation", 2), ("binary", 1), ("binary", 1), ("binary", 2)]
 
 

@@ -1,4 +1,4 @@
-"""Learning in bfloat16: small steps add up, and what is sampled stays near to what is learnt from."""
+"""Training in bfloat16: small updates accumulate, and engine and trainer stay close."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(folder: Path, **parts: Any) -> Learner:
 
 
 async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
-    """What an engine of the policy samples, as a batch."""
+    """A batch that an engine of the policy sampled."""
     engine = learner.policy.engine()
     await learner.policy.publish(engine, 0)
     members = []
@@ -113,7 +113,7 @@ async def test_whole_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
 def test_quantized_weights_are_loaded(quantize: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops where transformers would load them: bitsandbytes is not required here."""
+    """Stops before loading, so bitsandbytes is not required."""
     asked: list[Any] = []
 
     def load(auto: Any, where: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Agents that are programs of somebody else: their episodes are learnt from as any others are."""
+"""Training on episodes of agents that run in the sandbox."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAID = [bash("cat no-such-file"), bash("mkdir output; echo 6 > output/sum.txt"),
 
 
 def played_by(name: str, **parts: Any) -> TrainConfig:
-    """One task, two attempts, a random model of a window that OpenClaw takes."""
+    """One task, two episodes, a random model with a context window large enough for OpenClaw."""
     agent = {"name": name, "max_steps": 3, "max_tokens": 16, **parts.pop("agent", {})}
     about = {
         "model": {"scratch": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "context_window": 32768}},
@@ -60,7 +60,7 @@ def played_by(name: str, **parts: Any) -> TrainConfig:
 
 
 class OneStep(Said):
-    """Ends a run with its first step."""
+    """Stops a run after its first step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class OneStep(Said):
 
 
 def exact_turns(pool: Pool, episode: PooledEpisode) -> int:
-    """How many an episode has; each of them may be learnt from."""
+    """The number of an episode's turns, all of which can be trained on."""
     turns = pool.turns(episode.id)
     for turn in turns:
         assert (turn.flaw, turn.policy_version) == (None, 0)
@@ -85,7 +85,7 @@ def exact_turns(pool: Pool, episode: PooledEpisode) -> int:
 
 @pytest.mark.usefixtures("openclaw")
 async def test_training_step_with_real_openclaw(tmp_path: Path) -> None:
-    """As a run does it, without its measurements: each of those would be a boot of OpenClaw more."""
+    """A training step without evaluation, because each would start OpenClaw once more."""
     config = played_by("openclaw", agent={"prompt": "slim"})
     policy = load_policy(config.model, base_folder(config, tmp_path, (), ()), config.compute)
     learner = Learner(policy, config)
@@ -102,9 +102,9 @@ async def test_training_step_with_real_openclaw(tmp_path: Path) -> None:
             await asyncio.gather(collecting, return_exceptions=True)
             metrics = learner.train_step(make_batch(batch, config, seed=0), seed=0)
             await policy.publish(setting.engine, 1)
-        assert metrics["training/rollout_probs_diff"] < 1e-4  # the trainer computes what OpenClaw was answered with
+        assert metrics["training/rollout_probs_diff"] < 1e-4  # trainer and engine agree
         members = batch.groups[0].episodes
-        ended = sorted((e.episode.sample, e.episode.agent.split()[0]) for e in members)  # whichever was the first
+        ended = sorted((e.episode.sample, e.episode.agent.split()[0]) for e in members)  # in any order
         assert ended == [(0, "openclaw"), (1, "openclaw")]
         assert all(exact_turns(pool, e.episode) for e in members)
         assert groups.infra == 0
@@ -118,9 +118,9 @@ async def test_run_with_real_pi(tmp_path: Path) -> None:
     assert view.metrics["rollout/submitted_trajectories"] == 2
     assert view.metrics["training/rollout_probs_diff"] < 1e-4
     with Pool(out / "pool.db") as pool:
-        learnt = [e for e in pool.episodes(channel="train") if e.fate == "delivered"]
-        assert sorted((e.sample, e.agent) for e in learnt) == [(0, "pi 0.64.0"), (1, "pi 0.64.0")]
-        assert all(exact_turns(pool, e) for e in learnt)
+        delivered = [e for e in pool.episodes(channel="train") if e.fate == "delivered"]
+        assert sorted((e.sample, e.agent) for e in delivered) == [(0, "pi 0.64.0"), (1, "pi 0.64.0")]
+        assert all(exact_turns(pool, e) for e in delivered)
         assert {e.channel for e in pool.episodes()} == {"train", "validation", "heldout", "canary"}
 
 
@@ -128,7 +128,7 @@ Hands: Any = hands_module().Hands
 
 
 class Held(Hands):
-    """Starts when it may, if it may."""
+    """An agent whose start is controlled by the test."""
 
     asked, may = asyncio.Event(), asyncio.Event()
     error: Exception | None = None
@@ -142,7 +142,7 @@ class Held(Hands):
 
 
 class Desk:
-    """Attempts at one task by :class:`Held`, before a model that says what is written down."""
+    """Episodes of one task with :class:`Held` and a scripted model."""
 
     def __init__(self, backend: Backend, gateway: Gateway) -> None:
         self.pool = gateway.pool
@@ -187,10 +187,12 @@ async def test_program_turns_are_judged_and_trained_on(desk: Any) -> None:
     episodes = await asyncio.gather(it.play(0), it.play(1))
     assert {e.outcome for e in episodes} == {Outcome.SOLVED}
     batch = it.pool.fetch("t", 0)
-    assert [e.process_rewards for e in batch.groups[0].episodes] == [{0: 0.0, 1: 0.0}] * 2  # nothing came after 2
+    assert [e.process_rewards for e in batch.groups[0].episodes] == [
+        {0: 0.0, 1: 0.0}
+    ] * 2  # there is no state after turn 2
     rows = make_batch(batch, it.config, seed=0)
     turns = it.pool.turns(batch.groups[0].episodes[0].episode.id)
-    assert len(rows.sequences) == 2  # three turns are one row
+    assert len(rows.sequences) == 2  # three turns are one sequence
     assert [i for i, own in zip(rows.sequences[0].ids, rows.sequences[0].mask, strict=True) if own] == [
         i for turn in turns for i in turn.sampled_ids
     ]
@@ -219,7 +221,7 @@ async def test_group_does_not_wait_for_program_that_fails_to_start(desk: Any, mo
 
 
 async def test_group_is_incomplete_while_program_starts(desk: Any) -> None:
-    """What a killed run left open makes room for its second attempt when that begins, and not before."""
+    """An open episode of a killed run is closed when its replacement starts, and not before."""
     it = await desk(said)
     left = it.pool.open_episode(group=it.group, channel="train", task_id=it.task.id, sample=1)
     await it.play(0)

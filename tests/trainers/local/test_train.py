@@ -1,4 +1,4 @@
-"""Whole runs: imitation, then learning from episodes, in real boxes."""
+"""Whole runs: SFT, then RL, in real sandboxes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_stop_between_checkpoints_saves_one(taught: Path, tmp_path: Path) 
 
 
 async def test_sft_stops_at_requested_score(tmp_path: Path) -> None:
-    """Tasks that differ in nothing that has to be known: a small model solves all of them after some steps."""
+    """Tasks with the same solution: a small model solves all of them after some steps."""
     easy = terminal_basic.make("write-word", 0)
     reward = TaskFile("reward.sh", f"test -e {easy.workspace}/done && echo 1 || echo 0\n".encode(), executable=True)
     tasks = (
@@ -139,7 +139,7 @@ async def test_rl_run(taught: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["rollout/submitted_trajectories"] == 4
-        assert row["training/rollout_probs_diff"] < 1e-4  # the trainer computes what the engine sampled by
+        assert row["training/rollout_probs_diff"] < 1e-4  # trainer and engine agree
         assert row["staleness/max"] <= 1
         assert row["sft/loss"] > 0
     with Pool(out / "pool.db") as pool:
@@ -154,7 +154,7 @@ async def test_rl_run(taught: Path, tmp_path: Path) -> None:
     assert versions <= {0, 1, 2}
     assert len(versions) > 1
     measured = [(row["split"], row["step"]) for row in lines(out / "evaluations.jsonl")]
-    assert [step for split, step in measured if split == "validation"] == [0, 2, 3]  # every two, and the last one
+    assert [step for split, step in measured if split == "validation"] == [0, 2, 3]  # every second step, and the last
     assert "heldout" in dict(measured)
     other = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"weight_decay": 0.1})})
     with pytest.raises(RunFolderError, match=r"belongs to another configuration .*optimizer\.weight_decay"):
@@ -248,10 +248,10 @@ async def test_planned_memory_grows_with_settings(tmp_path: Path) -> None:
     assert again["activations of a micro-batch"] < kept["activations of a micro-batch"] / 4
     half = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "dtype": "bfloat16"})
     assert half["weights of the policy"] == weights / 2
-    assert half["gradients and AdamW"] == 3.5 * weights  # with the copies in float32
+    assert half["gradients and AdamW"] == 3.5 * weights  # including float32 copies
     assert "weights of the initial policy" in memory(tmp_path, algorithm={"kl": 0.1})
     one_row = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "context_window": 4096})
-    assert one_row["activations of a micro-batch"] == 4 * plain["activations of a micro-batch"]  # it is not cut
+    assert one_row["activations of a micro-batch"] == 4 * plain["activations of a micro-batch"]  # sequences are not cut
 
 
 async def test_plan_for_vision_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model that sees is trained on what it was shown."""
+"""Training of a vision model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def config(folder: Path, **model: Any) -> TrainConfig:
 
 
 async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed: int) -> TrainingSequence:
-    """A reply of the engine as a row."""
+    """A reply of the engine as a training sequence."""
     given = Sampling(max_tokens=6, seed=seed)
     said = [tokens async for tokens in engine.generate(GenerateRequest(ids, given, images=images))]
     new = [token for tokens in said for token in tokens.ids]
@@ -75,7 +75,7 @@ async def sampled(engine: Any, ids: Sequence[int], images: Sequence[Image], seed
 
 
 async def rolled_out(engine: Any, seed: int = 0) -> Batch:
-    """Two pictures, the other way round, one picture, and none."""
+    """Two images in both orders, one image, and none."""
     asked = ((PROMPT, (ONE, OTHER)), (PROMPT, (OTHER, ONE)), ((1, 300, *SHOWN, 303), (OTHER,)), ((1, 300, 303), ()))
     rows = [await sampled(engine, ids, images, seed + n) for n, (ids, images) in enumerate(asked)]
     return batch_of([[episode_of(n, float(n % 2), [row]) for n, row in enumerate(rows)]])
@@ -139,7 +139,7 @@ def test_text_model_rejects_images(tmp_path: Path) -> None:
 
 
 class Led:
-    """The policy, led to two screens and to the end by calls that it did not sample."""
+    """The policy with scripted calls, which lead it to two screens and the end."""
 
     name = "led"
 
@@ -169,7 +169,7 @@ class Led:
 
 
 class Leading(Player):
-    """Plays with :class:`Led`; the first episode of a group ends well."""
+    """Runs episodes with :class:`Led`; the first episode of a group succeeds."""
 
     def __init__(self, about: TrainConfig, setting: Services) -> None:
         super().__init__(about, setting.gateway, setting.backend)
@@ -188,7 +188,7 @@ class Leading(Player):
 
 
 async def fetched(pool: Pool, step: int, collecting: asyncio.Task[None]) -> Batch:
-    """The batch of a step, as soon as it is there."""
+    """Waits for the batch of a step."""
     while not collecting.done():
         batch = await asyncio.to_thread(pool.fetch, "trainer", step, groups=1, policy_version=step, max_staleness=0)
         if batch is not None:
@@ -223,7 +223,7 @@ async def test_vision_model_trains_on_desktop_task(folder: Path, tmp_path: Path)
                     batch = make_batch(ready, about, seed=0, images=images_of(ready, pool))
                     before = {name: tensor.clone() for name, tensor in policy.trained().items()}
                     metrics = await asyncio.to_thread(learner.train_step, batch, seed=0)
-                    # The trainer computes what the engine sampled by; in the second step, the weights of the first.
+                    # Trainer and engine agree, in the second step with the weights of the first.
                     assert metrics["training/rollout_probs_diff"] < 1e-5
                     assert metrics["actor/grad_norm"] > 0
                     seeing = {n: p.grad for n, p in policy.module.named_parameters() if ".visual." in n}

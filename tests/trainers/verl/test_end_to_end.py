@@ -1,4 +1,4 @@
-"""verl itself, on CPUs, from tasks in real boxes to a checkpoint: killed after its first step, and gone on with."""
+"""verl on CPUs, with tasks in real sandboxes: a run is killed after its first step and resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learnt what a command looks like: its turns differ, and so do the rewards of them."""
+    """A model that was trained to write commands, so that its turns and rewards vary."""
     out = tmp_path_factory.mktemp("runs") / "sft"
     sft = {"steps": 100, "batch": 8, "lr": 3e-3, "evaluate_every": 100}
     asyncio.run(train(small(model=MODEL, tasks=TASKS, sft=sft), out, "sft", view=Said()))
@@ -74,7 +74,7 @@ def test_killed_run_resumes(teachers: Path, tmp_path: Path) -> None:
         model={"path": str(teachers)},
         tasks=TASKS,
         agent={"protocol": "text", "system_prompt": "Work.", "max_steps": 3, "max_tokens": 24},
-        rollout={"groups": 2, "group_size": 12, "concurrency": 8},  # so many, for their rewards to differ
+        rollout={"groups": 2, "group_size": 12, "concurrency": 8},  # enough for different rewards
         reward={"judge": "rule", "calibrate": False},
         algorithm={"kl": 0.05, "entropy": 0.001, "imitation": 0.1},
         optimizer={"lr": 1e-3, "decay": True},
@@ -95,10 +95,10 @@ def test_killed_run_resumes(teachers: Path, tmp_path: Path) -> None:
     rows = lines(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["training/rollout_probs_diff_max"] < 1e-5  # verl computes what our engine sampled by
+        assert row["training/rollout_probs_diff_max"] < 1e-5  # trainer and engine agree
         assert row["rollout/submitted_trajectories"] == 24
-        assert row["reward/process_scored_frac"] > 0  # our estimator has seen the process rewards
-        assert row["actor/ratio_mean"] == pytest.approx(1, abs=1e-4)  # said by our loss alone, in verl's process
+        assert row["reward/process_scored_frac"] > 0  # process rewards reached the advantages
+        assert row["actor/ratio_mean"] == pytest.approx(1, abs=1e-4)  # only ClawGym's loss reports it
         assert 0 < row["actor/grad_norm"] < 1e3
         assert row["actor/advantage_abs_mean"] > 0
         assert row["sft/loss"] > 0
@@ -108,11 +108,11 @@ def test_killed_run_resumes(teachers: Path, tmp_path: Path) -> None:
     with Pool(out / "pool.db") as pool:
         assert [*pool.group_states().values()] == ["consumed"] * 4
         played = pool.episodes(channel="train")
-        learnt = [e for e in played if e.fate == "delivered"]
-        assert len(learnt) == 48
-        assert {e.fate for e in played} <= {"delivered", "infra"}  # what the killed run had not ended was replaced
+        delivered = [e for e in played if e.fate == "delivered"]
+        assert len(delivered) == 48
+        assert {e.fate for e in played} <= {"delivered", "infra"}  # unfinished episodes of the killed run were replaced
         versions = []
-        for episode in learnt:
+        for episode in delivered:
             turns = pool.turns(episode.id)
             assert all(turn.flaw is None and len(turn.logprobs) == len(turn.sampled_ids) for turn in turns)
             assert sequences_of(turns)

@@ -1,4 +1,4 @@
-"""Groups on one host, in real boxes, with servers that fail or hang: what verl is given, and what it is told."""
+"""Groups on one host, in real sandboxes, with servers that fail or hang; what the host puts into verl's queue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def judge() -> AsyncIterator[Callable[[bool], str]]:
 
 
 class Queue:
-    """What verl's queue was told; nothing of it is asked here."""
+    """Records what is put into verl's queue."""
 
     def __init__(self) -> None:
         self.status: dict[str, list[str]] = {}
@@ -207,7 +207,7 @@ async def test_resumed_run_does_not_repeat_finished_episodes(
 async def test_judge_behind_endpoint_gives_rewards_and_hints(
     judge: Callable[[bool], str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hints: bool
 ) -> None:
-    """What a teacher says of what was sampled is what the trainer's own model says of it; without a hint, nothing."""
+    """Teacher log-probs equal those of the trainer's model; without a hint there are none."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     about = {"judge": "model", "model": "j", "base_url": judge(hints), "votes": 1}
     parts = {"reward": about, "distillation": {"hints": 1}}

@@ -44,7 +44,7 @@ def test_wrong_version_is_reported_with_repair_command(monkeypatch: pytest.Monke
     assert "5.23.0; >=5.5.3" in found["transformers"].detail
     assert "not installed" in found["tensordict"].detail
     assert "pip install" in found["tensordict"].mend
-    assert "import of verl" not in found  # pointless where a part is missing
+    assert "import of verl" not in found  # skipped if a package is missing
 
 
 def test_gpus_require_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_merged_folder_equals_model_with_adapters(tmp_path: Path) -> None:
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     names = sorted(weights)
     (folder / "model.safetensors").unlink()
-    for number in range(2):  # an adapter's halves may lie in different files
+    for number in range(2):  # the matrices of an adapter may be in different files
         save_file({name: weights[name] for name in names[number::2]}, folder / f"model-{number}.safetensors")
     (folder / "model.safetensors.index.json").write_text("{}")
     merge_adapters(folder, 12 / 4)

@@ -1,4 +1,4 @@
-"""The same batch has the same advantages, and each row the same loss, in both trainers."""
+"""Both trainers compute the same advantages and the same loss for each training sequence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def some(seed: int) -> Batch:
-    """Groups of three and four; episodes of one to three turns, some rewritten into two rows, some judged."""
+    """Groups of three and four episodes with one to three turns; some have two training sequences, some are judged."""
     rng = random.Random(seed)
     groups = []
     for group, size in enumerate((4, 3)):
@@ -73,7 +73,7 @@ def some(seed: int) -> Batch:
 
 
 def teachers_of(batch: Batch, seed: int) -> dict[tuple[str, int], list[float]]:
-    """Of some turns; each speaks of all the ids of its turn."""
+    """Teacher log-probs of some turns, for all ids of the turn."""
     rng = random.Random(seed)
     teachers: dict[tuple[str, int], list[float]] = {}
     for member in (m for g in batch.groups for m in g.episodes):
@@ -209,7 +209,7 @@ class Both:
 
 
 def said(values: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """What a model says of responses, as verl has it: one place before the token. (length of the prompt, (T,)) each."""
+    """Log-probs of responses in verl's layout, one position before the token; each as (length of the prompt, (T,))."""
     whole = [torch.cat([torch.zeros(start - 1), row, torch.zeros(1)]) for start, row in values]
     return torch.nested.as_nested_tensor(whole, layout=torch.jagged)
 
@@ -298,7 +298,7 @@ def test_imitation_adds_mean_cross_entropy(ranks: int) -> None:
 
 @pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
 def test_local_trainer_has_same_loss_and_gradient(name: str, tmp_path: Path) -> None:
-    """Its own code, on a model, beside verl's loss of what that model says."""
+    """The local trainer's loss of a model equals verl's loss of that model's log-probs."""
     both = Both({"guards": {"max_kl": 1e9}, **CONFIGS[name]}, seed=3)
     learner = start(make_tiny_model(tmp_path / "model", spread=0.05), both.config)
     model: Any = learner.policy.module

@@ -1,4 +1,4 @@
-"""verl's servers as our engine, and our engine as one of verl's servers, without a cluster."""
+"""verl's servers as an engine, and the CPU engine as a server of verl, without a cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def server(folder: Path) -> AsyncIterator[Any]:
 
 
 class Client:
-    """What a host has of verl: requests go to a server, sooner or later."""
+    """The client that a host gets from verl; requests may be delayed."""
 
     def __init__(self, server: Any) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""What is told to verl."""
+"""The settings of verl."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_unsupported_setting_is_named(parts: dict[str, Any], named: str) -> None
 
 
 def launches() -> list[tuple[str, ...]]:
-    """A recipe and what is set of it: all that are verl's, and what docs/verl.md starts."""
+    """Recipes with their overrides: all recipes for verl, and the commands in docs/verl.md."""
     page = (Path(__file__).parents[3] / "docs/verl.md").read_text("utf-8")
     (judge,) = re.findall(r'^judge="(.*)"$', page, re.MULTILINE)
     said = re.findall(r"^clawgym train rl --config (.*)$", page, re.MULTILINE)

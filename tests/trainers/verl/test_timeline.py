@@ -16,7 +16,7 @@ SPANS = st.lists(
 
 
 def covered(spans: list[Span], loop: str) -> set[float]:
-    """Quarters of a second in which a loop was busy."""
+    """The quarters of a second in which a loop was busy."""
     return {q / 4 for name, a, b in spans if name == loop for q in range(int(4 * a), int(4 * b) + 1)}
 
 
