@@ -95,7 +95,8 @@ def split_of(seed: int) -> Split:
 def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
     """Draw drafts until the instruction, and each text of ``apart``, has a hash of the same parity as the seed.
 
-    So these texts never occur in both splits. Raises :class:`TaskError` for a negative seed, and if 1,000 draws fail."""
+    So these texts never occur in both splits. Raises :class:`TaskError` for a negative seed, and if 1,000 draws
+    fail."""
     if seed < 0:
         raise TaskError(
             f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (training) or 1, 3, 5, ... (held-out split)"

@@ -90,7 +90,7 @@ def test_unknown_split_seed_or_package_raises(monkeypatch: pytest.MonkeyPatch, t
         pack.recipe("h12")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    with pytest.raises(TaskSetNotFound, match=r"swe-basic:heldout is made of packages .*: go online, or set PIP_INDEX"):
+    with pytest.raises(TaskSetNotFound, match=r"swe-basic:heldout needs packages .*: go online, or set PIP_INDEX"):
         load("swe-basic:heldout")
 
 
